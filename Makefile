@@ -1,0 +1,64 @@
+# make test | demo | bench | sweep | format | clean
+#
+# An interpreter that already has torch (in range) and pytest is used as it is, and nothing is installed: this is
+# how the targets run where there is no network. Any other interpreter only serves to make .venv.
+
+PYTHON ?= python3
+VENV   := .venv
+STAMP  := $(VENV)/.installed
+
+READY := $(shell $(PYTHON) -c 'import sys; from importlib.metadata import version; version("pytest"); \
+	torch = tuple(map(int, version("torch").split(".")[:2])); \
+	sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12) or not (2, 11) <= torch <= (2, 13))' \
+	2>/dev/null && echo yes)
+
+ifeq ($(READY),yes)
+PY    := $(PYTHON)
+SETUP :=
+else
+PY    := $(VENV)/bin/python
+SETUP := $(STAMP)
+endif
+
+# Found without being installed, also by the processes that tests and benchmarks start.
+export PYTHONPATH := $(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+# $(call optional,module,command): run the command, or say that it was left out.
+define optional
+@if $(PY) -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("$(1)") is None)'; \
+	then echo '$(2)'; $(2); else echo 'skipped, $(1) is not installed: $(2)'; fi
+endef
+
+.PHONY: test demo bench sweep format clean
+
+test: $(SETUP)
+	$(call optional,ruff,$(PY) -m ruff check .)
+	$(call optional,ruff,$(PY) -m ruff format --check .)
+	$(call optional,mypy,$(PY) -m mypy --strict src)
+	$(PY) -m pytest
+
+demo: $(SETUP)
+	$(PY) examples/train_gpt.py
+
+bench: $(SETUP)
+	$(PY) -m benchmarks
+
+sweep: $(SETUP)
+	$(PY) -m pytest -m sweep
+
+format: $(SETUP)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3, 12) else \
+		"Foregrad needs Python 3.11 or 3.12: make PYTHON=/path/to/python3.11")'
+	@# Some systems ship Python without ensurepip; their own pip can fill the environment from outside.
+	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) \
+		&& $(PYTHON) -m pip --python $(VENV)/bin/python install pip; }
+	$(VENV)/bin/python -m pip install --editable '.[dev,demo]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

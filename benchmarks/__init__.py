@@ -1,0 +1,1 @@
+"""Foregrad against PyTorch's own AOTAutograd, in one run: `python -m benchmarks`."""

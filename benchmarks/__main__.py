@@ -1,0 +1,63 @@
+"""`python -m benchmarks`: print the tables, keep them in benchmarks/results, end with the marks."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from . import capture, runtime
+from .models import MODELS
+from .sides import setting
+from .table import Mark, Table, marks_table
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def publish(name: str, *tables: Table) -> None:
+    """Print tables and keep them in a file that says what was compared."""
+    text = "\n\n".join(map(str, tables)) + "\n"
+    print(text, flush=True)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.md").write_text(f"{setting()}\n\n{text}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Foregrad against torch's AOTAutograd."
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help="capture, runtime (default: both)")
+    parser.add_argument("--models", default=",".join(MODELS), help="models to capture (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="processes a side (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=40, help="rounds of the run time (default: %(default)s)"
+    )
+    parser.add_argument("--strict", action="store_true", help="fail if a mark is missed")
+    options = parser.parse_args()
+    parts = options.parts or ["capture", "runtime"]
+    models = options.models.split(",")
+    if unknown := sorted({*parts} - {"capture", "runtime"}) + sorted({*models} - {*MODELS}):
+        parser.error(f"unknown: {', '.join(unknown)}")
+
+    print(setting(), end="\n\n", flush=True)
+    marks: list[Mark] = []
+    same = True
+    if "runtime" in parts:
+        tables, found = runtime.run(options.rounds)
+        publish("runtime", *tables)
+        marks += found
+    if "capture" in parts:
+        table, found, same = capture.run(models, options.repeats)
+        publish("capture", table)
+        marks = found + marks
+    if len(parts) == 2 and len(models) == len(MODELS):
+        publish("marks", marks_table(marks))
+    else:
+        print(marks_table(marks))
+    if not same:
+        raise SystemExit("The two sides did not compute the same losses, gradients and buffers.")
+    if options.strict and not all(mark.holds for mark in marks):
+        raise SystemExit("Not every mark holds.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""The one seam to torch's private parts, seen to work on torch 2.11 and 2.13.
+
+Every private name that Foregrad touches stands here, with the reason. Nothing else in the package may reach below
+torch's public face (a test checks it).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree  # the tree flattening that torch itself uses: containers registered there count
+from torch._C import _autograd, _dynamo
+from torch._guards import TracingContext  # front ends hand the fake mode and output strides over in it
+from torch._logging import getArtifactLogger, trace_structured  # TORCH_LOGS=aot_joint_graph,aot_graphs
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.fx._lazy_graph_module import _LazyGraphModule  # generates its code on the first call only
+from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    free_symbols,
+)
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
+
+LazyGraphModule = _LazyGraphModule
+disable_modes = _disable_current_modes
+
+__all__ = [
+    "DataDependentOutputException",
+    "DimDynamic",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "HigherOrderOperator",
+    "LazyGraphModule",
+    "OpOverload",
+    "ShapeEnv",
+    "TorchDispatchMode",
+    "TracingContext",
+    "UnsupportedOperatorException",
+    "artifact_logger",
+    "disable_modes",
+    "free_symbols",
+    "is_traceable_wrapper_subclass",
+    "pytree",
+    "trace_structured",
+]
+
+# ------------------------------------------------------------------------------------------------ guards
+# Checking type, dispatch keys (which hold layout, conj, neg and inference bits), dtype, device, requires_grad,
+# sizes and strides of all inputs in one C++ call is what keeps a guard below 0.1 us an input.
+GlobalStateGuard = _dynamo.guards.GlobalStateGuard  # grad mode, autocast, determinism, default dtype in one call
+dict_version: Callable[[Any], int] = _dynamo.guards.dict_version  # changes whenever the dict does
+
+
+def tensor_guard(
+    tensors: Sequence[torch.Tensor], sizes: list[list[int | None]], strides: list[list[int | None]]
+) -> Callable[..., bool]:
+    """A C++ check for tensors like these; a size or stride of None is not checked."""
+    guard = _dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    return guard.check  # type: ignore[no-any-return]
+
+
+any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+deterministic_enabled: Callable[[], bool] = torch._C._get_deterministic_algorithms
+dispatch_mode_depth: Callable[[], int] = torch._C._len_torch_dispatch_stack
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled  # without the context object of the public one
+
+
+def forward_ad_level() -> int:
+    """The level of forward-mode AD, negative when there is none: a compiled call then inlines the original function."""
+    return int(torch.autograd.forward_ad._current_level)
+
+
+def under_functorch_transform() -> bool:
+    """Whether vmap, grad or jvp is running: a compiled call then inlines the original function."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether a tensor belongs to a functorch transform."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+# ---------------------------------------------------------------------------------------------- autograd
+raw_apply = torch._C._FunctionBase.apply  # Function.apply less its Python preamble
+
+
+def boundary_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """`function.apply` without the checks for functorch, which the caller has done."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return, misc]
+
+
+def next_sequence_number() -> int:
+    """The number that autograd gives to the next node: an operator's own node was numbered just before it ran."""
+    return int(_autograd._get_sequence_nr())
+
+
+def running_node_number() -> int | None:
+    """The sequence number of the autograd node that runs now, in backward."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())
+
+
+def gradients_of(
+    targets: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor | None, ...]:
+    """`torch.autograd.grad` that keeps the tape, below the reach of function modes: they must see only what user-written
+    backwards do."""
+    engine = torch.autograd.Variable._execution_engine
+    found = engine.run_backward(
+        tuple(targets), tuple(tangents), True, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False
+    )
+    return tuple(found)
+
+
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Make the version counter say what eager's would."""
+    _autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+def is_custom_function_node(node: Any) -> bool:
+    """Whether an autograd node belongs to a user-written autograd.Function."""
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+@contextlib.contextmanager
+def recording_autograd() -> Iterator[None]:
+    """Autograd as a recording needs it: real views replayed, on this thread, without the caller's saved-tensor hooks."""
+    hooks = []
+    while (top := _autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        _autograd._pop_saved_tensors_default_hooks()
+    try:
+        with (
+            torch.autograd._force_original_view_tracking(True),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
+            yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            _autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+# ------------------------------------------------------------------------------------------- state to keep
+@contextlib.contextmanager
+def ambient_state_kept() -> Iterator[None]:
+    """Put grad mode, autocast and the random generators back to what they were."""
+    grad_enabled = torch.is_grad_enabled()
+    cpu_rng = torch.get_rng_state()
+    cuda_rng = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    autocast = autocast_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(cpu_rng)
+        if cuda_rng is not None:
+            torch.cuda.set_rng_state_all(cuda_rng)
+        set_autocast_state(autocast)
+        set_grad_enabled(grad_enabled)
+
+
+AutocastState = tuple[Any, ...]
+
+
+def autocast_state() -> AutocastState:
+    """Everything that autocast reads, as plain data."""
+    devices = ("cpu", "cuda")
+    return (
+        torch.is_autocast_cache_enabled(),
+        *((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices),
+    )
+
+
+def set_autocast_state(state: AutocastState) -> None:
+    """The inverse of `autocast_state`."""
+    cache, *devices = state
+    torch.set_autocast_cache_enabled(cache)
+    for device, enabled, dtype in devices:
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+
+
+@contextlib.contextmanager
+def autocast_off() -> Iterator[None]:
+    """Run without autocast: the casts are in the graph already."""
+    guard = torch._C._DisableAutocast()
+    try:
+        yield
+    finally:
+        del guard
+
+
+# ---------------------------------------------------------------------------------------------- operators
+without_function_modes = torch._C.DisableTorchFunction  # the public context leaves modes on
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Whether an operator is a plain composition of others (it reaches a mode whole only in inference mode)."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+
+
+def make_fake(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A fake tensor around a meta tensor that is already there; `from_tensor` costs ten times as much."""
+    return FakeTensor(mode, meta, device)
+
+
+def set_lazy_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> torch.Tensor:
+    """The same data read with the conj or neg bit set."""
+    tensor = torch._conj(tensor) if conj else tensor
+    return torch._neg_view(tensor) if neg else tensor
+
+
+def running_fake_mode() -> FakeTensorMode | None:
+    """The fake mode that a front end has put into its tracing context."""
+    context = TracingContext.try_get()
+    return None if context is None else context.fake_mode
+
+
+def artifact_logger(artifact: str) -> Any:
+    """torch's logger for a kind of artefact, under a name below torch's own so that its handlers see it."""
+    return getArtifactLogger("torch.foregrad", artifact)
+
+
+def boxed_graph_wrapper_type() -> type | None:
+    """The module type with which Dynamo asks for a boxed calling convention, if Dynamo is in use."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return None if utils is None else getattr(utils, "GmWrapper", None)
+
+
+def expression_of(value: Any) -> Any:
+    """The sympy expression of a symbolic number."""
+    return value.node.expr
+
+
+def mark_dynamic_dims(tensor: torch.Tensor, dims: set[int]) -> None:
+    """Tell Dynamo not to specialise on these sizes; the attribute was renamed in 2.13."""
+    for attribute in ("_dynamo_weak_dynamic_indices", "_dynamo_propagated_dynamic_indices"):
+        setattr(tensor, attribute, getattr(tensor, attribute, set()) | dims)
+
+
+def hint_of(value: Any) -> int:
+    """The number that a symbolic integer had while recording; asking for it adds no guard."""
+    return int(value.node.hint) if isinstance(value, torch.SymInt) else int(value)
+
+
+def sympy_functions() -> Any:
+    """torch's own sympy functions: FloorDiv, Mod and the like."""
+    from torch.utils._sympy import functions
+
+    return functions
+
+
+def shape_guard_expression(shape_env: ShapeEnv, placeholders: Sequence[Any]) -> str | None:
+    """The guards that a recording added, as an expression over the placeholders."""
+    return shape_env.produce_guards_expression(placeholders)
+
+
+def shape_guard(expression: str, count: int) -> Callable[..., bool]:
+    """A function of the inputs that evaluates such an expression."""
+    names = [f"t{i}" for i in range(count)]
+    code = f"lambda {', '.join(names)}: (lambda L: {expression})({{{', '.join(f'{n!r}: {n}' for n in names)}}})"
+    return eval(code, dict(symbolic_shapes.SYMPY_INTERP))  # type: ignore[no-any-return]
+
+
+def symbolic_context(tensor: torch.Tensor) -> StatelessSymbolicContext[Any, Any]:
+    """Every size of the tensor is a symbol of its own unless it equals another one."""
+    return StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * tensor.dim())
+
+
+def local_source(name: str) -> Any:
+    """A name for an input, in the form in which a shape environment wants it."""
+    from torch._dynamo.source import ConstantSource
+
+    return ConstantSource(name)

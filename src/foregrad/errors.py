@@ -1,0 +1,81 @@
+"""Every error that Foregrad itself raises.
+
+One family under `ForegradError`, so that a caller can catch all of them at once. Each class also inherits the
+built-in class that the behavioural rules name, so that code written against torch's own layer keeps catching
+what it used to catch. What the *user's program* raises while it is recorded is passed on untouched: it is
+eager's own error.
+"""
+
+from __future__ import annotations
+
+
+class ForegradError(Exception):
+    """The base class: what went wrong, where in the user's program, and what to do next."""
+
+
+class CaptureError(ForegradError, RuntimeError):
+    """The program cannot be recorded as it stands."""
+
+
+class DataDependentError(CaptureError):
+    """The program asked for the *value* of a tensor that has none while it is recorded."""
+
+
+class EscapeError(CaptureError):
+    """A recorded tensor outlived the recording in a place that the caller would see."""
+
+
+class UnknownOutputError(CaptureError):
+    """An output is of a type that may hide tensors."""
+
+
+class UnsupportedError(CaptureError, NotImplementedError):
+    """The program is sound, but Foregrad cannot compile it yet."""
+
+
+class StateChangeError(CaptureError):
+    """Recording changed Python state that a compiled call would not change again."""
+
+
+class MissingInputError(ForegradError, RuntimeError):
+    """An input of a compiled program is gone: its storage was freed, or its name was deleted."""
+
+
+class GraphOutputError(ForegradError, RuntimeError):
+    """A flat program did not return a tuple or a list."""
+
+
+class CompilerError(ForegradError, RuntimeError):
+    """A compiler given by the user raised, or what it returned broke the contract."""
+
+
+class BackwardError(ForegradError, RuntimeError):
+    """A backward was asked for in a way that the compiled program cannot serve."""
+
+
+class FakeModeError(ForegradError, AssertionError):
+    """Fake inputs of more than one fake mode."""
+
+
+class ConfigError(ForegradError, AssertionError):
+    """Options that contradict each other."""
+
+
+class AssumptionError(ForegradError, AssertionError):
+    """A call broke an assumption of the program (checked under `debug_assert`)."""
+
+
+class NotFunctionalError(ForegradError, AssertionError):
+    """A graph that must be free of side effects holds an operator that writes."""
+
+
+class PartitionError(ForegradError, AssertionError):
+    """A joint graph cannot be cut into a forward and a backward."""
+
+
+class VerificationError(ForegradError, AssertionError):
+    """An internal check on a graph failed: a defect in Foregrad, please report it."""
+
+
+class EagerFallbackWarning(UserWarning):
+    """A program could not be compiled, or was compiled too often, and runs eagerly instead."""

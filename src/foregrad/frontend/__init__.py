@@ -1,0 +1,1 @@
+"""What users call: entry points, flattening of arguments, guards."""

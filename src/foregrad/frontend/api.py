@@ -1,0 +1,252 @@
+"""The entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from torch import Tensor, fx, nn
+
+from .._torch import FakeTensor, boxed_graph_wrapper_type
+from ..errors import ConfigError, GraphOutputError
+from ..joint.build import build_joint
+from ..options import AOTConfig, Compiler, Partitioner, config, next_aot_id
+from ..partition import default_partition
+from ..record.engine import engine_for
+from ..record.recording import Argument, Recording
+from ..runtime.entry import FlatEntry
+from ..runtime.program import assemble
+from ..slots import Hidden, Input
+from .compiled import Capture, Compiled, Specialization, interpreted, record_program, state_of
+from .places import Surroundings
+
+Decompositions = Mapping[Any, Callable[..., Any]]
+
+
+def _resolve(
+    fw_compiler: Compiler | None,
+    bw_compiler: Compiler | None,
+    inference_compiler: Compiler | None,
+    fallback: Literal["error", "eager"] | None = None,
+    **fields: Any,
+) -> AOTConfig:
+    """All options of one compilation as one frozen value."""
+    options = config.copy()
+    if fallback is not None:
+        options.fallback = fallback
+    if options.fallback not in ("error", "eager"):
+        raise ConfigError(f"fallback must be 'error' or 'eager', not {options.fallback!r}.")
+    return AOTConfig(
+        fw_compiler=fw_compiler,
+        bw_compiler=bw_compiler or fw_compiler,
+        inference_compiler=inference_compiler or fw_compiler,
+        aot_id=next_aot_id(),
+        options=options,
+        **fields,
+    )
+
+
+def aot_function(
+    fn: Callable[..., Any],
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
+    partition_fn: Partitioner = default_partition,
+    decompositions: Decompositions | None = None,
+    num_params_buffers: int = 0,
+    keep_inference_input_mutations: bool = False,
+    inference_compiler: Compiler | None = None,
+    *,
+    dynamic: bool = False,
+    enable_log: bool = True,
+    fallback: Literal["error", "eager"] | None = None,
+) -> Compiled:
+    """Compile a function: its forward and backward go through the given compilers, and it behaves as before.
+
+    >>> import torch, foregrad
+    >>> run_as_it_is = lambda graph, inputs: foregrad.make_boxed_func(graph.forward)
+    >>> f = foregrad.aot_function(lambda x: x.sin(), run_as_it_is)
+    >>> x = torch.zeros(2, requires_grad=True)
+    >>> f(x).sum().backward(); x.grad
+    tensor([1., 1.])
+    >>> f.specializations
+    [<training program: 1 operators, 1 inputs>]
+
+    Nothing is recorded before the first call. A call whose facts differ (shapes, dtypes, grad mode, Python values, ...)
+    gets a program of its own.
+
+    Args:
+        fn: any function of tensors and Python values, nested in containers.
+        fw_compiler: `compiler(graph_module, example_inputs)` gives a callable; see `make_boxed_func`.
+        bw_compiler: for the backward; the forward's if not given. It runs at the first backward.
+        partition_fn: cuts the joint graph into forward and backward.
+        decompositions: operators and what to record in their place.
+        num_params_buffers: so many leading inputs keep fixed shapes when `dynamic`.
+        keep_inference_input_mutations: let the graph itself write to inputs where autograd does not mind.
+        inference_compiler: for programs without gradients; the forward's if not given.
+        dynamic: sizes and int arguments become symbols, so that one program serves many.
+        enable_log: show graphs under TORCH_LOGS.
+        fallback: "eager" runs what cannot be compiled as it is, with one warning. Default: `foregrad.config.fallback`.
+    """
+    resolved = _resolve(
+        fw_compiler,
+        bw_compiler,
+        inference_compiler,
+        fallback,
+        partition_fn=partition_fn,
+        decompositions=decompositions,
+        num_params_buffers=num_params_buffers,
+        keep_inference_input_mutations=keep_inference_input_mutations,
+        dynamic_shapes=dynamic,
+        enable_log=enable_log,
+    )
+    return Compiled(fn, None, resolved)
+
+
+compiled_function = aot_function
+
+
+class AOTModule(nn.Module):
+    """A module whose forward is compiled; the original is `orig_module`, and its parameters are this module's too."""
+
+    def __init__(self, module: nn.Module, compiled: Compiled) -> None:
+        super().__init__()
+        self.orig_module = module
+        self._compiled = compiled
+
+    @property
+    def specializations(self) -> list[Specialization]:
+        """The programs compiled so far."""
+        return self._compiled.specializations
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._compiled(*args, **kwargs)
+
+
+def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AOTModule:
+    """Compile a module: parameters and buffers are inputs of its graphs, looked up at each call.
+
+    >>> import torch, foregrad
+    >>> run_as_it_is = lambda graph, inputs: foregrad.make_boxed_func(graph.forward)
+    >>> linear = foregrad.aot_module(torch.nn.Linear(3, 1), run_as_it_is)
+    >>> linear(torch.ones(2, 3)).sum().backward()
+    >>> linear.orig_module.weight.grad
+    tensor([[2., 2., 2.]])
+
+    Args:
+        mod: the module.
+        *args, **kwargs: as for `aot_function`, from `fw_compiler` on.
+    """
+    for kind, tensors in (("param", mod.named_parameters()), ("buffer", mod.named_buffers())):
+        for name, tensor in tensors:
+            if isinstance(tensor, FakeTensor):
+                raise ConfigError(f"Unexpected fake {kind} {name}: a module to compile must hold real tensors.")
+    return AOTModule(mod, Compiled(mod, mod, aot_function(mod, *args, **kwargs).config))
+
+
+compiled_module = aot_module
+
+
+def aot_module_simplified(
+    mod: nn.Module,
+    args: Sequence[Any],
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
+    partition_fn: Partitioner = default_partition,
+    decompositions: Decompositions | None = None,
+    keep_inference_input_mutations: bool = False,
+    inference_compiler: Compiler | None = None,
+) -> Callable[..., list[Any]]:
+    """Compile a module at once, for a front end that has flattened its arguments and guards its calls itself.
+
+    >>> import torch, foregrad
+    >>> class Twice(torch.nn.Module):
+    ...     def forward(self, x): return (x * 2,)
+    >>> run_as_it_is = lambda graph, inputs: foregrad.make_boxed_func(graph.forward)
+    >>> foregrad.aot_module_simplified(Twice(), [torch.ones(1)], run_as_it_is)(torch.ones(1))
+    [tensor([2.])]
+
+    The result takes the flat arguments and returns a flat list. It has one program, whatever it is called with.
+
+    Args:
+        mod: takes flat arguments and returns a tuple or list.
+        args: example arguments; fake ones with a shape environment give symbolic sizes.
+        fw_compiler, bw_compiler, partition_fn, decompositions, keep_inference_input_mutations, inference_compiler:
+            as for `aot_function`.
+    """
+    dynamic = any(isinstance(a, FakeTensor) and a.fake_mode.shape_env is not None for a in args)
+    state = state_of(mod, dynamic=False)
+    resolved = _resolve(
+        fw_compiler,
+        bw_compiler,
+        inference_compiler,
+        partition_fn=partition_fn,
+        decompositions=decompositions,
+        num_params_buffers=len(state),
+        keep_inference_input_mutations=keep_inference_input_mutations,
+        dynamic_shapes=dynamic,
+    )
+    inputs = [Argument(Input(f"args[{i}]"), value, dynamic) for i, value in enumerate(args)]
+    captured = [argument for argument, _ in state]
+    surroundings = Surroundings(mod)
+    engine = engine_for([argument.value for argument in (*captured, *inputs)], dynamic)
+    recording = Recording(engine, dict(decompositions or {}), from_nodes=isinstance(mod, fx.GraphModule))
+    hidden: dict[Hidden, Tensor] = {}
+
+    def place_of(tensor: Tensor) -> Hidden:
+        slot = Hidden(f"{surroundings.place_of(tensor).path} #{len(hidden)}")
+        hidden[slot] = tensor
+        return slot
+
+    recording.run(lambda seen: interpreted(mod, tuple(seen), {}), inputs, captured, place_of)
+    if not isinstance(recording.result, (tuple, list)):
+        raise GraphOutputError(
+            "Graph output must be a tuple() or list(): the module must return its results flat, in a tuple or a list."
+        )
+    joint = build_joint(recording, list(recording.result), resolved.options.view_replay_for_aliased_outputs)
+    wrapper = boxed_graph_wrapper_type()
+    boxed = wrapper is not None and isinstance(mod, wrapper)
+    fixed = [(argument.slot, argument.value) for argument in captured] + list(hidden.items())
+    entry = FlatEntry(fixed, [argument.slot for argument in inputs], boxed)
+    program = assemble(joint, resolved, entry)
+    return _with_module_methods(program.call, mod, Specialization(program), boxed)
+
+
+def _with_module_methods(
+    call: Callable[..., list[Any]], mod: nn.Module, specialization: Specialization, boxed: bool
+) -> Callable[..., list[Any]]:
+    call.zero_grad = mod.zero_grad  # type: ignore[attr-defined]
+    call.named_parameters = mod.named_parameters  # type: ignore[attr-defined]
+    call.named_buffers = mod.named_buffers  # type: ignore[attr-defined]
+    call.specializations = [specialization]  # type: ignore[attr-defined]
+    if boxed:
+        call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def capture(fn_or_module: Callable[..., Any], *args: Any, **kwargs: Any) -> Capture:
+    """Record a program and give its joint graph and facts, without compiling anything.
+
+    >>> import torch, foregrad
+    >>> print(foregrad.capture(lambda x: x.sin(), torch.zeros(2, requires_grad=True)))
+    training program, 3 operators
+      input   args[0]: float32, (2,), requires grad
+      returns output 0
+      takes   tangent of output 0
+      gives   gradient of args[0]
+
+    Args:
+        fn_or_module: a function or a module.
+        *args, **kwargs: what to record it on.
+    """
+    module = fn_or_module if isinstance(fn_or_module, nn.Module) else None
+    resolved = _resolve(
+        None,
+        None,
+        None,
+        partition_fn=None,
+        decompositions=None,
+        num_params_buffers=0,
+        keep_inference_input_mutations=False,
+    )
+    return record_program(fn_or_module, args, kwargs, module, resolved)
+

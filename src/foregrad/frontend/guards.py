@@ -1,0 +1,230 @@
+"""Guards: the checks that let a call reach a program only if its facts are those of the recording (F-2).
+
+The checks are written out in front of the program's own lines, in the same function: a call takes its arguments
+apart, looks at the global state and the Python values, and checks all tensors in one call into C++.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+
+from .._torch import (
+    FakeTensor,
+    GlobalStateGuard,
+    dispatch_mode_depth,
+    expression_of,
+    forward_ad_level,
+    shape_guard,
+    shape_guard_expression,
+    tensor_guard,
+)
+from ..joint.build import Joint
+from ..joint.facts import InputFacts
+from ..runtime.stages import literal
+from ..runtime.writer import Writer, tuple_of
+from ..slots import Hidden, Output, Primal
+from .module_guard import ModuleGuard
+from .places import PLAIN, Place, Surroundings, is_plain
+from .tree import Tree, build_expression, write_take_apart
+
+MISS = object()  # what a program returns when a call is not for it
+
+
+@dataclass(frozen=True)
+class GuardedEntry:
+    """Takes the user's own arguments, checks them, and gives back the user's own structure."""
+
+    joint: Joint
+    arguments: Tree  # of (args, kwargs)
+    inputs: Sequence[Primal]  # its leaves
+    result: Tree
+    state: Sequence[tuple[Primal, Place]]  # parameters and buffers
+    hidden: dict[Hidden, Place]
+    surroundings: Surroundings
+    guarded: bool = True
+
+    def open(self, writer: Writer) -> str:
+        return "def call(args, kwargs):"
+
+    def enter(self, writer: Writer) -> None:
+        miss = f"return {writer.bind(MISS, 'MISS')}"
+        self._check_ambient(writer, miss)
+        self._take_arguments(writer, miss)
+        self._check_surroundings(writer, miss)
+        self._check_constants(writer, miss)
+        self._read_places(writer)
+        self._check_tensors(writer, miss)
+        self._check_shapes(writer, miss)
+
+    def leave(self, writer: Writer, results: int) -> None:
+        names = [writer.variable(Output(i)) for i in range(results)]
+        writer.line(f"return {build_expression(writer, self.result, names)}")
+
+    # -------------------------------------------------------------------------------------------- checks
+    def _check_ambient(self, writer: Writer, miss: str) -> None:
+        """Grad mode, autocast, determinism, default dtype; no transform or recording may be under way."""
+        state = writer.bind(GlobalStateGuard().check, "same_global_state")
+        inference = writer.bind(torch.is_inference_mode_enabled, "is_inference_mode_enabled")
+        depth = writer.bind(dispatch_mode_depth, "dispatch_mode_depth")
+        level = writer.bind(forward_ad_level, "forward_ad_level")
+        wanted = "" if torch.is_inference_mode_enabled() else "not "
+        writer.line(f"if not ({state}() and {wanted}{inference}() and {depth}() == 0 and {level}() < 0): {miss}")
+
+    def _take_arguments(self, writer: Writer, miss: str) -> None:
+        names = [writer.variable(slot) for slot in self.inputs]
+        positional, keywords = self.arguments.items  # type: ignore[union-attr]
+        write_take_apart(writer, positional, "args", names, miss)
+        write_take_apart(writer, keywords, "kwargs", names, miss)
+
+    def _check_surroundings(self, writer: Writer, miss: str) -> None:
+        conditions = []
+        for place, value in self.surroundings.plain:
+            conditions.append(equality(writer, self._read(writer, place), value))
+        for place, value in self.surroundings.fixed:
+            conditions.append(f"{self._read(writer, place)} is {writer.bind(value, 'fixed')}")
+        modules = [module for _, module in self.surroundings.modules.values()]
+        if modules:
+            conditions.append(f"{writer.bind(ModuleGuard(modules).holds, 'modules_unchanged')}()")
+        _require(writer, conditions, miss)
+
+    def _check_constants(self, writer: Writer, miss: str) -> None:
+        conditions = []
+        for facts in self.joint.inputs:
+            name = writer.variable(facts.recorded.slot)
+            if isinstance(facts.recorded.seen, SymInt):
+                conditions.append(f"type({name}) is int")
+            elif not facts.recorded.is_tensor:
+                conditions.append(equality(writer, name, facts.recorded.real))
+        _require(writer, conditions, miss)
+
+    def _read_places(self, writer: Writer) -> None:
+        for slot, place in (*self.state, *self.hidden.items()):
+            writer.line(f"{writer.variable(slot)} = {self._read(writer, place)}")
+
+    def _read(self, writer: Writer, place: Place) -> str:
+        return place.expression(writer.bind(place.owner, "place"), literal(writer, place.key))
+
+    def _tensors(self) -> list[InputFacts]:
+        return [facts for facts in self.joint.inputs if facts.recorded.is_tensor]
+
+    def _check_tensors(self, writer: Writer, miss: str) -> None:
+        tensors = self._tensors()
+        if not tensors:
+            return
+        names = [writer.variable(facts.recorded.slot) for facts in tensors]
+        check = tensor_guard(
+            [facts.recorded.real for facts in tensors],
+            [_fixed(facts.recorded.seen.shape) for facts in tensors],
+            [_fixed(facts.recorded.seen.stride()) for facts in tensors],
+        )
+        _require(writer, [f"{writer.bind(check, 'tensors_match')}({', '.join(names)})"], miss)
+        conditions = []
+        for facts, name in zip(tensors, names, strict=True):
+            real = facts.recorded.real
+            if real.requires_grad:  # any other tensor is a leaf
+                conditions.append(f"{name}.is_leaf" if real.is_leaf else f"not {name}.is_leaf")
+            conditions.append(f"{name}._is_view()" if real._is_view() else f"not {name}._is_view()")
+            if not isinstance(facts.recorded.seen.storage_offset(), SymInt):
+                conditions.append(f"{name}.storage_offset() == {real.storage_offset()}")
+        _require(writer, conditions, miss)
+        if any(facts.written for facts in tensors):
+            pattern = sharing_pattern([facts.recorded.real for facts in tensors])
+            _require(writer, [f"{writer.bind(sharing_pattern, 'sharing_pattern')}({tuple_of(names)}) == {pattern}"], miss)
+
+    def _check_shapes(self, writer: Writer, miss: str) -> None:
+        """Relations between sizes that the recording relied on."""
+        engine = self.joint.recording.engine
+        shape_env = getattr(engine, "shape_env", None)
+        if shape_env is None:
+            return
+        symbolic = [f for f in self.joint.inputs if isinstance(f.recorded.seen, (FakeTensor, SymInt))]
+        expression = shape_guard_expression(shape_env, [facts.recorded.seen for facts in symbolic])
+        if expression is not None:
+            names = ", ".join(writer.variable(facts.recorded.slot) for facts in symbolic)
+            _require(writer, [f"{writer.bind(shape_guard(expression, len(symbolic)), 'sizes_fit')}({names})"], miss)
+
+
+def _require(writer: Writer, conditions: Sequence[str], miss: str) -> None:
+    for start in range(0, len(conditions), 16):
+        writer.line(f"if not ({' and '.join(conditions[start : start + 16])}): {miss}")
+
+
+def _fixed(numbers: Sequence[int | SymInt]) -> list[int | None]:
+    """Sizes or strides, with None for those that may change."""
+    return [None if isinstance(n, SymInt) and not expression_of(n).is_number else int(n) for n in numbers]
+
+
+def sharing_pattern(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Which tensors share storage: for each, the first of the list that it shares with.
+
+    >>> x = torch.ones(4)
+    >>> sharing_pattern((x, torch.ones(2), x[:2]))
+    (0, 1, 0)
+    """
+    first: dict[int, int] = {}
+    return tuple([first.setdefault(t.untyped_storage()._cdata, i) for i, t in enumerate(tensors)])
+
+
+def equality(writer: Writer, name: str, value: Any) -> str:
+    """A condition that holds if a Python value is what it was while recording."""
+    if value is None or isinstance(value, bool) or (isinstance(value, PLAIN) and not _compares_by_value(value)):
+        return f"{name} is {literal(writer, value)}"
+    if type(value) in (int, str):
+        return f"type({name}) is {type(value).__name__} and {name} == {value!r}"
+    if is_plain(value) and not _holds_float(value):
+        kind = writer.bind(type(value), "kind")
+        return f"type({name}) is {kind} and {name} == {writer.bind(copy.deepcopy(value), 'constant')}"
+    return f"{writer.bind(_Remembered(value).equals, 'unchanged')}({name})"
+
+
+def _compares_by_value(value: Any) -> bool:
+    return not isinstance(value, (torch.dtype, torch.layout, torch.memory_format))
+
+
+def _holds_float(value: Any) -> bool:
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return any(map(_holds_float, value))
+    if isinstance(value, dict):
+        return any(map(_holds_float, value.values()))
+    return isinstance(value, (float, complex))
+
+
+class _Remembered:
+    """A value that cannot be compared with a plain `==`: floats (nan, -0.0), and objects of any class."""
+
+    def __init__(self, value: Any) -> None:
+        self._kind = type(value)
+        self._by_identity = self._kind.__eq__ is object.__eq__
+        self._value = value if self._by_identity else _snapshot(value)
+
+    def equals(self, value: Any) -> bool:
+        """Whether the value is the one that was recorded."""
+        if type(value) is not self._kind:
+            return False
+        return value is self._value if self._by_identity else _same(value, self._value)
+
+
+def _snapshot(value: Any) -> Any:
+    """A copy that does not change when the user's object does."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # what cannot be copied is compared with itself
+        return value
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and isinstance(b, float):
+        return (a == b and math.copysign(1, a) == math.copysign(1, b)) or (a != a and b != b)
+    if isinstance(a, (list, tuple)) and type(a) is type(b):
+        return len(a) == len(b) and all(map(_same, a, b))
+    try:
+        return type(a) is type(b) and bool(a == b)
+    except Exception:  # an equality that raises tells nothing, so the call gets a program of its own
+        return False

@@ -1,0 +1,164 @@
+"""Take nested values apart and put them together again.
+
+Tuples, lists and dicts are taken apart by generated code; other containers go through pytree, as one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .._torch import pytree
+from ..runtime.stages import literal
+from ..runtime.writer import Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A value that is not taken apart."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A tuple, list or torch.Size."""
+
+    kind: type
+    items: tuple[Tree, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """A dict."""
+
+    keys: tuple[Any, ...]
+    items: tuple[Tree, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """Any other container that pytree knows, with all leaves below it."""
+
+    spec: Any
+    leaves: tuple[int, ...]
+
+
+Tree = Leaf | Items | Entries | Registered
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A nested value taken apart: its structure, its leaves, and the place of each in the user's words."""
+
+    tree: Tree
+    leaves: list[Any]
+    paths: list[str]
+
+
+def flatten(value: Any, path: str) -> Flat:
+    """Take a nested value apart.
+
+    >>> flat = flatten({"a": 1, "b": [2, 3]}, "x")
+    >>> flat.leaves, flat.paths
+    ([1, 2, 3], ["x['a']", "x['b'][0]", "x['b'][1]"])
+    """
+    leaves: list[Any] = []
+    paths: list[str] = []
+
+    def walk(value: Any, path: str) -> Tree:
+        kind = type(value)
+        if kind is tuple or kind is list or kind is torch.Size:
+            return Items(kind, tuple(walk(item, f"{path}[{i}]") for i, item in enumerate(value)))
+        if kind is dict:
+            return Entries(tuple(value), tuple(walk(item, f"{path}[{key!r}]") for key, item in value.items()))
+        if pytree.tree_is_leaf(value):
+            leaves.append(value)
+            paths.append(path)
+            return Leaf(len(leaves) - 1)
+        below, spec = pytree.tree_flatten(value)
+        first = len(leaves)
+        leaves.extend(below)
+        paths.extend(f"{path}.leaf{i}" for i in range(len(below)))
+        return Registered(spec, tuple(range(first, len(leaves))))
+
+    tree = walk(value, path)
+    return Flat(tree, leaves, paths)
+
+
+def unflatten(tree: Tree, leaves: Sequence[Any]) -> Any:
+    """Put a nested value together.
+
+    >>> unflatten(flatten((1, [2]), "x").tree, [10, 20])
+    (10, [20])
+    """
+    match tree:
+        case Leaf(index):
+            return leaves[index]
+        case Items(kind, items):
+            return kind([unflatten(item, leaves) for item in items])
+        case Entries(keys, items):
+            return {key: unflatten(item, leaves) for key, item in zip(keys, items, strict=True)}
+        case Registered(spec, indices):
+            return pytree.tree_unflatten([leaves[i] for i in indices], spec)
+
+
+def build_expression(writer: Writer, tree: Tree, names: Sequence[str]) -> str:
+    """Python text that puts a nested value together from variables."""
+    match tree:
+        case Leaf(index):
+            return names[index]
+        case Items(kind, items):
+            parts = ", ".join(build_expression(writer, item, names) for item in items)
+            if kind is tuple:
+                return f"({parts},)" if items else "()"
+            return f"[{parts}]" if kind is list else f"{writer.bind(kind, 'Size')}([{parts}])"
+        case Entries(keys, items):
+            parts = [f"{literal(writer, k)}: {build_expression(writer, i, names)}" for k, i in zip(keys, items, strict=True)]
+            return f"{{{', '.join(parts)}}}"
+        case Registered(spec, indices):
+            unflatten_name = writer.bind(pytree.tree_unflatten, "tree_unflatten")
+            return f"{unflatten_name}([{', '.join(names[i] for i in indices)}], {writer.bind(spec, 'spec')})"
+
+
+def write_take_apart(writer: Writer, tree: Tree, source: str, names: Sequence[str], miss: str) -> None:
+    """Write the lines that check a nested value's structure and give its leaves names."""
+    match tree:
+        case Leaf(index):
+            if names[index] != source:
+                writer.line(f"{names[index]} = {source}")
+        case Items(kind, items):
+            kind_name = writer.bind(kind, kind.__name__)
+            writer.line(f"if type({source}) is not {kind_name} or len({source}) != {len(items)}: {miss}")
+            _take_items(writer, items, source, [f"{source}[{i}]" for i in range(len(items))], names, miss)
+        case Entries(keys, items):
+            wanted = writer.bind(keys, "keys")
+            writer.line(f"if type({source}) is not dict or tuple({source}) != {wanted}: {miss}")
+            reads = [f"{source}[{literal(writer, key)}]" for key in keys]
+            _take_items(writer, items, source, reads, names, miss)
+        case Registered(spec, indices):
+            flatten_name = writer.bind(pytree.tree_flatten, "tree_flatten")
+            leaves, found = writer.fresh("leaves"), writer.fresh("structure")
+            writer.line(f"{leaves}, {found} = {flatten_name}({source})")
+            writer.line(f"if {found} != {writer.bind(spec, 'spec')}: {miss}")
+            if indices:
+                writer.line(f"{', '.join(names[i] for i in indices)}, = {leaves}")
+
+
+def _take_items(
+    writer: Writer, items: Sequence[Tree], source: str, reads: Sequence[str], names: Sequence[str], miss: str
+) -> None:
+    if items and all(isinstance(item, Leaf) for item in items) and reads[0] == f"{source}[0]":
+        targets = ", ".join(names[item.index] for item in items if isinstance(item, Leaf))
+        writer.line(f"{targets}, = {source}")
+        return
+    for item, read in zip(items, reads, strict=True):
+        if isinstance(item, Leaf):
+            writer.line(f"{names[item.index]} = {read}")
+        else:
+            inner = writer.fresh("inner")
+            writer.line(f"{inner} = {read}")
+            write_take_apart(writer, item, inner, names, miss)

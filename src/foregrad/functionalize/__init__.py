@@ -1,0 +1,1 @@
+"""Turn a recording with views and in-place writes into a graph without side effects."""

@@ -1,0 +1,81 @@
+"""The functional twin of an operator that writes."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .._torch import OpOverload
+from ..ops import aten, op_info
+
+# Operators whose twin is not found by name.
+_BY_HAND: dict[OpOverload, OpOverload] = {
+    aten.normal_.default: aten.normal_functional.default,
+    aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
+    aten.native_batch_norm.default: aten._native_batch_norm_legit_functional.default,
+    aten._batch_norm_with_update.default: aten._batch_norm_with_update_functional.default,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A functional operator: it returns the writer's own fresh results first, then each written argument's new value."""
+
+    op: OpOverload
+    written: tuple[int, ...]  # positions of the written arguments in the writer's schema
+    dropped: frozenset[str]  # arguments of the writer that the functional operator does not take (`out=`)
+    defaults: tuple[tuple[int, Any], ...]  # positional defaults of the writer that the functional operator lacks
+
+
+def _fits(candidate: OpOverload, wanted: list[tuple[str, str]]) -> bool:
+    arguments = candidate._schema.arguments
+    if any(a.alias_info is not None for a in arguments):
+        return False
+    return [(a.name, str(a.type)) for a in arguments] == wanted
+
+
+@functools.cache
+def functional_variant(op: OpOverload) -> Variant | None:
+    """The functional operator for one that writes, or None.
+
+    >>> functional_variant(torch.ops.aten.add_.Tensor).op
+    <OpOverload(op='aten.add', overload='Tensor')>
+    """
+    schema = op._schema
+    outs = frozenset(a.name for a in schema.arguments if a.is_out)
+    found = _BY_HAND.get(op)
+    if found is None:
+        namespace, name = schema.name.split("::")
+        packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+        if packet is None:
+            return None
+        wanted = [(a.name, str(a.type)) for a in schema.arguments if a.name not in outs]
+        overloads = [getattr(packet, overload) for overload in packet.overloads()]
+        overloads.sort(key=lambda o: o._overloadname != op._overloadname)
+        found = next((o for o in overloads if _fits(o, wanted)), None)
+        if found is None:
+            found = next((o for o in overloads if _same_types(o, wanted)), None)
+        if found is None:
+            return None
+    return Variant(found, op_info(op).written, outs, _missing_defaults(op, found, outs))
+
+
+def _same_types(candidate: OpOverload, wanted: list[tuple[str, str]]) -> bool:
+    arguments = candidate._schema.arguments
+    if any(a.alias_info is not None for a in arguments) or len(arguments) != len(wanted):
+        return False
+    return [str(a.type) for a in arguments] == [kind for _, kind in wanted]
+
+
+def _missing_defaults(op: OpOverload, functional: OpOverload, outs: frozenset[str]) -> tuple[tuple[int, Any], ...]:
+    """The dispatcher drops arguments that equal the writer's defaults; the functional operator may have none."""
+    if outs:
+        return ()
+    missing = []
+    for i, (own, other) in enumerate(zip(op._schema.arguments, functional._schema.arguments, strict=False)):
+        if own.has_default_value() and not own.kwarg_only and not other.has_default_value():
+            missing.append((i, own.default_value))
+    return tuple(missing)

@@ -1,0 +1,211 @@
+"""Build the joint graph of a recording: functionalize the forward, choose what to differentiate, differentiate,
+functionalize the backward, drop what nobody needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+
+from ..errors import ForegradError, UnsupportedError
+from ..functionalize.walk import Functionalizer
+from ..record.recording import Recording
+from ..slots import Base, Grad, Output, Primal, Returned, Tangent, Updated
+from .facts import (
+    Constant,
+    InputFacts,
+    Number,
+    OutputClassifier,
+    OutputFacts,
+    Plain,
+    input_facts,
+    refuse_backward_writes,
+)
+from .graph import FxWriter, write_fx
+from .ir import FlatGraph, Node, live_nodes, nodes_in
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What stands at each place of the joint graph."""
+
+    primals: tuple[Primal, ...]
+    tangents: tuple[Tangent, ...]
+    returned: tuple[Returned, ...]
+    grads: tuple[Grad | None, ...]  # one for each primal
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Forward and backward as one functional graph, with the facts that the run time needs."""
+
+    module: fx.GraphModule
+    signature: Signature
+    inputs: tuple[InputFacts, ...]
+    outputs: OutputFacts
+    primal_values: tuple[Any, ...]
+    tangent_values: tuple[Tensor, ...]
+    backward_error: Exception | None  # what autograd said when it was asked for the gradients
+    grad_mode_after: bool | None  # set if the program changed it for its caller
+    recording: Recording
+    tape: Tape
+
+    @property
+    def is_training(self) -> bool:
+        """Whether there is anything to differentiate."""
+        return bool(self.signature.tangents)
+
+    def index_of(self, slot: Returned) -> int:
+        """Where a value stands among the outputs of the forward."""
+        return self.signature.returned.index(slot)
+
+
+def build_joint(recording: Recording, leaves: Sequence[Any], replay_views: bool) -> Joint:
+    """The joint graph of a recording whose flat results are `leaves`."""
+    graph = FlatGraph()
+    functionalizer = Functionalizer(recording, graph)
+    for recorded in recording.inputs:
+        functionalizer.add_input(recorded)
+    functionalizer.run(recording.steps[: recording.forward_end], 0)
+    graph.stack, graph.backward = (), False
+    inputs = tuple(input_facts(functionalizer, recorded) for recorded in recording.inputs)
+    outputs = OutputClassifier(recording, functionalizer, leaves, replay_views).classify()
+    tape = Tape(recording, functionalizer, inputs, outputs)
+    forward = _forward_values(functionalizer, inputs, outputs)
+    tangents = tuple(Tangent(slot) for slot in tape.targets)
+    gradients: list[Node | None] = [None] * len(inputs)
+    error = None
+    if tangents:
+        try:
+            gradients = tape.differentiate(tuple(tape.targets))
+        except ForegradError:
+            raise
+        except Exception as raised:  # eager raises it when backward is called, and so does the compiled program
+            error = raised
+    live = live_nodes(graph, [*nodes_in(forward.values()), *gradients])
+    names = _placeholder_names(len(inputs), len(tangents))
+    module, tape.writer = write_fx(graph, live, names, [*forward.values(), *(gradients if tangents else ())])
+    primals = tuple(recorded.slot for recorded in recording.inputs)
+    grads = tuple(Grad(slot) if node is not None else None for slot, node in zip(primals, gradients, strict=True))
+    changed = recording.grad_enabled_after != recording.grad_enabled
+    return Joint(
+        module=module,
+        signature=Signature(primals, tangents, tuple(forward), grads),
+        inputs=inputs,
+        outputs=outputs,
+        primal_values=tuple(recorded.seen for recorded in recording.inputs),
+        tangent_values=tuple(tape.tangents.values()),
+        backward_error=error,
+        grad_mode_after=recording.grad_enabled_after if changed else None,
+        recording=recording,
+        tape=tape,
+    )
+
+
+def _placeholder_names(primals: int, tangents: int) -> list[str]:
+    if not tangents:
+        return [f"arg{i}_1" for i in range(primals)]
+    return [f"primals_{i + 1}" for i in range(primals)] + [f"tangents_{i + 1}" for i in range(tangents)]
+
+
+def _forward_values(
+    functionalizer: Functionalizer, inputs: Sequence[InputFacts], outputs: OutputFacts
+) -> dict[Returned, Any]:
+    """The values that the forward returns: updated inputs, the user's outputs, bases."""
+    values: dict[Returned, Any] = {}
+    for facts in inputs:
+        if facts.written:
+            values[Updated(facts.recorded.slot)] = functionalizer.node_of(facts.recorded.seen)
+    for i, (result, tensor) in enumerate(zip(outputs.results, outputs.tensors, strict=True)):
+        match result:
+            case Constant(value):
+                values[Output(i)] = value
+            case Number(value):
+                values[Output(i)] = functionalizer.graph.number(value)
+            case _:
+                assert tensor is not None
+                values[Output(i)] = functionalizer.node_of(tensor)
+    for i, base in enumerate(outputs.bases):
+        values[Base(i)] = functionalizer.node_of(base)
+    return values
+
+
+class Tape:
+    """The recording's own autograd graph, kept to differentiate it again when somebody asks for less than everything."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        functionalizer: Functionalizer,
+        inputs: Sequence[InputFacts],
+        outputs: OutputFacts,
+    ) -> None:
+        self._recording = recording
+        self._functionalizer = functionalizer
+        self.writer: FxWriter | None = None
+        self.targets: dict[Returned, Tensor] = {}
+        for facts in inputs:
+            if facts.write_seen_by_autograd:
+                self.targets[Updated(facts.recorded.slot)] = facts.recorded.seen
+        for i, result in enumerate(outputs.results):
+            if isinstance(result, Plain) and result.differentiable:
+                self.targets[Output(i)] = result.tensor
+        for i, base in enumerate(outputs.bases):
+            self.targets[Base(i)] = base
+        self.tangents: dict[Returned, Tensor] = {}
+        for slot, target in self.targets.items():
+            tangent = self.tangents[slot] = recording.engine.like(target, dense=True)
+            functionalizer.add_fresh(tangent, functionalizer.graph.placeholder(Tangent(slot), tangent))
+
+    def differentiate(self, slots: Sequence[Returned]) -> list[Node | None]:
+        """Gradients of some of the targets, as nodes of the flat graph, one or None for each input."""
+        recording, functionalizer = self._recording, self._functionalizer
+        start = len(recording.steps)
+        found = recording.differentiate([self.targets[s] for s in slots], [self.tangents[s] for s in slots])
+        functionalizer.run(recording.steps[start:], start)
+        refuse_backward_writes(functionalizer, recording.inputs)
+        return [None if g is None else functionalizer.node_of(g) for g in found]
+
+    def partial_backward(self, slots: Sequence[Returned], saved: Sequence[str]) -> tuple[fx.GraphModule, list[bool]]:
+        """The backward for some of the tangents, over the values that the forward saved (their names are given).
+
+        Also says which inputs have a gradient.
+        """
+        assert self.writer is not None
+        gradients = self.differentiate(slots)
+        graph = self._functionalizer.graph
+        by_name = {self.writer.written(n).name: n for n in [*graph.placeholders, *graph.nodes] if self.writer.knows(n)}
+        given = [by_name[name] for name in saved]
+        tangents = [n for n in graph.placeholders if isinstance(n.slot, Tangent) and n.slot.of in slots]
+        nodes = _between([*given, *tangents], [g for g in gradients if g is not None])
+        writer = FxWriter()
+        for node, name in zip(given, saved, strict=True):
+            writer.placeholder(node, name)
+        for i, node in enumerate(tangents):
+            writer.placeholder(node, f"tangents_{i + 1}")
+        for node in nodes:
+            writer.call(node)
+        return writer.finish(gradients), [g is not None for g in gradients]
+
+
+def _between(given: Sequence[Node], wanted: Sequence[Node]) -> list[Node]:
+    """What computes the wanted nodes from the given ones, in order."""
+    done = {id(node) for node in given}
+    order: list[Node] = []
+    pending: list[tuple[Node, bool]] = [(node, False) for node in reversed(wanted)]
+    while pending:
+        node, ready = pending.pop()
+        if id(node) in done and not ready:
+            continue
+        if ready:
+            if id(node) not in done:
+                done.add(id(node))
+                order.append(node)
+            continue
+        if node.op is None or node.impure:
+            raise UnsupportedError("this backward needs a value of the forward that was not saved for it.")
+        pending.append((node, True))
+        pending.extend((item, False) for item in node.inputs())
+    return order

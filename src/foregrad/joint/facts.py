@@ -1,0 +1,288 @@
+"""What the recording says about inputs and outputs.
+
+Facts come from the record: storages, views, versions, autograd nodes. An output is one of a few cases, each a small
+frozen type that says how the run time gets it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import SymFloat, SymInt, Tensor
+
+from .._torch import OpOverload, is_custom_function_node
+from ..errors import UnknownOutputError, UnsupportedError
+from ..functionalize.views import ViewStep
+from ..functionalize.walk import Functionalizer, TensorState
+from ..ops import Kind, op_info
+from ..record.lines import where
+from ..record.recording import RecordedInput, Recording
+from ..schemas import OutputType
+
+KNOWN_CONSTANTS = (
+    int,
+    float,
+    complex,
+    bool,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Size,
+    slice,
+    type(Ellipsis),
+)
+
+
+# ------------------------------------------------------------------------------------------------ inputs
+@dataclass(frozen=True, slots=True)
+class InputFacts:
+    """What the program did to one input."""
+
+    recorded: RecordedInput
+    is_leaf: bool
+    written: bool
+    all_writes_without_grad: bool
+    write_seen_by_autograd: bool  # the caller's tensor must continue the tape
+    version_change: int
+    requires_grad: bool  # after the program ran
+    made_to_require_grad: bool  # by `requires_grad_()` in the program
+
+
+def input_facts(functionalizer: Functionalizer, recorded: RecordedInput) -> InputFacts:
+    """Read off what happened to an input in the forward."""
+    seen = recorded.seen
+    if not isinstance(seen, Tensor):
+        return InputFacts(recorded, False, False, False, False, 0, False, False)
+    state = functionalizer.state_of(seen)
+    if state.parent is not None:
+        raise UnsupportedError(f"the program changes the shape of {recorded.slot} in place, which cannot be compiled yet.")
+    writes = state.storage.writes
+    if seen.grad is not None:
+        raise UnsupportedError(f"the program assigns .grad of {recorded.slot}, which cannot be compiled yet.")
+    real = recorded.real
+    return InputFacts(
+        recorded=recorded,
+        is_leaf=real.is_leaf,
+        written=bool(writes),
+        all_writes_without_grad=bool(writes) and not any(step.grad_enabled for step in writes),
+        write_seen_by_autograd=bool(writes) and seen.grad_fn is not recorded.start_node,
+        version_change=0 if seen.is_inference() else seen._version,
+        requires_grad=seen.requires_grad,
+        made_to_require_grad=seen.requires_grad and not real.requires_grad and seen.is_leaf,
+    )
+
+
+# ----------------------------------------------------------------------------------------------- outputs
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """How a view is taken again from its base: by the recorded views, or by the geometry of the graph's own result."""
+
+    steps: tuple[ViewStep, ...] | None
+    requires_grad: bool
+    base_requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A Python value that the program returned."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A symbolic number: the graph returns it."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class SameAsInput:
+    """The caller's own tensor."""
+
+    input: RecordedInput
+
+
+@dataclass(frozen=True, slots=True)
+class SameAsOutput:
+    """The very tensor that stands at an earlier place of the result."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOfInput:
+    """A view of the caller's tensor."""
+
+    input: RecordedInput
+    rebuild: Rebuild
+    one_of_many: bool  # made by `unbind` or `split`
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOfBase:
+    """A view of an intermediate that the graph returns behind the outputs."""
+
+    base: int
+    first: bool
+    rebuild: Rebuild
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOfOutput:
+    """A view of another output."""
+
+    index: int
+    rebuild: Rebuild
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A tensor that the graph returns and the caller gets as it is."""
+
+    tensor: Tensor
+    kind: OutputType
+    differentiable: bool
+    fresh_leaf: bool  # requires grad, and was made so in the program
+    is_view: bool
+
+
+Result = Constant | Number | SameAsInput | SameAsOutput | ViewOfInput | ViewOfBase | ViewOfOutput | Plain
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFacts:
+    """The cases of all outputs, and the intermediates that some of them are views of."""
+
+    results: tuple[Result, ...]
+    tensors: tuple[Tensor | None, ...]  # the abstract tensor of each output
+    bases: tuple[Tensor, ...]
+
+
+class OutputClassifier:
+    """Sorts the outputs of a recording into their cases; the first that fits wins (A-1)."""
+
+    def __init__(self, recording: Recording, functionalizer: Functionalizer, leaves: Sequence[Any], replay: bool) -> None:
+        self._functionalizer = functionalizer
+        self._replay = replay
+        self._leaves = [recording.seen(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._tensors = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
+        self._position: dict[int, int] = {}
+        for i, leaf in enumerate(self._leaves):
+            self._position.setdefault(id(leaf), i)
+        self._bases: list[Tensor] = []
+        self._by_storage: dict[int, list[Tensor]] = {}
+        for tensor in {id(t): t for t in self._tensors}.values():
+            self._by_storage.setdefault(id(self._state(tensor).storage), []).append(tensor)
+
+    def classify(self) -> OutputFacts:
+        """The case of each output, in order."""
+        results = tuple(self._one(i, leaf) for i, leaf in enumerate(self._leaves))
+        tensors = tuple(leaf if isinstance(leaf, Tensor) else None for leaf in self._leaves)
+        return OutputFacts(results, tensors, tuple(self._bases))
+
+    def _state(self, tensor: Tensor) -> TensorState:
+        return self._functionalizer.state_of(tensor)
+
+    def _one(self, i: int, leaf: Any) -> Result:
+        if isinstance(leaf, (SymInt, SymFloat)):
+            return Number(leaf)
+        if not isinstance(leaf, Tensor):
+            return _constant(leaf)
+        state = self._state(leaf)
+        owner = state.storage.owner
+        if owner is not None and owner.seen is leaf:
+            return SameAsInput(owner)
+        if self._position[id(leaf)] != i:
+            return SameAsOutput(self._position[id(leaf)])
+        if owner is not None:
+            if is_custom_function_node(leaf.grad_fn):
+                return self._plain(leaf, OutputType.custom_function_view)
+            siblings = self._by_storage[id(state.storage)]
+            unbound = all(self._from_many(t) and t.grad_fn is not None for t in siblings)
+            return ViewOfInput(owner, self._rebuild(leaf, owner.seen), unbound)
+        return self._view_of_intermediate(leaf) or self._twin_of_output(leaf) or self._plain(leaf, OutputType.non_alias)
+
+    def _view_of_intermediate(self, leaf: Tensor) -> Result | None:
+        base = leaf._base
+        if base is None or not (leaf.requires_grad and base.requires_grad) or is_custom_function_node(leaf.grad_fn):
+            return None
+        siblings = self._by_storage[id(self._state(leaf).storage)]
+        single = [t for t in siblings if not self._from_many(t)]
+        if len(siblings) == 1 or (self._from_many(leaf) and len(single) <= 1) or base.grad_fn is None:
+            return self._plain(leaf, OutputType.unsafe_view_alias)
+        rebuild = self._rebuild(leaf, base)
+        if id(base) in self._position:
+            return ViewOfOutput(self._position[id(base)], rebuild)
+        known = next((n for n, b in enumerate(self._bases) if b is base), None)
+        if known is not None:
+            return ViewOfBase(known, False, rebuild)
+        self._bases.append(base)
+        return ViewOfBase(len(self._bases) - 1, True, rebuild)
+
+    def _twin_of_output(self, leaf: Tensor) -> Result | None:
+        """A detached output beside the output itself."""
+        if leaf.requires_grad:
+            return None
+        for other in self._by_storage[id(self._state(leaf).storage)]:
+            steps = self._state(leaf).chain_from(self._state(other))
+            if other.requires_grad and other is not leaf and steps is not None and _geometry(other) == _geometry(leaf):
+                if self._is_plain(other):
+                    return ViewOfOutput(self._position[id(other)], self._rebuild(leaf, other))
+        return None
+
+    def _is_plain(self, tensor: Tensor) -> bool:
+        return tensor._base is None or len(self._by_storage[id(self._state(tensor).storage)]) == 1
+
+    def _from_many(self, tensor: Tensor) -> bool:
+        step = self._state(tensor).step
+        return step is not None and step.index is not None
+
+    def _rebuild(self, leaf: Tensor, base: Tensor) -> Rebuild:
+        steps = self._state(leaf).chain_from(self._state(base))
+        if steps is not None and (any(map(_is_symbolic, steps)) or not (self._replay or leaf.dtype != base.dtype)):
+            steps = None
+        return Rebuild(None if steps is None else tuple(steps), leaf.requires_grad, base.requires_grad)
+
+    def _plain(self, leaf: Tensor, kind: OutputType) -> Plain:
+        differentiable = leaf.requires_grad and leaf.grad_fn is not None
+        state = self._state(leaf)
+        node = self._functionalizer.read(state)
+        is_view = node.op is None or not isinstance(node.op, OpOverload) or op_info(node.op).kind is Kind.VIEW
+        return Plain(leaf, kind, differentiable, leaf.requires_grad and not differentiable, is_view)
+
+
+def _constant(value: Any) -> Constant:
+    if not isinstance(value, KNOWN_CONSTANTS):
+        raise UnknownOutputError(
+            f"Found {type(value)} in output, which is not a known type. If it holds tensors, register it with "
+            "torch.utils._pytree.register_pytree_node, or return its tensors in a tuple, list or dict."
+        )
+    return Constant(value)
+
+
+def _geometry(tensor: Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+
+def _is_symbolic(step: ViewStep) -> bool:
+    numbers = [n for arg in step.args for n in (arg if isinstance(arg, (list, tuple)) else (arg,))]
+    return any(isinstance(n, SymInt) for n in numbers)
+
+
+def refuse_backward_writes(functionalizer: Functionalizer, inputs: Sequence[RecordedInput]) -> None:
+    """Writes to an input that the backward makes."""
+    for recorded in inputs:
+        if isinstance(recorded.seen, Tensor):
+            for step in functionalizer.state_of(recorded.seen).storage.writes:
+                if step.backward:
+                    raise UnsupportedError(
+                        f"{recorded.slot} is written in backward, at {where(step.stack)}, which cannot be compiled yet."
+                    )

@@ -1,0 +1,160 @@
+"""The flat graph that passes write: a list of nodes.
+
+It is cheap to make and to walk. What a user or a compiler sees is a `torch.fx` graph, made from this one at the end.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+
+from .._torch import expression_of, sympy_functions
+from ..errors import UnsupportedError
+from ..ops import aten
+from ..record.lines import Stack
+from ..slots import Slot
+
+Target = Callable[..., Any]
+
+
+class Node:
+    """One value of the graph: a placeholder (it has a slot), a constant, or the result of an operator."""
+
+    __slots__ = ("args", "backward", "impure", "kwargs", "op", "slot", "stack", "value")
+
+    def __init__(self, op: Target | None, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> None:
+        self.op = op
+        self.args = args
+        self.kwargs = kwargs
+        self.value = value  # the abstract result
+        self.slot: Slot | None = None
+        self.backward = False
+        self.impure = False
+        self.stack: Stack = ()
+
+    def inputs(self) -> Iterator[Node]:
+        """The nodes that this one reads."""
+        yield from nodes_in(self.args)
+        if self.kwargs:
+            yield from nodes_in(self.kwargs.values())
+
+
+def nodes_in(values: Iterable[Any]) -> Iterator[Node]:
+    """All nodes among values that may be nested in lists and tuples."""
+    for value in values:
+        if value.__class__ is Node:
+            yield value
+        elif value.__class__ is list or value.__class__ is tuple:
+            yield from nodes_in(value)
+
+
+class FlatGraph:
+    """Placeholders, then nodes in the order in which they run."""
+
+    def __init__(self) -> None:
+        self.placeholders: list[Node] = []
+        self.nodes: list[Node] = []
+        self.backward = False  # nodes made now belong to the backward
+        self.stack: Stack = ()  # the user's line for nodes made now
+        self._symbols: dict[Any, Node] = {}
+
+    def placeholder(self, slot: Slot, value: Any) -> Node:
+        """A new input; the symbols in its sizes can be read from it."""
+        node = Node(None, (), {}, value)
+        node.slot = slot
+        self.placeholders.append(node)
+        if isinstance(value, SymInt):
+            self._symbols.setdefault(expression_of(value), node)
+        elif isinstance(value, Tensor):
+            self._bind_sizes(node, value)
+        return node
+
+    def _bind_sizes(self, node: Node, tensor: Tensor) -> None:
+        readings = ((aten.sym_size.int, tensor.shape), (aten.sym_stride.int, tensor.stride()))
+        for op, numbers in readings:
+            for dim, number in enumerate(numbers):
+                if isinstance(number, SymInt) and expression_of(number).is_symbol:
+                    if expression_of(number) not in self._symbols:
+                        self._symbols[expression_of(number)] = self.call(op, (node, dim), {}, number)
+
+    def call(self, op: Target, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Node:
+        """A new node at the end."""
+        node = Node(op, args, kwargs, value)
+        node.backward = self.backward
+        node.stack = self.stack
+        self.nodes.append(node)
+        return node
+
+    def constant(self, tensor: Tensor, value: Any) -> Node:
+        """A tensor that is part of the program."""
+        return self.call(get_constant, (tensor,), {}, value)
+
+    def number(self, value: Any) -> Any:
+        """A node for a symbolic number, or the number itself."""
+        expression = expression_of(value)
+        if expression.is_number:
+            return int(expression) if isinstance(value, SymInt) else float(expression)
+        known = self._symbols.get(expression)
+        if known is None:
+            known = self._symbols[expression] = self._arithmetic(expression, value)
+        return known
+
+    def _arithmetic(self, expression: Any, value: Any) -> Node:
+        """Emit the arithmetic that computes a symbolic number from the sizes of the inputs."""
+        target = _arithmetic_rules().get(expression.func)
+        if target is None:
+            raise UnsupportedError(f"the size {expression} is computed in a way that a graph cannot express yet.")
+        shape_env = value.node.shape_env
+        parts = []
+        for part in expression.args:
+            if part.is_number:
+                parts.append(int(part))
+            else:
+                parts.append(self.number(shape_env.create_symintnode(part, hint=None)))
+        result: Any = parts[0]
+        for part in parts[1:]:
+            result = self.call(target, (result, part), {}, value)
+        return result  # type: ignore[no-any-return]
+
+
+def get_constant(tensor: Tensor) -> Tensor:
+    """The operator of a constant's node; in `torch.fx` it becomes an attribute."""
+    return tensor
+
+
+def _arithmetic_rules() -> dict[Any, Target]:
+    import sympy
+
+    functions = sympy_functions()
+    return {
+        sympy.Add: operator.add,
+        sympy.Mul: operator.mul,
+        sympy.Pow: operator.pow,
+        functions.PowByNatural: operator.pow,
+        functions.FloorDiv: operator.floordiv,
+        functions.CleanDiv: operator.floordiv,
+        functions.Mod: operator.mod,
+        functions.PythonMod: operator.mod,
+        functions.Max: torch.sym_max,
+        functions.Min: torch.sym_min,
+    }
+
+
+def live_nodes(graph: FlatGraph, outputs: Iterable[Node | None]) -> list[Node]:
+    """Dead code elimination: what the outputs need, and what must run anyway.
+
+    Sizes of the inputs stay: a partitioner may need to save them.
+    """
+    live: set[int] = set()
+    pending = [node for node in outputs if node is not None]
+    pending += [node for node in graph.nodes if node.impure or isinstance(node.value, SymInt)]
+    while pending:
+        node = pending.pop()
+        if id(node) not in live:
+            live.add(id(node))
+            pending.extend(node.inputs())
+    return [node for node in graph.nodes if id(node) in live]

@@ -1,0 +1,72 @@
+"""Derive the public record of facts from a program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..options import AOTConfig
+from ..schemas import InputAliasInfo, OutputAliasInfo, OutputType, ViewAndMutationMeta
+from .build import Joint
+from .facts import InputFacts, Number, Plain, Result, SameAsInput, SameAsOutput, ViewOfBase, ViewOfInput, ViewOfOutput
+
+
+def describe(joint: Joint, config: AOTConfig, saved_sizes: int | None) -> ViewAndMutationMeta:
+    """The facts about a program, over the user's flat inputs and outputs."""
+    keep = config.keep_inference_input_mutations
+    order = {facts.recorded.slot: i for i, facts in enumerate(joint.inputs)}
+    return ViewAndMutationMeta(
+        input_info=[_input(facts, keep) for facts in joint.inputs],
+        output_info=[
+            _output(result, tensor, order) for result, tensor in zip(joint.outputs.results, joint.outputs.tensors, strict=True)
+        ],
+        num_intermediate_bases=len(joint.outputs.bases),
+        keep_input_mutations=keep,
+        traced_tangents=[],
+        subclass_inp_meta=list(range(len(joint.inputs))),
+        subclass_fw_graph_out_meta=list(range(len(joint.signature.returned))),
+        subclass_tangent_meta=list(range(len(joint.signature.tangents))),
+        is_train=joint.is_training,
+        traced_tangent_metas=[None] * len(joint.signature.tangents),
+        num_symints_saved_for_bw=saved_sizes,
+        grad_enabled_mutation=joint.grad_mode_after,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def _input(facts: InputFacts, keep: bool) -> InputAliasInfo:
+    return InputAliasInfo(
+        is_leaf=facts.is_leaf,
+        mutates_data=facts.written,
+        mutates_metadata=False,
+        mutations_hidden_from_autograd=facts.recorded.is_tensor and not facts.written,
+        mutations_under_no_grad_or_inference_mode=facts.all_writes_without_grad,
+        mutation_inductor_storage_resize=False,
+        mutates_storage_metadata=False,
+        requires_grad=facts.requires_grad,
+        keep_input_mutations=keep,
+    )
+
+
+def _output(result: Result, tensor: Tensor | None, order: dict[Any, int]) -> OutputAliasInfo:
+    kind, base = OutputType.non_alias, None
+    match result:
+        case SameAsInput(recorded):
+            kind, base = OutputType.is_input, order[recorded.slot]
+        case ViewOfInput(recorded, _, one_of_many):
+            kind = OutputType.non_alias if one_of_many else OutputType.alias_of_input
+            base = order[recorded.slot]
+        case ViewOfBase(index, first, _):
+            kind = OutputType.alias_of_intermediate_save_as_output if first else OutputType.alias_of_intermediate
+            base = index
+        case ViewOfOutput(index, _) | SameAsOutput(index):
+            kind, base = OutputType.alias_of_intermediate_base_is_user_output, index
+        case Plain(kind=plain_kind):
+            kind = plain_kind
+    if tensor is None:
+        raw = torch.SymInt if isinstance(result, Number) else type(getattr(result, "value", None))
+        return OutputAliasInfo(kind, raw, base, None, False)
+    dims = {d for d, n in enumerate(tensor.shape) if isinstance(n, torch.SymInt)}
+    return OutputAliasInfo(kind, type(tensor), base, dims, tensor.requires_grad)

@@ -1,0 +1,75 @@
+"""What an operator does, read off its schema once.
+
+The recorder and the passes ask the same few questions about every operator: is it a view, does it write, is it
+random. The answers are computed once for each overload and kept in a table.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import torch
+
+from ._torch import HigherOrderOperator, OpOverload, is_composite
+
+aten = torch.ops.aten
+
+
+class Kind(Enum):
+    """The cases that a pass tells apart."""
+
+    PURE = auto()
+    VIEW = auto()
+    WRITE = auto()
+    RESHAPE = auto()  # changes size, stride or storage of its own argument: t_, unsqueeze_, set_
+    HIGHER_ORDER = auto()
+
+
+# Operators that write to running statistics although their schema does not say so.
+SILENT_WRITERS: dict[OpOverload, tuple[int, ...]] = {
+    aten.native_batch_norm.default: (3, 4),
+    aten.cudnn_batch_norm.default: (3, 4),
+    aten.miopen_batch_norm.default: (3, 4),
+}
+
+# Views that are the same tensor for every purpose but autograd's.
+IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.lift.default})
+
+
+@dataclass(frozen=True, slots=True)
+class OpInfo:
+    """The facts about one operator."""
+
+    kind: Kind
+    written: tuple[int, ...]  # positions of the arguments that it writes to
+    random: bool
+    composite: bool
+    impure: bool  # must run although nobody reads its result
+
+
+@functools.cache
+def op_info(op: OpOverload | HigherOrderOperator) -> OpInfo:
+    """Classify an operator.
+
+    >>> op_info(torch.ops.aten.add_.Tensor).kind.name, op_info(torch.ops.aten.view.default).kind.name
+    ('WRITE', 'VIEW')
+    """
+    if isinstance(op, HigherOrderOperator):
+        return OpInfo(Kind.HIGHER_ORDER, (), False, False, True)
+    arguments = op._schema.arguments
+    declared = tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
+    written = SILENT_WRITERS.get(op, declared)
+    returns_alias = any(r.alias_info is not None for r in op._schema.returns)
+    if torch.Tag.inplace_view in op.tags or op in (aten.set_.source_Tensor, aten.resize_.default):
+        kind = Kind.RESHAPE
+    elif written:
+        kind = Kind.WRITE
+    elif returns_alias or op in IDENTITIES:
+        kind = Kind.VIEW
+    else:
+        kind = Kind.PURE
+    random = torch.Tag.nondeterministic_seeded in op.tags
+    no_results = not op._schema.returns
+    return OpInfo(kind, written, random, is_composite(op), random or no_results)

@@ -1,0 +1,124 @@
+"""Options: `foregrad.config` holds the defaults, `AOTConfig` carries the resolved ones.
+
+Defaults are read once, at the entry of a compilation, and travel from there as one frozen value. Nothing deeper in
+the library reads a global or an environment variable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .errors import ConfigError
+
+Compiler = Callable[..., Any]
+Partitioner = Callable[..., Any]
+
+
+@dataclass
+class Config:
+    """The defaults of all options.
+
+    >>> import foregrad
+    >>> with foregrad.config.patch(debug_assert=True):
+    ...     foregrad.config.debug_assert
+    True
+    >>> foregrad.config.debug_assert
+    False
+    """
+
+    # What a compiled call checks and does.
+    debug_assert: bool = False
+    fallback: Literal["error", "eager"] = "error"
+    max_specializations: int = 32
+    static_weight_shapes: bool = True
+    view_replay_for_aliased_outputs: bool = True
+    functionalize_rng_ops: bool = False
+    unlift_effect_tokens: bool = False
+    verify: bool = False
+    # What the partitioners weigh.
+    cse: bool = True
+    debug_partitioner: bool = field(
+        default_factory=lambda: os.environ.get("AOT_PARTITIONER_DEBUG", "0") != "0"
+    )
+    max_dist_from_bw: int = 1000
+    ban_recompute_used_far_apart: bool = True
+    ban_recompute_long_fusible_chains: bool = True
+    ban_recompute_materialized_backward: bool = True
+    ban_recompute_not_in_allowlist: bool = True
+    ban_recompute_reductions: bool = True
+    recompute_views: bool = False
+    aggressive_recomputation: bool = False
+    activation_memory_budget: float = 1.0
+    activation_memory_budget_solver: str = "dp"
+    activation_memory_budget_runtime_estimator: str = "flops"
+    # The cache of compiled programs.
+    enable_autograd_cache: bool = False
+    strict_autograd_cache: bool = False
+
+    @contextlib.contextmanager
+    def patch(self, **options: Any) -> Iterator[None]:
+        """Set options for the length of a `with` block."""
+        unknown = [name for name in options if name not in self.__dataclass_fields__]
+        if unknown:
+            raise ConfigError(
+                f"foregrad.config has no option {unknown[0]!r}; it has: {', '.join(self.__dataclass_fields__)}"
+            )
+        before = {name: getattr(self, name) for name in options}
+        vars(self).update(options)
+        try:
+            yield
+        finally:
+            vars(self).update(before)
+
+    def copy(self) -> Config:
+        """A snapshot that later changes do not reach."""
+        return dataclasses.replace(self)
+
+
+config = Config()
+
+_aot_ids = itertools.count()
+
+
+def next_aot_id() -> int:
+    """The number of the next compiled graph in this process."""
+    return next(_aot_ids)
+
+
+@dataclass(frozen=True)
+class AOTConfig:
+    """Everything that one compilation was asked for, fixed when it was asked.
+
+    >>> AOTConfig(None, None, None, {}, 0, aot_id=0, keep_inference_input_mutations=False).dynamic_shapes
+    False
+    """
+
+    fw_compiler: Compiler | None
+    bw_compiler: Compiler | None
+    partition_fn: Partitioner | None
+    decompositions: Mapping[Any, Callable[..., Any]] | None
+    num_params_buffers: int
+    aot_id: int
+    keep_inference_input_mutations: bool
+    is_export: bool = False
+    no_tangents: bool = False
+    dynamic_shapes: bool = False
+    aot_autograd_arg_pos_to_source: list[Any] | None = None
+    inference_compiler: Compiler | None = None
+    enable_log: bool = True
+    pre_dispatch: bool = False
+    cache_key: str | None = None
+    options: Config = field(default_factory=config.copy)
+
+    def __post_init__(self) -> None:
+        if self.pre_dispatch and not self.is_export:
+            raise ConfigError("Can only have pre_dispatch IR for export.")
+        sources = self.aot_autograd_arg_pos_to_source
+        if sources is not None and len({str(source) for source in sources}) != len(sources):
+            raise ConfigError("The sources of the arguments must be distinct.")

@@ -1,0 +1,158 @@
+"""Abstract tensors: tensors that have all metadata and no data.
+
+The recorder sees them only through the small interface `Engine`. The first engine is torch's FakeTensorMode; it
+also serves symbolic sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import SymInt, Tensor
+
+from .._torch import (
+    DimDynamic,
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    ShapeEnv,
+    is_traceable_wrapper_subclass,
+    local_source,
+    make_fake,
+    running_fake_mode,
+    set_lazy_bits,
+    symbolic_context,
+)
+from ..errors import FakeModeError, MissingInputError, UnsupportedError
+from ..slots import Primal
+
+
+class Engine(Protocol):
+    """What the recorder needs of abstract tensors."""
+
+    name: str
+
+    def is_abstract(self, value: object) -> bool:
+        """Whether a value is one of this engine's tensors."""
+
+    def twin(self, real: Tensor, slot: Primal, dynamic: bool) -> Tensor:
+        """An abstract tensor like `real`, in storage of its own, that autograd sees as a fresh leaf."""
+
+    def symbol(self, value: int, slot: Primal) -> int | SymInt:
+        """A symbolic integer that stands for an argument."""
+
+    def like(self, tensor: Tensor, dense: bool) -> Tensor:
+        """A fresh abstract tensor with the geometry of another; `dense` makes it contiguous if that has holes."""
+
+    def strided(self, tensor: Tensor, stride: Sequence[int]) -> Tensor:
+        """A fresh abstract tensor with other strides."""
+
+    def device_of(self, tensor: Tensor) -> torch.device:
+        """The device that an abstract tensor pretends to be on."""
+
+    def knows_value(self, tensor: Tensor) -> bool:
+        """Whether the tensor is a constant of the program, so that its value may be read."""
+
+    def run(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The abstract result of an operator."""
+
+
+class FakeEngine:
+    """Abstract tensors by torch's FakeTensorMode."""
+
+    name = "fake"
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self.run = mode.dispatch  # bound once: it runs for every operator
+
+    @property
+    def shape_env(self) -> ShapeEnv | None:
+        """The shape environment of a dynamic recording."""
+        return self.mode.shape_env
+
+    def is_abstract(self, value: object) -> bool:
+        return type(value) is FakeTensor
+
+    def twin(self, real: Tensor, slot: Primal, dynamic: bool) -> Tensor:
+        if is_traceable_wrapper_subclass(real):
+            raise UnsupportedError(f"{slot} is a {type(real).__name__}: tensor subclasses cannot be compiled yet.")
+        if real.layout is not torch.strided or real.is_quantized or real.is_nested:
+            raise UnsupportedError(f"{slot} has layout {real.layout}: only dense strided tensors can be compiled yet.")
+        if isinstance(real, FakeTensor):
+            device = real.fake_device
+        else:
+            device = real.device
+            if real.device.type != "meta" and real.numel() and not real.untyped_storage().nbytes():
+                raise MissingInputError(
+                    f"{slot} was freed: it has {real.numel()} elements and its storage has none. "
+                    "Give it its data back (untyped_storage().resize_) before the call."
+                )
+        size, stride, offset = real.shape, real.stride(), real.storage_offset()
+        if dynamic and self.shape_env is not None and not isinstance(real, FakeTensor):
+            size, stride, offset = self.shape_env.create_symbolic_sizes_strides_storage_offset(
+                real, local_source(str(slot)), symbolic_context=symbolic_context(real)
+            )
+        twin = self._strided(size, stride, offset, real.dtype, device)
+        if real.is_conj() or real.is_neg():
+            with torch.no_grad(), self.mode:
+                twin = set_lazy_bits(twin, conj=real.is_conj(), neg=real.is_neg())
+        return twin
+
+    def symbol(self, value: int, slot: Primal) -> int | SymInt:
+        assert self.shape_env is not None
+        source = local_source(str(slot))
+        symbol = self.shape_env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC, positive=None)
+        return self.shape_env.create_symintnode(symbol, hint=value, source=source)
+
+    def like(self, tensor: Tensor, dense: bool) -> Tensor:
+        assert isinstance(tensor, FakeTensor)
+        stride = tensor.stride()
+        if dense and has_gaps(tensor):
+            stride = torch.empty(tensor.shape, device="meta").stride()
+        return self._strided(tensor.shape, stride, 0, tensor.dtype, tensor.fake_device)
+
+    def strided(self, tensor: Tensor, stride: Sequence[int]) -> Tensor:
+        return self._strided(tensor.shape, tuple(stride), 0, tensor.dtype, self.device_of(tensor))
+
+    def device_of(self, tensor: Tensor) -> torch.device:
+        assert isinstance(tensor, FakeTensor)
+        return tensor.fake_device
+
+    def knows_value(self, tensor: Tensor) -> bool:
+        return getattr(tensor, "constant", None) is not None
+
+    def _strided(self, size: Any, stride: Any, offset: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+        meta = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+        if offset != 0:
+            reach = offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+            meta = torch.empty((reach,), dtype=dtype, device="meta").as_strided(size, stride, offset)
+        return make_fake(self.mode, meta, device)
+
+
+def has_gaps(tensor: Tensor) -> bool:
+    """Whether a tensor's elements do not fill a stretch of memory one by one, in some order of its dimensions."""
+    expected = 1
+    for d in sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), tensor.shape[d])):
+        if tensor.shape[d] != 1:
+            if tensor.stride(d) != expected:
+                return True
+            expected = expected * tensor.shape[d]
+    return False
+
+
+def engine_for(inputs: Sequence[Any], dynamic: bool) -> FakeEngine:
+    """The engine for a recording: over the inputs' own fake mode if they have one."""
+    modes = {id(x.fake_mode): x.fake_mode for x in inputs if isinstance(x, FakeTensor)}
+    if len(modes) > 1:
+        raise FakeModeError(
+            "The fake inputs belong to two fake modes. Make them all under one FakeTensorMode and call again."
+        )
+    if modes:
+        return FakeEngine(next(iter(modes.values())))
+    mode = running_fake_mode()
+    if mode is not None:
+        return FakeEngine(mode)
+    return FakeEngine(FakeTensorMode(shape_env=ShapeEnv() if dynamic else None))

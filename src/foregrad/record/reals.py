@@ -1,0 +1,107 @@
+"""Real tensors that the program finds by itself: parameters, closures, globals.
+
+They must never meet the recording as they are: `buf.add_(x)` on a real `buf` would change the user's tensor, and
+autograd would run into the user's own tape. This mode sees every torch call before autograd does and puts an
+abstract twin in the place of each real tensor. A call that gives back a twin (an in-place operator does) gives back
+the real tensor, so that `self.count += 1` assigns to the module what was there before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ..errors import DataDependentError, UnsupportedError
+from .engine import Engine
+from .lines import user_stack, where
+
+# Properties that read no data and give no tensor are answered by the real tensor itself.
+_TENSOR_PROPERTIES = frozenset(
+    getattr(Tensor, name).__get__ for name in ("data", "T", "mT", "H", "mH", "real", "imag")
+)
+_SETTERS = frozenset(getattr(Tensor, name).__set__ for name in ("data", "grad", "requires_grad"))
+
+_WAY_OUT = (
+    "Compute with the tensor instead of reading it (torch.where for a condition), pass the value as a plain Python "
+    "argument, or compile with fallback='eager'."
+)
+
+# What asks for data, or for memory, of a tensor that has none.
+NEEDS_DATA: dict[Any, str] = {
+    Tensor.item: "item()",
+    Tensor.tolist: "tolist()",
+    Tensor.numpy: "numpy()",
+    Tensor.__array__: "numpy",
+    Tensor.__bool__: "bool()",
+    Tensor.__int__: "int()",
+    Tensor.__float__: "float()",
+    Tensor.__complex__: "complex()",
+    Tensor.__index__: "an index",
+    Tensor.data_ptr: "data_ptr()",
+    Tensor.untyped_storage: "untyped_storage()",
+    Tensor.storage: "storage()",
+    Tensor.__dlpack__: "dlpack",
+    Tensor.share_memory_: "share_memory_()",
+}
+
+
+class RealTensors(TorchFunctionMode):
+    """Replaces real tensors by their abstract twins before autograd sees them."""
+
+    def __init__(self, engine: Engine, adopt: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._abstract = engine.is_abstract
+        self._knows_value = engine.knows_value
+        self._adopt = adopt  # makes a hidden input of a tensor that was not known before
+        self._twins: dict[int, tuple[Tensor, Tensor]] = {}  # by id of the real tensor, which is kept alive here
+        self._reals: dict[int, Tensor] = {}
+
+    def register(self, real: Tensor, twin: Tensor) -> None:
+        """From now on `twin` stands for `real`."""
+        self._twins.setdefault(id(real), (real, twin))
+        self._reals[id(twin)] = real
+
+    def twin_of(self, real: Tensor) -> Tensor:
+        """The twin of a real tensor, adopted if it is met for the first time."""
+        known = self._twins.get(id(real))
+        if known is None:
+            self.register(real, self._adopt(real))
+            known = self._twins[id(real)]
+        return known[1]
+
+    def _swap(self, value: Any) -> Any:
+        if self._abstract(value):
+            return value
+        if isinstance(value, Tensor):
+            return self.twin_of(value)
+        kind = type(value)
+        if kind is tuple or kind is list:
+            return kind([self._swap(item) for item in value])
+        return value
+
+    def _refuse_reading(self, func: Any, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor) and not (self._abstract(args[0]) and self._knows_value(args[0])):
+            raise DataDependentError(
+                f"{NEEDS_DATA[func]} of a recorded tensor, at {where(user_stack(3))}. While a program is recorded its "
+                f"tensors have no data. {_WAY_OUT}"
+            )
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in NEEDS_DATA:
+            self._refuse_reading(func, args)
+        elif getattr(func, "__name__", None) == "__get__" and func not in _TENSOR_PROPERTIES:
+            return func(*args, **kwargs)
+        elif func in _SETTERS and not self._abstract(args[0]):
+            raise UnsupportedError(
+                f"assigning .{func.__self__.__name__} of a tensor from outside the program, at {where(user_stack(2))}, "
+                "cannot be compiled yet. Pass the tensor as an argument, or compile with fallback='eager'."
+            )
+        result = func(*self._swap(args), **{name: self._swap(value) for name, value in kwargs.items()})
+        return self._reals.get(id(result), result) if isinstance(result, torch.Tensor) else result

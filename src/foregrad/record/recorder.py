@@ -1,0 +1,205 @@
+"""The recorder: one dispatch mode, under autograd and above the abstract tensors.
+
+Autograd runs in C++ as it does in eager, so custom functions, hooks, `no_grad` and in-place rules behave as they do
+in eager, with eager's own errors. The recorder writes down every operator that reaches it, views and in-place
+operators as they are; passes make sense of them later.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx.traceback as fx_traceback
+
+from .._torch import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    HigherOrderOperator,
+    OpOverload,
+    TorchDispatchMode,
+    UnsupportedOperatorException,
+    disable_modes,
+    next_sequence_number,
+    running_node_number,
+    without_function_modes,
+)
+from ..errors import CaptureError, DataDependentError, UnsupportedError
+from ..ops import Kind, aten, op_info
+from .engine import Engine
+from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
+
+_DEVICE_OF = torch.ops.prim.device.default
+_FRESH_CONSTANTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default)
+
+
+class Step:
+    """One recorded operator call."""
+
+    __slots__ = ("args", "backward", "grad_enabled", "kwargs", "op", "out", "repeats", "stack")
+
+    def __init__(
+        self,
+        op: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        grad_enabled: bool,
+        backward: bool,
+        stack: Stack,
+        repeats: int | None,
+    ) -> None:
+        self.op = op
+        self.args = args
+        self.kwargs = kwargs
+        self.out = out
+        self.grad_enabled = grad_enabled
+        self.backward = backward
+        self.stack = stack
+        self.repeats = repeats  # the earlier step whose random draw this one replays
+
+
+class Recorder(TorchDispatchMode):
+    """Writes down every operator that the program and autograd run."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, engine: Engine, decompositions: Mapping[Any, Callable[..., Any]], from_nodes: bool) -> None:
+        super().__init__()
+        self.steps: list[Step] = []
+        self.backward = False
+        self.shapes_before: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        self._engine = engine
+        self._run = engine.run
+        self._decompositions = decompositions
+        self._from_nodes = from_nodes  # the program is a graph whose nodes know the user's lines better than frames do
+        self._stacks: dict[int, Stack] = {}  # of the forward, by autograd's sequence number
+        self._draws: dict[Any, int] = {}
+        self._devices: set[torch.device] = set()
+        self._finished_node: int | None = None  # set by hooks on nodes whose gradients are summed up
+        self._watched: set[Any] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # spares a wrapper around every call
+
+    def __torch_dispatch__(
+        self, op: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if op is _DEVICE_OF:
+            return self._engine.device_of(args[0]) if self._engine.is_abstract(args[0]) else args[0].device
+        if isinstance(op, HigherOrderOperator):
+            raise UnsupportedError(
+                f"the higher-order operator {op.name()}, at {where(user_stack(2))}, cannot be compiled yet."
+            )
+        if op.namespace == "profiler":
+            return op(*args, **kwargs)
+        replaced = self._decompose(op, args, kwargs)
+        if replaced is not NotImplemented:
+            return replaced
+        info = op_info(op)
+        stack = self._stack()
+        if "device" in kwargs:
+            self._require_device(kwargs["device"])
+        if info.kind is Kind.RESHAPE:
+            before = self._run(aten.detach.default, types, (args[0],), {})
+            self.shapes_before.setdefault(id(args[0]), []).append((len(self.steps), before))
+        try:
+            with without_function_modes():  # in backward, operators come straight from C++, with the modes still on
+                out = self._run(op, types, args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise DataDependentError(
+                f"{op}, at {where(stack)}: its result depends on the data of a recorded tensor, which has none. "
+                "Rewrite it with an operator of fixed output size (torch.where, masked_fill), or compile with "
+                "fallback='eager'."
+            ) from error
+        except UnsupportedOperatorException as error:
+            raise CaptureError(
+                f"{op}, at {where(stack)}, has no shape inference. Register one (torch.library.register_fake), or "
+                "compile with fallback='eager'."
+            ) from error
+        repeats = self._draw(op, kwargs, args) if info.random else None
+        self.steps.append(Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, repeats))
+        return out
+
+    def _decompose(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Replace an operator by others: on the user's wish, or because it is a mere composition."""
+        decomposition = self._decompositions.get(op)
+        if decomposition is not None:
+            with self:
+                return decomposition(*args, **kwargs)
+        if op_info(op).composite:
+            with self:
+                return op.decompose(*args, **kwargs)
+        return NotImplemented
+
+    def _stack(self) -> Stack:
+        """The user's line: of the operator itself, or in backward of the operator that it differentiates."""
+        number = running_node_number() if self.backward else None
+        if number is not None:
+            stack = self._stacks.get(number, ())
+            return f"{GRADIENT_SUM}\n{show_stack(stack)}" if number == self._finished_node else stack
+        if self._from_nodes:
+            stack = fx_traceback.get_current_meta().get("stack_trace") or ()
+        else:
+            stack = user_stack(3)
+        self._stacks.setdefault(next_sequence_number() - 1, stack)
+        return stack
+
+    def watch_gradient_sums(self, targets: Sequence[torch.Tensor]) -> None:
+        """Tell the sums that autograd makes between nodes from the operators of the nodes themselves.
+
+        Autograd adds a gradient up right after the node that made it has run, so a hook at its end marks the border.
+        """
+        self._finished_node = None
+        producers: dict[Any, list[Any]] = {}
+        pending = [t.grad_fn for t in targets if t.grad_fn is not None]
+        seen = set(pending)
+        while pending:
+            node = pending.pop()
+            for following, _ in node.next_functions:
+                if following is not None:
+                    producers.setdefault(following, []).append(node)
+                    if following not in seen:
+                        seen.add(following)
+                        pending.append(following)
+        for several in producers.values():
+            if len(several) > 1:
+                for node in several:
+                    if node not in self._watched:
+                        self._watched.add(node)
+                        node.register_hook(functools.partial(self._node_finished, int(node._sequence_nr())))
+
+    def _node_finished(self, number: int, gradients: Any, incoming: Any) -> None:
+        self._finished_node = number
+
+    def _require_device(self, device: Any) -> None:
+        """Raise eager's own error for a device that this build lacks, before an abstract tensor pretends otherwise."""
+        if device is not None and device not in self._devices:
+            with disable_modes():
+                torch.empty(0, device=device)
+            self._devices.add(device)
+
+    def _draw(self, op: OpOverload, kwargs: dict[str, Any], args: tuple[Any, ...]) -> int | None:
+        """Tell a replayed random draw from a new one.
+
+        Checkpointing restores a generator's state outside the dispatcher and runs a random operator once more. The
+        generator's own state names the draw: the same state again is the same draw.
+        """
+        generator = kwargs.get("generator") or self._default_generator(args, kwargs)
+        with disable_modes():
+            key = (op, bytes(generator.get_state().numpy().data))
+            torch.rand(1, generator=generator, device=generator.device)
+        first = self._draws.setdefault(key, len(self.steps))
+        return first if first != len(self.steps) else None
+
+    def _default_generator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator:
+        tensors = [a for a in args if self._engine.is_abstract(a)]
+        device = self._engine.device_of(tensors[0]) if tensors else torch.device(kwargs.get("device") or "cpu")
+        if device.type == "cuda":
+            index = device.index if device.index is not None else torch.cuda.current_device()
+            return torch.cuda.default_generators[index]
+        return torch.default_generator

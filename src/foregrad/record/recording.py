@@ -1,0 +1,160 @@
+"""Record a program once.
+
+A `Recording` is the whole of what is known about one run of the program: its inputs and what stood for them, the
+operators in order, its result, and autograd's tape over the abstract tensors. The tape is kept: it is the one right
+source for every backward that anybody may ask for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._torch import AutocastState, ambient_state_kept, autocast_state, disable_modes, gradients_of, recording_autograd
+from ..slots import Hidden, Input, Primal
+from .engine import Engine
+from .reals import RealTensors
+from .recorder import Recorder, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A value that goes into a recording: a tensor, or any Python object, which is a constant of the program."""
+
+    slot: Primal
+    value: Any
+    dynamic: bool = False  # sizes of a tensor, or an int, become symbols
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedInput:
+    """What stood for an argument while the program ran."""
+
+    slot: Primal
+    real: Any
+    seen: Any  # what the program saw: an abstract tensor, a symbolic int, or the constant itself
+    leaf: Tensor | None  # what gradients are taken for
+    start_node: Any  # the autograd node of `seen` before the program ran
+
+    @property
+    def is_tensor(self) -> bool:
+        return isinstance(self.seen, Tensor)
+
+
+class _NonLeaf(torch.autograd.Function):
+    """Makes a tensor that is no leaf out of one that is, without recording an operator."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, box: list[Tensor]) -> Tensor:  # type: ignore[override]
+        return box[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient, None
+
+
+def _as_inference_tensor(real: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """A twin is an inference tensor exactly if the real tensor is one."""
+    if real.is_inference() == torch.is_inference_mode_enabled():
+        return contextlib.nullcontext()
+    return torch.inference_mode(real.is_inference())
+
+
+def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
+    """Make what stands for an argument: not a view, and a leaf exactly if the argument is one."""
+    value = argument.value
+    if type(value) is int and argument.dynamic:
+        return RecordedInput(argument.slot, value, engine.symbol(value, argument.slot), None, None)
+    if not isinstance(value, Tensor):
+        return RecordedInput(argument.slot, value, value, None, None)
+    with disable_modes(), _as_inference_tensor(value):
+        seen = engine.twin(value, argument.slot, argument.dynamic)
+    leaf = None
+    if value.requires_grad:
+        leaf = seen.requires_grad_()
+        if not value.is_leaf:
+            with disable_modes(), torch.enable_grad():
+                seen = _NonLeaf.apply(leaf, [engine.twin(value, argument.slot, argument.dynamic)])  # type: ignore[no-untyped-call]
+    if isinstance(value, torch.nn.Parameter):
+        seen._is_param = True
+    return RecordedInput(argument.slot, value, seen, leaf, seen.grad_fn)
+
+
+class Recording:
+    """One run of a program on abstract tensors, with autograd's tape over it."""
+
+    def __init__(self, engine: Engine, decompositions: Mapping[Any, Callable[..., Any]], from_nodes: bool) -> None:
+        self.engine = engine
+        self.inputs: list[RecordedInput] = []
+        self.result: Any = None
+        self.forward_end = 0
+        self.grad_enabled = torch.is_grad_enabled()
+        self.grad_enabled_after = self.grad_enabled
+        self.autocast: AutocastState = autocast_state()
+        self.autocast_after: AutocastState = self.autocast
+        self.recorder = Recorder(engine, decompositions, from_nodes)
+
+    @property
+    def steps(self) -> list[Step]:
+        """Every operator so far, forward first."""
+        return self.recorder.steps
+
+    def run(
+        self,
+        program: Callable[[list[Any]], Any],
+        arguments: Sequence[Argument],
+        state: Sequence[Argument],
+        place_of: Callable[[Tensor], Hidden],
+    ) -> None:
+        """Run the program: `state` is what it finds by itself, `arguments` is what it is called with."""
+        reals = RealTensors(self.engine, lambda real: self._adopt(Argument(place_of(real), real)))
+        for argument in state:
+            reals.register(argument.value, self._adopt(argument))
+        seen = [self._adopt(argument) for argument in arguments]
+        self._reals = reals
+        with self._modes(reals):
+            try:
+                self.result = program(seen)
+            finally:
+                self.grad_enabled_after = torch.is_grad_enabled()
+                self.autocast_after = autocast_state()
+        self.forward_end = len(self.steps)
+
+    def _adopt(self, argument: Argument) -> Any:
+        recorded = stand_in(self.engine, argument)
+        self.inputs.append(recorded)
+        return recorded.seen
+
+    @contextlib.contextmanager
+    def _modes(self, reals: RealTensors) -> Iterator[None]:
+        with ambient_state_kept(), recording_autograd(), reals, self.recorder:
+            yield
+
+    def seen(self, tensor: Tensor) -> Tensor:
+        """The abstract tensor for a tensor of the result: itself, or the twin of a real one that was passed through."""
+        return tensor if self.engine.is_abstract(tensor) else self._reals.twin_of(tensor)
+
+    def differentiate(self, targets: Sequence[Tensor], tangents: Sequence[Tensor]) -> list[Tensor | None]:
+        """Record a backward behind the forward: a gradient, or None, for each input.
+
+        A custom function that was applied to a real parameter has its edge to the real tensor and not to the twin:
+        gradients are taken for both, and added.
+        """
+        self.recorder.backward = True
+        self.recorder.watch_gradient_sums(targets)
+        differentiable = [i for i in self.inputs if i.leaf is not None]
+        leaves = [i.leaf for i in differentiable if i.leaf is not None]
+        hidden = [i for i in differentiable if not isinstance(i.slot, Input)]
+        with self._modes(self._reals), torch.no_grad():
+            found = gradients_of(targets, tangents, leaves + [i.real for i in hidden])
+            by_slot = dict(zip((i.slot for i in differentiable), found, strict=False))
+            for item, extra in zip(hidden, found[len(leaves) :], strict=True):
+                if extra is not None:
+                    known = by_slot[item.slot]
+                    by_slot[item.slot] = extra if known is None else known + extra
+        return [by_slot.get(i.slot) for i in self.inputs]

@@ -1,0 +1,151 @@
+"""The backward of a compiled program: compiled on first use, chosen by which tangents arrive."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor, fx
+
+from .._torch import hint_of
+from ..errors import BackwardError
+from ..joint.build import Joint
+from ..options import AOTConfig
+from ..slots import Returned
+from .compilers import Boxed, checked, compile_graph, example_values
+
+log = logging.getLogger("foregrad")
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What the forward hands to the backward: names of the nodes, tensors first in the forward's outputs."""
+
+    tensors: tuple[fx.Node, ...]
+    sizes: tuple[fx.Node, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """In the order in which the backward takes them."""
+        return [node.name for node in (*self.sizes, *self.tensors)]
+
+
+def saved_between(forward: fx.GraphModule, returned: int) -> Saved:
+    """Read off a partitioned forward what it saves behind its own outputs."""
+    outputs: Sequence[Any] = forward.graph.output_node().args[0][returned:]  # type: ignore[index, assignment]
+    tensors = tuple(node for node in outputs if isinstance(node.meta.get("val"), Tensor))
+    sizes = tuple(node for node in outputs if not isinstance(node.meta.get("val"), Tensor))
+    return Saved(tensors, sizes)
+
+
+class Backward:
+    """Compiles backward graphs when they are first needed, and runs the rare ones."""
+
+    def __init__(
+        self,
+        joint: Joint,
+        module: fx.GraphModule,
+        saved: Saved,
+        strides: Sequence[Any] | None,
+        config: AOTConfig,
+        deterministic: bool,
+    ) -> None:
+        self.module = module
+        self._joint = joint
+        self._saved = saved
+        self._strides = strides  # of the saved tensors, as the forward's compiler reported them
+        self._config = config
+        self.deterministic = deterministic
+        self._compiled: Boxed | None = None
+        self._partial: dict[tuple[bool, ...], tuple[Boxed, list[bool]]] = {}
+
+    # -------------------------------------------------------------------------------------- the usual backward
+    def install(self, place: Callable[[Boxed], None]) -> None:
+        """Put a stub in place that compiles the backward in its first call; sizes that are saved ask for it at once."""
+
+        def stub(args: list[Any]) -> Any:
+            self.compile(place)
+            assert self._compiled is not None
+            return checked(self._compiled, "backward", self.module, place)(args)
+
+        place(stub)
+        if self._saved.sizes:
+            try:
+                self.compile(place)
+            except Exception:
+                log.warning("compiling the backward ahead of its first call failed; it will be tried again", exc_info=True)
+
+    def compile(self, place: Callable[[Boxed], None]) -> None:
+        """Compile the backward, once."""
+        if self._compiled is None:
+            self._compiled = self._compile(self.module)
+            place(checked(self._compiled, "backward", self.module, place))
+
+    def _compile(self, module: fx.GraphModule) -> Boxed:
+        values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+        strides: list[Any] | None = None
+        if self._strides is not None and module is self.module:
+            padding = len(values) - len(self._saved.sizes) - len(self._strides)
+            strides = [None] * len(self._saved.sizes) + list(self._strides) + [None] * padding
+        examples = example_values(self._joint.recording.engine, values, strides)
+        return compile_graph(self._config.bw_compiler, module, examples, "backward", self._config)[0]
+
+    # ----------------------------------------------------------------------------------------- the rare ones
+    def partial(self, ctx: Any, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Gradients when some outputs take no part: an input that only they depend on gets None."""
+        mask = tuple(tangent is not None for tangent in tangents)
+        if not any(mask):
+            return [None] * len(self._joint.inputs)
+        if mask not in self._partial:
+            slots: list[Returned] = [t.of for t, used in zip(self._joint.signature.tangents, mask, strict=True) if used]
+            module, found = self._joint.tape.partial_backward(slots, self._saved.names)
+            self._partial[mask] = self._compile(module), found
+        compiled, _ = self._partial[mask]
+        sizes = ctx.sizes if self._saved.sizes else ()
+        return list(compiled([*sizes, *ctx.saved_tensors, *(t for t in tangents if t is not None)]))
+
+    def connected(self, run: Callable[[], Sequence[Tensor | None]], sources: Sequence[Any]) -> list[Tensor | None]:
+        """Gradients under `create_graph=True`: they require grad, and say why they cannot be differentiated again."""
+        with torch.no_grad():
+            gradients = list(run())
+        tensors = [g for g in gradients if g is not None]
+        joined = iter(_NoSecondOrder.apply(tensors, *(s for s in sources if isinstance(s, Tensor))))  # type: ignore[no-untyped-call]
+        return [None if g is None else next(joined) for g in gradients]
+
+    def refuse_nondeterminism(self) -> None:
+        """Raised when determinism was switched on after the program was compiled."""
+        raise BackwardError(
+            "This compiled backward function is being run with torch.use_deterministic_algorithms(True), but it was "
+            "compiled with it off and may hold nondeterministic kernels. Switch it on before the first call."
+        )
+
+
+class _NoSecondOrder(torch.autograd.Function):
+    """Joins gradients to what they depend on, and refuses to differentiate them."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: list[Tensor], *sources: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return tuple(g.view_as(g).detach() for g in gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor) -> Any:  # type: ignore[override]
+        raise BackwardError(
+            "Double backward through a compiled function is not supported yet. Compute the first gradients inside the "
+            "function that you compile, or run the original function."
+        )
+
+
+def restride(size: Sequence[Any], stride: Sequence[Any]) -> Callable[[Tensor], Tensor]:
+    """A function that gives a tangent the strides for which the backward was recorded."""
+    if any(isinstance(n, SymInt) for n in (*size, *stride)):
+        order = sorted(range(len(stride)), key=lambda d: -hint_of(stride[d]))
+        back = [order.index(d) for d in range(len(order))]
+        return lambda t: t.permute(order).contiguous().permute(back)
+
+    def exact(tangent: Tensor) -> Tensor:
+        return torch.empty_strided(size, stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
+
+    return exact

@@ -1,0 +1,259 @@
+"""The innermost part of a compiled call: the graphs themselves, and autograd's view of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+
+from .._torch import autocast_off, boundary_apply, deterministic_enabled, set_grad_enabled
+from ..joint.build import Joint
+from ..joint.facts import Number, Plain, ViewOfBase, ViewOfInput, ViewOfOutput
+from ..ops import Kind, op_info
+from ..slots import Output, Returned, Updated
+from .backward import Backward, Saved, restride
+from .writer import Writer, tuple_of, unpack
+
+
+def values_needed(joint: Joint) -> list[Returned]:
+    """Which of the graph's results the stages around it read."""
+    needed: list[Returned] = []
+    for slot in joint.signature.returned:
+        match slot:
+            case Output(index):
+                match joint.outputs.results[index]:
+                    case Plain() | Number():
+                        needed.append(slot)
+                    case ViewOfInput(rebuild=r) | ViewOfBase(rebuild=r) | ViewOfOutput(rebuild=r) if r.steps is None:
+                        needed.append(slot)
+            case _:
+                needed.append(slot)
+    return needed
+
+
+def _run_graph(writer: Writer, names: Sequence[str], call: str, autocast: bool) -> None:
+    """Call a graph and name its results; the casts of autocast are in the graph already."""
+    text = f"{unpack(list(names))} = {call}" if names else call
+    if autocast:
+        with writer.block(f"with {writer.bind(autocast_off, 'autocast_off')}():"):
+            writer.line(text)
+    else:
+        writer.line(text)
+
+
+class InferenceCore:
+    """Runs one graph with gradients off."""
+
+    def __init__(self, joint: Joint, guarded: bool, autocast: bool) -> None:
+        self._joint = joint
+        self._guarded = guarded
+        self._autocast = autocast
+
+    def define(self, writer: Writer) -> None:
+        """Nothing stands before the call."""
+
+    def write(self, writer: Writer, inputs: list[str]) -> None:
+        """The call of the graph."""
+        joint = self._joint
+        needed = set(values_needed(joint))
+        names = [writer.variable(slot) if slot in needed else "_" for slot in joint.signature.returned]
+        call = f"inference_graph([{', '.join(inputs)}])"
+        set_grad = writer.bind(set_grad_enabled, "set_grad_enabled")
+        if not self._guarded:
+            is_enabled = writer.bind(torch.is_grad_enabled, "is_grad_enabled")
+            writer.line(f"grad_was_enabled = {is_enabled}()")
+            restore = "grad_was_enabled"
+        elif joint.recording.grad_enabled:
+            restore = "True"
+        else:
+            _run_graph(writer, names, call, self._autocast)
+            self._detach_views(writer)
+            return
+        writer.line(f"{set_grad}(False)")
+        with writer.block("try:"):
+            _run_graph(writer, names, call, self._autocast)
+            self._detach_views(writer)
+        with writer.block("finally:"):
+            writer.line(f"{set_grad}({restore})")
+
+    def _detach_views(self, writer: Writer) -> None:
+        """A view taken with gradients off could not be written to with gradients on, which eager allows."""
+        if not self._joint.recording.grad_enabled:
+            return
+        for i, result in enumerate(self._joint.outputs.results):
+            if isinstance(result, Plain) and result.is_view:
+                name = writer.variable(Output(i))
+                writer.line(f"{name} = {name}.detach()")
+
+
+class TrainingCore:
+    """One differentiable operator: its forward runs the forward graph, its backward the backward graph."""
+
+    def __init__(self, joint: Joint, saved: Saved, backward: Backward, guarded: bool, autocast: bool) -> None:
+        self._joint = joint
+        self._saved = saved
+        self._backward = backward
+        self._guarded = guarded
+        self._autocast = autocast
+        signature = joint.signature
+        self._through = [i for i, grad in enumerate(signature.grads) if grad is not None]
+        self._tangents = [tangent.of for tangent in signature.tangents]
+        self._aside = [slot for slot in values_needed(joint) if slot not in self._tangents]
+
+    def define(self, writer: Writer) -> None:
+        """The class of the operator."""
+        writer.bind(torch.autograd.Function, "Function")
+        with writer.block("class Program(Function):"):
+            writer.line("@staticmethod")
+            self._forward(writer)
+            writer.line()
+            writer.line("@staticmethod")
+            self._write_backward(writer)
+        writer.line()
+        writer.bind(boundary_apply, "boundary_apply")
+        writer.line("apply = boundary_apply(Program)")
+        writer.line()
+
+    # ------------------------------------------------------------------------------------------- forward
+    def _all_through(self) -> bool:
+        return len(self._through) == len(self._joint.inputs) and not self._aside
+
+    def _input_names(self) -> list[str]:
+        return [f"i{n}" for n in range(len(self._joint.inputs))]
+
+    def _forward(self, writer: Writer) -> None:
+        joint, names = self._joint, self._input_names()
+        returned = {slot: f"o{n}" for n, slot in enumerate(joint.signature.returned)}
+        through = [names[i] for i in self._through]
+        rest = [names[i] for i in range(len(names)) if i not in set(self._through)]
+        head = ", ".join(["ctx", *(() if self._all_through() else ("aside",)), *through])
+        with writer.block(f"def forward({head}):"):
+            if rest:
+                writer.line(f"{unpack(rest)} = aside")
+            saved = [f"s{n}" for n in range(len(self._saved.tensors))]
+            sizes = [f"n{n}" for n in range(len(self._saved.sizes))]
+            used = {*self._tangents, *self._aside}
+            heads = [returned[slot] if slot in used else "_" for slot in joint.signature.returned]
+            call = f"forward_graph([{', '.join(names)}])"
+            _run_graph(writer, [*heads, *saved, *sizes], call, self._autocast)
+            self._save(writer, saved, sizes)
+            writer.line("ctx.set_materialize_grads(False)")
+            if not self._all_through():
+                writer.line(f"aside[:] = [{', '.join(self._aside_value(slot, returned) for slot in self._aside)}]")
+            writer.line(f"return {', '.join(self._differentiable(slot, returned[slot]) for slot in self._tangents)}")
+
+    def _save(self, writer: Writer, tensors: list[str], sizes: list[str]) -> None:
+        """All saved tensors go through autograd's own store: version checks, hooks and freeing work as in eager."""
+        if tensors:
+            detached = [
+                f"{name}.detach()" if _is_view(node) else name
+                for name, node in zip(tensors, self._saved.tensors, strict=True)
+            ]
+            writer.line(f"ctx.save_for_backward({', '.join(detached)})")
+        if sizes:
+            writer.line(f"ctx.sizes = {tuple_of(sizes)}")
+
+    def _differentiable(self, slot: Returned, name: str) -> str:
+        """Autograd must not take a result for a view of something inside the graph."""
+        result = self._joint.outputs.results[slot.index] if isinstance(slot, Output) else None
+        is_view = isinstance(result, Plain) and result.is_view or isinstance(slot, Updated)
+        return f"{name}.detach()" if is_view else name
+
+    def _aside_value(self, slot: Returned, returned: dict[Returned, str]) -> str:
+        """A result that autograd does not track must be a tensor of its own beside one that it does."""
+        outputs = self._joint.module.graph.output_node().args[0]
+        node = {s: outputs[i] for i, s in enumerate(self._joint.signature.returned)}  # type: ignore[index]
+        tracked = {node[s] for s in self._tangents}
+        return f"{returned[slot]}.detach()" if node[slot] in tracked else returned[slot]
+
+    # ------------------------------------------------------------------------------------------ backward
+    def _write_backward(self, writer: Writer) -> None:
+        joint = self._joint
+        tangents = [f"t{n}" for n in range(len(self._tangents))]
+        with writer.block(f"def backward(ctx, {', '.join(tangents)}):"):
+            if joint.backward_error is not None:
+                writer.line(f"raise {writer.bind(joint.backward_error, 'autograd_refused')}")
+                return
+            lead = "" if self._all_through() else "None, "
+            picked = ", ".join(f"g[{i}]" for i in self._through)
+            partial = writer.bind(self._backward.partial, "partial_backward")
+            with writer.block(f"if {' or '.join(f'{t} is None' for t in tangents)}:"):
+                writer.line(f"g = {partial}(ctx, {tuple_of(tangents)})")
+                writer.line(f"return ({lead}{picked},)")
+            for name, value in zip(tangents, joint.tangent_values, strict=True):
+                self._coerce(writer, name, value)
+            if not self._backward.deterministic:
+                check = writer.bind(deterministic_enabled, "deterministic_algorithms_enabled")
+                with writer.block(f"if {check}():"):
+                    writer.line(f"{writer.bind(self._backward.refuse_nondeterminism, 'refuse_nondeterminism')}()")
+            sizes = ["*ctx.sizes"] if self._saved.sizes else []
+            saved = ["*ctx.saved_tensors"] if self._saved.tensors else []
+            call = f"backward_graph([{', '.join([*sizes, *saved, *tangents])}])"
+            with writer.block(f"if {writer.bind(torch.is_grad_enabled, 'is_grad_enabled')}():"):
+                connected = writer.bind(self._backward.connected, "connected")
+                sources = tuple_of([*saved, *tangents])
+                writer.line(f"g = {connected}(lambda: {call}, {sources})")
+                writer.line(f"return ({lead}{picked},)")
+            self._run_backward(writer, call)
+            writer.line("return tuple(g)" if self._all_through() else f"return ({lead}{picked},)")
+
+    def _run_backward(self, writer: Writer, call: str) -> None:
+        if self._autocast:
+            with writer.block(f"with {writer.bind(autocast_off, 'autocast_off')}():"):
+                writer.line(f"g = {call}")
+        else:
+            writer.line(f"g = {call}")
+
+    def _coerce(self, writer: Writer, name: str, tangent: Tensor) -> None:
+        size, stride = tuple(tangent.shape), tuple(tangent.stride())
+        fix = writer.bind(restride(size, stride), "restride")
+        if any(isinstance(n, SymInt) for n in (*size, *stride)):
+            writer.line(f"{name} = {fix}({name})")
+        else:
+            with writer.block(f"if {name}.stride() != {stride}:"):
+                writer.line(f"{name} = {fix}({name})")
+
+    # ---------------------------------------------------------------------------------------------- call
+    def write(self, writer: Writer, inputs: list[str]) -> None:
+        """The call of the operator, or of the bare forward graph where nobody asks for gradients."""
+        joint = self._joint
+        enabled = joint.recording.grad_enabled
+        if self._guarded and enabled:
+            self._apply(writer, inputs)
+            return
+        if self._guarded:  # the program itself switches gradients on
+            set_grad = writer.bind(set_grad_enabled, "set_grad_enabled")
+            writer.line(f"{set_grad}(True)")
+            with writer.block("try:"):
+                self._apply(writer, inputs)
+            with writer.block("finally:"):
+                writer.line(f"{set_grad}(False)")
+            return
+        with writer.block(f"if {writer.bind(torch.is_grad_enabled, 'is_grad_enabled')}():"):
+            self._apply(writer, inputs)
+        with writer.block("else:"):
+            needed = {*self._tangents, *self._aside}
+            names = [writer.variable(slot) if slot in needed else "_" for slot in joint.signature.returned]
+            saved = len(self._saved.tensors) + len(self._saved.sizes)
+            rest = ["*_"] if saved else []
+            _run_graph(writer, [*names, *rest], f"forward_graph([{', '.join(inputs)}])", self._autocast)
+
+    def _apply(self, writer: Writer, inputs: list[str]) -> None:
+        through = [inputs[i] for i in self._through]
+        results = [writer.variable(slot) for slot in self._tangents]
+        left = ", ".join(results)
+        if self._all_through():
+            writer.line(f"{left} = apply({', '.join(through)})")
+            return
+        rest = [name for i, name in enumerate(inputs) if i not in set(self._through)]
+        aside = writer.fresh("aside")
+        writer.line(f"{aside} = [{', '.join(rest)}]")
+        writer.line(f"{left} = apply({', '.join([aside, *through])})")
+        if self._aside:
+            writer.line(f"{unpack([writer.variable(slot) for slot in self._aside])} = {aside}")
+
+
+def _is_view(node: Any) -> bool:
+    return node.op == "call_function" and hasattr(node.target, "_schema") and op_info(node.target).kind is Kind.VIEW

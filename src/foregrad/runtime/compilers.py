@@ -1,0 +1,122 @@
+"""Call the user's compilers, and hold them to their contract."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._torch import FakeTensor, TracingContext, ambient_state_kept, autocast_off
+from ..errors import CompilerError
+from ..logs import Phase, compiling, show_graph
+from ..options import AOTConfig, Compiler
+from ..record.engine import Engine
+
+Boxed = Callable[[list[Any]], Any]
+
+
+def make_boxed_func(f: Callable[..., Any]) -> Boxed:
+    """A function of one list, which it may empty, from a function of separate arguments.
+
+    >>> make_boxed_func(lambda a, b: a + b)([1, 2])
+    3
+    """
+
+    def boxed(args: list[Any]) -> Any:
+        return f(*args)
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]
+    return boxed
+
+
+def make_boxed_compiler(compiler: Compiler) -> Compiler:
+    """A compiler whose result takes one list, from a compiler whose result takes separate arguments.
+
+    >>> make_boxed_compiler(lambda graph, inputs: lambda a, b: a + b)(None, ())([1, 2])
+    3
+    """
+
+    def boxed_compiler(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+        return make_boxed_func(compiler(graph, example_inputs))
+
+    return boxed_compiler
+
+
+def compile_graph(
+    compiler: Compiler | None, module: fx.GraphModule, examples: Sequence[Any], phase: Phase, config: AOTConfig
+) -> tuple[Boxed, list[Any] | None]:
+    """Compile one graph; also gives the strides of its outputs, if the compiler reported them."""
+    if compiler is None:
+        raise CompilerError(f"No compiler was given for the {phase} graph.")
+    if config.enable_log:
+        show_graph(module, phase, config.aot_id)
+    with compiling(config.aot_id, phase), ambient_state_kept(), autocast_off(), torch.no_grad():
+        with TracingContext.report_output_strides() as strides:
+            try:
+                compiled = compiler(module, list(examples))
+            except Exception as error:
+                raise CompilerError(
+                    f"The compiler of the {phase} graph raised {type(error).__name__}: {error}\n"
+                    "Nothing was compiled. Run the graph as it is with lambda graph, inputs: "
+                    "make_boxed_func(graph.forward) to see whether the graph is at fault."
+                ) from error
+    if not callable(compiled):
+        raise CompilerError(
+            f"The compiler of the {phase} graph returned a {type(compiled).__name__}; it must return a function."
+        )
+    return _boxed(compiled, phase), list(strides) if strides else None
+
+
+def _boxed(compiled: Callable[..., Any], phase: Phase) -> Boxed:
+    if getattr(compiled, "_boxed_call", False):
+        return compiled
+    if phase == "backward":
+        warnings.warn(
+            "Your compiler for AOTAutograd is returning a function that doesn't take boxed arguments. Please wrap it "
+            "with foregrad.make_boxed_func or handle the boxed arguments yourself: memory is freed later than it "
+            "could be.",
+            stacklevel=2,
+        )
+    return make_boxed_func(compiled)
+
+
+def checked(compiled: Boxed, phase: Phase, module: fx.GraphModule, install: Callable[[Boxed], None]) -> Boxed:
+    """Check the number of outputs in the first call, then get out of the way."""
+    expected = len(module.graph.output_node().args[0])  # type: ignore[arg-type]
+
+    def single(args: list[Any]) -> Any:
+        return (compiled(args),)
+
+    def first(args: list[Any]) -> Any:
+        result = compiled(args)
+        bare = not isinstance(result, (list, tuple))
+        count = 1 if bare else len(result)
+        if count != expected:
+            raise CompilerError(
+                f"The compiled {phase} graph returned {count} values where the graph has {expected} outputs. The "
+                "compiler must return a function that gives one value for each output of the graph, in order."
+            )
+        install(single if bare else compiled)
+        return (result,) if bare else result
+
+    return first
+
+
+def example_values(engine: Engine, values: Sequence[Any], strides: Sequence[Any] | None = None) -> list[Any]:
+    """What a compiler is shown for the inputs of a graph: abstract tensors that autograd does not know.
+
+    Strides, where a compiler reported them, replace those of the recording.
+    """
+    shown = []
+    for i, value in enumerate(values):
+        if isinstance(value, FakeTensor):
+            with torch.no_grad():
+                value = engine.run(torch.ops.aten.detach.default, (FakeTensor,), (value,), {})
+            wanted = strides[i] if strides is not None else None
+            if wanted is not None and tuple(wanted) != tuple(value.stride()):
+                value = engine.strided(value, wanted)
+        shown.append(value)
+    return shown

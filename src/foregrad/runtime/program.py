@@ -1,0 +1,128 @@
+"""Put a program together: partition, compile, write the code of its call."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._torch import any_autocast_enabled, deterministic_enabled
+from ..errors import CompilerError
+from ..joint.build import Joint
+from ..joint.metadata import describe
+from ..joint.verify import verify_graph
+from ..logs import show_graph
+from ..options import AOTConfig
+from ..partition import default_partition
+from ..schemas import ViewAndMutationMeta
+from .backward import Backward, saved_between
+from .boundary import InferenceCore, TrainingCore
+from .compilers import Boxed, checked, compile_graph, example_values
+from .entry import Entry
+from .stages import stages_of
+from .writer import Writer
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program: its graphs, its facts, its code."""
+
+    joint: Joint
+    metadata: ViewAndMutationMeta
+    forward_graph: fx.GraphModule
+    backward_graph: fx.GraphModule | None
+    source: str
+    call: Callable[..., Any]
+
+
+def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
+    """Compile a joint graph and write its call."""
+    if config.enable_log:
+        show_graph(joint.module, "joint", config.aot_id)
+    number = next(_numbers)
+    kind = "training" if joint.is_training else "inference"
+    writer = Writer(f"Foregrad program {number}: {kind}, {len(joint.inputs)} inputs, {len(joint.outputs.results)} outputs.")
+    autocast = any_autocast_enabled()
+    if joint.is_training:
+        core, parts = _training(joint, config, entry, writer, autocast)
+    else:
+        core, parts = _inference(joint, config, entry, writer, autocast)
+    _write(joint, config, entry, writer, core)
+    writer.run(f"<foregrad program {number}>")
+    return Program(joint, parts[2], parts[0], parts[1], writer.source, writer.namespace["call"])
+
+
+Parts = tuple[fx.GraphModule, fx.GraphModule | None, ViewAndMutationMeta]
+
+
+def _install(writer: Writer, name: str) -> Callable[[Boxed], None]:
+    return lambda compiled: writer.rebind(name, compiled)
+
+
+def _inference(
+    joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool
+) -> tuple[InferenceCore, Parts]:
+    name = writer.fresh("inference_graph")
+    examples = example_values(joint.recording.engine, joint.primal_values)
+    compiled, _ = compile_graph(config.inference_compiler or config.fw_compiler, joint.module, examples, "inference", config)
+    install = _install(writer, name)
+    install(checked(compiled, "inference", joint.module, install))
+    metadata = describe(joint, config, saved_sizes=None)
+    return InferenceCore(joint, entry.guarded, autocast), (joint.module, None, metadata)
+
+
+def _training(
+    joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool
+) -> tuple[TrainingCore, Parts]:
+    returned = len(joint.signature.returned)
+    forward, backward = partition(joint, config)
+    saved = saved_between(forward, returned)
+    examples = example_values(joint.recording.engine, joint.primal_values)
+    name = writer.fresh("forward_graph")
+    compiled, strides = compile_graph(config.fw_compiler, forward, examples, "forward", config)
+    install = _install(writer, name)
+    install(checked(compiled, "forward", forward, install))
+    saved_strides = strides[returned : returned + len(saved.tensors)] if strides else None
+    runner = Backward(joint, backward, saved, saved_strides, config, deterministic_enabled())
+    runner.install(_install(writer, writer.fresh("backward_graph")))
+    metadata = describe(joint, config, saved_sizes=len(saved.sizes))
+    return TrainingCore(joint, saved, runner, entry.guarded, autocast), (forward, backward, metadata)
+
+
+def partition(joint: Joint, config: AOTConfig) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Cut the joint graph by the partitioner that was asked for."""
+    partitioner = config.partition_fn or default_partition
+    with torch.no_grad():
+        forward, backward = partitioner(
+            joint.module,
+            (list(joint.primal_values), list(joint.tangent_values)),
+            num_fwd_outputs=len(joint.signature.returned),
+        )
+    if len(backward.graph.output_node().args[0]) != len(joint.inputs):
+        raise CompilerError("The partitioner returned a backward that does not give one gradient for each input.")
+    if config.options.verify:
+        verify_graph(forward)
+        verify_graph(backward)
+    return forward, backward
+
+
+def _write(
+    joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, core: InferenceCore | TrainingCore
+) -> None:
+    """The text of the program: stages in, the graphs, stages out."""
+    stages = stages_of(joint, config.options.debug_assert and not entry.guarded, config.num_params_buffers, config.aot_id)
+    core.define(writer)
+    with writer.block(entry.open(writer)):
+        entry.enter(writer)
+        for stage in stages:
+            stage.enter(writer)
+        core.write(writer, [writer.variable(facts.recorded.slot) for facts in joint.inputs])
+        for stage in reversed(stages):
+            stage.leave(writer)
+        entry.leave(writer, len(joint.outputs.results))

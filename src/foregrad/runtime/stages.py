@@ -1,0 +1,256 @@
+"""Run-time concerns as stages around the compiled graphs.
+
+A stage writes lines on the way in and on the way out. Stages nest: the first of the list is the outermost. A concern
+that a program does not have adds no stage, and so no line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import SymInt, Tensor
+
+from .._torch import mark_dynamic_dims, set_grad_enabled, set_version
+from ..errors import AssumptionError
+from ..functionalize.views import ViewStep
+from ..joint.build import Joint
+from ..joint.facts import (
+    Constant,
+    InputFacts,
+    Number,
+    OutputFacts,
+    Plain,
+    Rebuild,
+    SameAsInput,
+    SameAsOutput,
+    ViewOfBase,
+    ViewOfInput,
+    ViewOfOutput,
+)
+from ..ops import aten
+from ..slots import Base, Output, Primal, Slot, Updated
+from .writer import Writer
+
+
+class Stage(Protocol):
+    """One concern: what it writes before the inner stages, and what behind them."""
+
+    def enter(self, writer: Writer) -> None:
+        """Lines on the way in."""
+
+    def leave(self, writer: Writer) -> None:
+        """Lines on the way out."""
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """Under `debug_assert`: check what the program was compiled for, where no guard does."""
+
+    inputs: tuple[InputFacts, ...]
+    state: int  # how many of them are parameters and buffers
+    aot_id: int
+
+    def enter(self, writer: Writer) -> None:
+        broken = writer.bind(self._broken, "broken_assumption")
+        tensor = writer.bind(Tensor, "Tensor")
+        for i, facts in enumerate(self.inputs):
+            name = writer.variable(facts.recorded.slot)
+            if not facts.recorded.is_tensor:
+                writer.line(f"if isinstance({name}, {tensor}): {broken}({i}, 'would not be a tensor')")
+            elif facts.recorded.leaf is None:
+                writer.line(f"if {name}.requires_grad: {broken}({i}, 'would not require grad')")
+
+    def leave(self, writer: Writer) -> None:
+        """Nothing."""
+
+    def _broken(self, index: int, fact: str) -> None:
+        name = f"parameter/buffer {index}" if index < self.state else f"input {index - self.state}"
+        raise AssumptionError(
+            f"At compilation time, graph {self.aot_id} was compiled under the assumption that {name} {fact}, but at "
+            "runtime this was not the case."
+        )
+
+
+@dataclass(frozen=True)
+class RequireGrad:
+    """Inputs that the program makes require grad."""
+
+    slots: tuple[Primal, ...]
+
+    def enter(self, writer: Writer) -> None:
+        for slot in self.slots:
+            writer.line(f"{writer.variable(slot)}.requires_grad_()")
+
+    def leave(self, writer: Writer) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class WriteBack:
+    """Inputs that the program wrote to get their new values, in input order."""
+
+    inputs: tuple[InputFacts, ...]
+
+    def enter(self, writer: Writer) -> None:
+        """Nothing."""
+
+    def leave(self, writer: Writer) -> None:
+        for facts in self.inputs:
+            target, new = writer.variable(facts.recorded.slot), writer.variable(Updated(facts.recorded.slot))
+            counted = facts.version_change == 1 or facts.recorded.real.is_inference()
+            if not counted:
+                version = writer.fresh("version")
+                writer.line(f"{version} = {target}._version")
+            # A write that autograd did not see in eager must not be seen here.
+            through = target if facts.write_seen_by_autograd or not facts.requires_grad else f"{target}.detach()"
+            writer.line(f"{through}.copy_({new})")
+            if not counted:
+                writer.line(f"{writer.bind(set_version, 'set_version')}({target}, {version} + {facts.version_change})")
+
+
+@dataclass(frozen=True)
+class Aliases:
+    """Outputs that are inputs, or views of something, are taken from the caller's own tensors."""
+
+    outputs: OutputFacts
+
+    def enter(self, writer: Writer) -> None:
+        """Nothing."""
+
+    def leave(self, writer: Writer) -> None:
+        taken: dict[str, str] = {}
+        results = list(enumerate(self.outputs.results))
+        # What stands for itself comes first: a view may be of a later output.
+        for i, result in results:
+            match result:
+                case Constant(value):
+                    writer.variables[Output(i)] = literal(writer, value)
+                case SameAsInput(recorded):
+                    writer.variables[Output(i)] = writer.variable(recorded.slot)
+                case Plain(fresh_leaf=True):
+                    writer.line(f"{writer.variable(Output(i))}.requires_grad_()")
+                case Plain() | Number():
+                    writer.variable(Output(i))
+        for i, result in results:
+            match result:
+                case ViewOfInput(recorded, rebuild, _):
+                    _take_view(writer, Output(i), recorded.slot, rebuild, taken)
+                case ViewOfBase(base, _, rebuild):
+                    _take_view(writer, Output(i), Base(base), rebuild, taken)
+                case ViewOfOutput(index, rebuild):
+                    _take_view(writer, Output(i), Output(index), rebuild, taken)
+        for i, result in results:
+            if isinstance(result, SameAsOutput):
+                writer.variables[Output(i)] = writer.variable(Output(result.index))
+
+
+@dataclass(frozen=True)
+class DynamicMarks:
+    """Tell a front end which sizes of the outputs are symbolic."""
+
+    dims: tuple[tuple[int, frozenset[int]], ...]
+
+    def enter(self, writer: Writer) -> None:
+        """Nothing."""
+
+    def leave(self, writer: Writer) -> None:
+        mark = writer.bind(mark_dynamic_dims, "mark_dynamic_dims")
+        for index, dims in self.dims:
+            writer.line(f"{mark}({writer.variable(Output(index))}, {set(dims)})")
+
+
+@dataclass(frozen=True)
+class GradModeAfter:
+    """A program that leaves another grad mode to its caller."""
+
+    enabled: bool
+
+    def enter(self, writer: Writer) -> None:
+        """Nothing."""
+
+    def leave(self, writer: Writer) -> None:
+        writer.line(f"{writer.bind(set_grad_enabled, 'set_grad_enabled')}({self.enabled})")
+
+
+def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list[Stage]:
+    """The stages that a program needs, outermost first."""
+    stages: list[Stage] = []
+    if debug_assert:
+        stages.append(Assumptions(joint.inputs, state, aot_id))
+    made = tuple(facts.recorded.slot for facts in joint.inputs if facts.made_to_require_grad)
+    if made:
+        stages.append(RequireGrad(made))
+    if joint.grad_mode_after is not None:
+        stages.append(GradModeAfter(joint.grad_mode_after))
+    dims = tuple((i, dynamic_dims(t)) for i, t in enumerate(joint.outputs.tensors) if t is not None and dynamic_dims(t))
+    if dims:
+        stages.append(DynamicMarks(dims))
+    stages.append(Aliases(joint.outputs))
+    written = tuple(facts for facts in joint.inputs if facts.written)
+    if written:
+        stages.append(WriteBack(written))
+    return stages
+
+
+def dynamic_dims(tensor: Tensor) -> frozenset[int]:
+    """The dimensions of a tensor whose size is symbolic."""
+    return frozenset(d for d, n in enumerate(tensor.shape) if isinstance(n, SymInt) and not n.node.expr.is_number)
+
+
+def _take_view(
+    writer: Writer, output: Output, base: Slot, rebuild: Rebuild, taken: dict[str, str]
+) -> None:
+    """Write the lines that take a view from its base again."""
+    source = writer.variable(base)
+    hidden = rebuild.base_requires_grad and not rebuild.requires_grad
+    if rebuild.steps is None:
+        raw = writer.variable(output)
+        expression = f"{source}.as_strided({raw}.size(), {raw}.stride(), {raw}.storage_offset())"
+        if hidden:
+            expression += ".detach()"
+        writer.line(f"{raw} = {expression}")
+        return
+    name = writer.variables[output] = writer.fresh(str(output))
+    if hidden:
+        no_grad = writer.bind(torch.no_grad, "no_grad")
+        with writer.block(f"with {no_grad}():"):
+            _replay(writer, name, source, rebuild.steps, {})
+    else:
+        _replay(writer, name, source, rebuild.steps, taken)
+    if rebuild.requires_grad and not rebuild.base_requires_grad:
+        writer.line(f"{name}.requires_grad_()")
+
+
+def _replay(
+    writer: Writer, name: str, source: str, steps: Sequence[ViewStep], taken: dict[str, str]
+) -> None:
+    """Call the recorded views one after another; a split is called once for all its pieces."""
+    current = source
+    for step in steps:
+        op = writer.bind(step.op, f"{step.op._schema.name.split('::')[1]}_{step.op._overloadname}")
+        arguments = [current, *(literal(writer, a) for a in step.args)]
+        arguments += [f"{key}={literal(writer, a)}" for key, a in step.kwargs.items()]
+        call = f"{op}({', '.join(arguments)})"
+        if step.index is None:
+            writer.line(f"{name} = {call}")
+        else:
+            pieces = taken.get(call)
+            if pieces is None:
+                pieces = taken[call] = writer.fresh("pieces")
+                writer.line(f"{pieces} = {call}")
+            writer.line(f"{name} = {pieces}[{step.index}]")
+        current = name
+    if not steps:
+        writer.line(f"{name} = {writer.bind(aten.alias.default, 'alias')}({source})")
+
+
+def literal(writer: Writer, value: Any) -> str:
+    """A value as Python text, bound to a name where text cannot say it."""
+    if value is None or type(value) in (bool, int, str):
+        return repr(value)
+    if type(value) in (list, tuple) and all(type(v) in (bool, int) for v in value):
+        return repr(value)
+    return writer.bind(value, type(value).__name__)

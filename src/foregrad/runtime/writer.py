@@ -1,0 +1,92 @@
+"""Writes the run-time code of a program.
+
+Values have slots; the writer knows the variable that holds each. Objects that the code needs (compiled graphs,
+dtypes, helper functions) are bound to names in its namespace. The text is kept: what it says is exactly what runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import keyword
+import linecache
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ..slots import Slot
+
+
+class Writer:
+    """Lines of Python, with a name for each value."""
+
+    def __init__(self, title: str) -> None:
+        self.namespace: dict[str, Any] = {}
+        self.variables: dict[Any, str] = {}
+        self._title = title
+        self._lines: list[str] = []
+        self._indent = 0
+        self._taken: set[str] = set()
+        self._bound: dict[int, str] = {}
+
+    def line(self, text: str = "") -> None:
+        """Write one line at the current depth."""
+        self._lines.append("    " * self._indent + text if text else "")
+
+    @contextlib.contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """Write a line that opens a block, and indent what follows."""
+        self.line(head)
+        self._indent += 1
+        yield
+        self._indent -= 1
+
+    def fresh(self, hint: str) -> str:
+        """A name that nothing else has."""
+        stem = re.sub(r"\W+", "_", hint).strip("_") or "value"
+        if stem[0].isdigit() or keyword.iskeyword(stem):
+            stem = f"_{stem}"
+        name, n = stem, 1
+        while name in self._taken:
+            n += 1
+            name = f"{stem}_{n}"
+        self._taken.add(name)
+        return name
+
+    def bind(self, value: Any, hint: str) -> str:
+        """A name in the namespace for an object."""
+        name = self._bound.get(id(value))
+        if name is None:
+            name = self._bound[id(value)] = self.fresh(hint)
+            self.namespace[name] = value
+        return name
+
+    def rebind(self, name: str, value: Any) -> None:
+        """Give a name of the namespace another object: code that runs later sees it."""
+        self.namespace[name] = value
+
+    def variable(self, slot: Slot) -> str:
+        """The variable of a slot, named after it when it is first asked for."""
+        if slot not in self.variables:
+            self.variables[slot] = self.fresh(str(slot))
+        return self.variables[slot]
+
+    @property
+    def source(self) -> str:
+        """The text so far."""
+        return "\n".join([f'"""{self._title}"""', *self._lines]) + "\n"
+
+    def run(self, filename: str) -> None:
+        """Execute the text; its functions land in the namespace. Tracebacks show its lines."""
+        source = self.source
+        linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+        exec(compile(source, filename, "exec"), self.namespace)
+
+
+def tuple_of(names: list[str]) -> str:
+    """A Python tuple of these names."""
+    return f"({names[0]},)" if len(names) == 1 else f"({', '.join(names)})"
+
+
+def unpack(names: list[str]) -> str:
+    """The left side of an assignment that takes a sequence apart."""
+    return f"{names[0]}," if len(names) == 1 else ", ".join(names)

@@ -1,0 +1,109 @@
+"""Named places of a calling convention.
+
+Graphs take and return flat lists. What stands at which position is said by a list of slots, so that code asks for
+`Tangent(Output(0))` and never for `args[num_mutated + 2]`. Slots are plain frozen data: they can be compared,
+hashed, printed and stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A leaf of the user's arguments, by its place: `args[0]`, `kwargs['mask']`."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return self.path
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A parameter of the compiled module."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"parameter {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A buffer of the compiled module."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"buffer {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """A tensor that the program found in a closure, a global or a module."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return self.path
+
+
+Primal = Input | Param | Buffer | Hidden
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """The new value of an input that the program wrote to."""
+
+    of: Primal
+
+    def __str__(self) -> str:
+        return f"updated {self.of}"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A leaf of the user's result."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"output {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """An intermediate that several outputs are views of; the caller never sees it."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"base {self.index}"
+
+
+Returned = Updated | Output | Base
+
+
+@dataclass(frozen=True, slots=True)
+class Tangent:
+    """The gradient that arrives for a returned value."""
+
+    of: Returned
+
+    def __str__(self) -> str:
+        return f"tangent of {self.of}"
+
+
+@dataclass(frozen=True, slots=True)
+class Grad:
+    """The gradient that leaves for an input."""
+
+    of: Primal
+
+    def __str__(self) -> str:
+        return f"gradient of {self.of}"
+
+
+Slot = Primal | Returned | Tangent | Grad
