@@ -49,6 +49,7 @@ class GuardedEntry:
     hidden: dict[Hidden, Place]
     surroundings: Surroundings
     guarded: bool = True
+    frees: Sequence[Primal] = ()
 
     def open(self, writer: Writer) -> str:
         return "def call(args, kwargs):"
@@ -118,6 +119,7 @@ class GuardedEntry:
         tensors = self._tensors()
         if not tensors:
             return
+        tensors = self._check_identities(writer, tensors, miss)
         names = [writer.variable(facts.recorded.slot) for facts in tensors]
         check = tensor_guard(
             [facts.recorded.real for facts in tensors],
@@ -137,6 +139,17 @@ class GuardedEntry:
         if any(facts.written for facts in tensors):
             pattern = sharing_pattern([facts.recorded.real for facts in tensors])
             _require(writer, [f"{writer.bind(sharing_pattern, 'sharing_pattern')}({tuple_of(names)}) == {pattern}"], miss)
+
+    def _check_identities(self, writer: Writer, tensors: Sequence[InputFacts], miss: str) -> list[InputFacts]:
+        """A tensor that was passed twice must be passed twice again; gives each tensor once."""
+        once: dict[int, InputFacts] = {}
+        conditions = []
+        for facts in tensors:
+            first = once.setdefault(id(facts.recorded.real), facts)
+            if first is not facts:
+                conditions.append(f"{writer.variable(facts.recorded.slot)} is {writer.variable(first.recorded.slot)}")
+        _require(writer, conditions, miss)
+        return list(once.values())
 
     def _check_shapes(self, writer: Writer, miss: str) -> None:
         """Relations between sizes that the recording relied on."""

@@ -6,6 +6,7 @@ plain value is guarded by equality, a function or a module by identity.
 
 from __future__ import annotations
 
+import dis
 import functools
 import types
 from collections.abc import Callable, Iterator
@@ -173,9 +174,10 @@ def _is_filled(cell: types.CellType) -> bool:
     return True
 
 
+@functools.cache
 def _names_in(code: types.CodeType) -> set[str]:
-    """Global names that a function and the functions inside it may read."""
-    names = set(code.co_names)
+    """Global names that a function and the functions inside it read."""
+    names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= _names_in(constant)

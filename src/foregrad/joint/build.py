@@ -168,17 +168,17 @@ class Tape:
         refuse_backward_writes(functionalizer, recording.inputs)
         return [None if g is None else functionalizer.node_of(g) for g in found]
 
-    def partial_backward(self, slots: Sequence[Returned], saved: Sequence[str]) -> tuple[fx.GraphModule, list[bool]]:
+    def partial_backward(self, slots: Sequence[Returned], saved: Sequence[str]) -> fx.GraphModule:
         """The backward for some of the tangents, over the values that the forward saved (their names are given).
 
-        Also says which inputs have a gradient.
+        It has the same inputs as the backward for all of them; the other tangents are not read.
         """
         assert self.writer is not None
         gradients = self.differentiate(slots)
         graph = self._functionalizer.graph
         by_name = {self.writer.written(n).name: n for n in [*graph.placeholders, *graph.nodes] if self.writer.knows(n)}
         given = [by_name[name] for name in saved]
-        tangents = [n for n in graph.placeholders if isinstance(n.slot, Tangent) and n.slot.of in slots]
+        tangents = [n for n in graph.placeholders if isinstance(n.slot, Tangent)]
         nodes = _between([*given, *tangents], [g for g in gradients if g is not None])
         writer = FxWriter()
         for node, name in zip(given, saved, strict=True):
@@ -187,7 +187,7 @@ class Tape:
             writer.placeholder(node, f"tangents_{i + 1}")
         for node in nodes:
             writer.call(node)
-        return writer.finish(gradients), [g is not None for g in gradients]
+        return writer.finish(gradients)
 
 
 def _between(given: Sequence[Node], wanted: Sequence[Node]) -> list[Node]:

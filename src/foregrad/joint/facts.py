@@ -64,7 +64,7 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput) -> Inpu
     if state.parent is not None:
         raise UnsupportedError(f"the program changes the shape of {recorded.slot} in place, which cannot be compiled yet.")
     writes = state.storage.writes
-    if seen.grad is not None:
+    if seen.is_leaf and seen.grad is not None:
         raise UnsupportedError(f"the program assigns .grad of {recorded.slot}, which cannot be compiled yet.")
     real = recorded.real
     return InputFacts(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch import LazyGraphModule
+from .._torch import LazyGraphModule, OpOverload
 from ..record.lines import show_stack
 from .ir import FlatGraph, Node, get_constant
 
@@ -39,7 +39,7 @@ class FxWriter:
             assert node.op is not None
             kwargs = {key: self.value(item) for key, item in node.kwargs.items()} if node.kwargs else {}
             args = tuple([self.value(item) for item in node.args])
-            written = self.graph.create_node("call_function", node.op, args, kwargs)
+            written = self.graph.create_node("call_function", node.op, args, kwargs, _name_for(node.op))
         self._written[id(node)] = written
         meta = written.meta
         meta["val"] = node.value
@@ -73,6 +73,11 @@ class FxWriter:
         """Close the graph. Its code is generated when it is first called."""
         self.graph.output(tuple(self.value(item) for item in outputs))
         return LazyGraphModule(_holder(self.constants), self.graph)
+
+
+def _name_for(op: Any) -> str:
+    """Nodes are named after the operator, not after its overload."""
+    return op._opname if isinstance(op, OpOverload) else op.__name__  # type: ignore[no-any-return]
 
 
 def _holder(constants: dict[str, torch.Tensor]) -> torch.nn.Module:

@@ -60,7 +60,7 @@ class Backward:
         self._config = config
         self.deterministic = deterministic
         self._compiled: Boxed | None = None
-        self._partial: dict[tuple[bool, ...], tuple[Boxed, list[bool]]] = {}
+        self._partial: dict[tuple[bool, ...], Boxed] = {}
 
     # -------------------------------------------------------------------------------------- the usual backward
     def install(self, place: Callable[[Boxed], None]) -> None:
@@ -101,11 +101,20 @@ class Backward:
             return [None] * len(self._joint.inputs)
         if mask not in self._partial:
             slots: list[Returned] = [t.of for t, used in zip(self._joint.signature.tangents, mask, strict=True) if used]
-            module, found = self._joint.tape.partial_backward(slots, self._saved.names)
-            self._partial[mask] = self._compile(module), found
-        compiled, _ = self._partial[mask]
+            self._partial[mask] = self._compile(self._joint.tape.partial_backward(slots, self._saved.names))
         sizes = ctx.sizes if self._saved.sizes else ()
-        return list(compiled([*sizes, *ctx.saved_tensors, *(t for t in tangents if t is not None)]))
+        given = [self._tangent(i, tangent) for i, tangent in enumerate(tangents)]
+        return list(self._partial[mask]([*sizes, *ctx.saved_tensors, *given]))
+
+    def _tangent(self, index: int, tangent: Tensor | None) -> Tensor:
+        """A tangent in the recorded layout; one that did not arrive is never read, but a compiler may look at its shape."""
+        recorded = self._joint.tangent_values[index]
+        if tangent is not None:
+            return restride(recorded.shape, recorded.stride())(tangent)
+        size = [hint_of(n) for n in recorded.shape]
+        stride = [hint_of(n) for n in recorded.stride()]
+        device = self._joint.recording.engine.device_of(recorded)
+        return torch.empty_strided(size, stride, dtype=recorded.dtype, device=device)
 
     def connected(self, run: Callable[[], Sequence[Tensor | None]], sources: Sequence[Any]) -> list[Tensor | None]:
         """Gradients under `create_graph=True`: they require grad, and say why they cannot be differentiated again."""

@@ -10,9 +10,9 @@ from torch import SymInt, Tensor
 
 from .._torch import autocast_off, boundary_apply, deterministic_enabled, set_grad_enabled
 from ..joint.build import Joint
-from ..joint.facts import Number, Plain, ViewOfBase, ViewOfInput, ViewOfOutput
+from ..joint.facts import Number, Plain, SameAsInput, ViewOfBase, ViewOfInput, ViewOfOutput
 from ..ops import Kind, op_info
-from ..slots import Output, Returned, Updated
+from ..slots import Output, Primal, Returned, Updated
 from .backward import Backward, Saved, restride
 from .writer import Writer, tuple_of, unpack
 
@@ -33,6 +33,15 @@ def values_needed(joint: Joint) -> list[Returned]:
     return needed
 
 
+def inputs_kept(joint: Joint) -> set[Primal]:
+    """Inputs that are needed after the graph has run: written ones, and those that an output is or views."""
+    kept: set[Primal] = {facts.recorded.slot for facts in joint.inputs if facts.written}
+    for result in joint.outputs.results:
+        if isinstance(result, (SameAsInput, ViewOfInput)):
+            kept.add(result.input.slot)
+    return kept
+
+
 def _run_graph(writer: Writer, names: Sequence[str], call: str, autocast: bool) -> None:
     """Call a graph and name its results; the casts of autocast are in the graph already."""
     text = f"{unpack(list(names))} = {call}" if names else call
@@ -46,10 +55,12 @@ def _run_graph(writer: Writer, names: Sequence[str], call: str, autocast: bool) 
 class InferenceCore:
     """Runs one graph with gradients off."""
 
-    def __init__(self, joint: Joint, guarded: bool, autocast: bool) -> None:
+    def __init__(self, joint: Joint, guarded: bool, autocast: bool, frees: Sequence[Primal]) -> None:
         self._joint = joint
         self._guarded = guarded
         self._autocast = autocast
+        kept = inputs_kept(joint)
+        self._frees = [slot for slot in frees if slot not in kept]
 
     def define(self, writer: Writer) -> None:
         """Nothing stands before the call."""
@@ -60,6 +71,10 @@ class InferenceCore:
         needed = set(values_needed(joint))
         names = [writer.variable(slot) if slot in needed else "_" for slot in joint.signature.returned]
         call = f"inference_graph([{', '.join(inputs)}])"
+        if self._frees:  # only the list holds them from here on, and the graph may empty it
+            writer.line(f"graph_inputs = [{', '.join(inputs)}]")
+            writer.line(f"del {', '.join(writer.variable(slot) for slot in self._frees)}")
+            call = "inference_graph(graph_inputs)"
         set_grad = writer.bind(set_grad_enabled, "set_grad_enabled")
         if not self._guarded:
             is_enabled = writer.bind(torch.is_grad_enabled, "is_grad_enabled")

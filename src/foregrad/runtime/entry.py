@@ -15,6 +15,10 @@ class Entry(Protocol):
 
     guarded: bool  # a call reaches the program only if its facts are those of the recording
 
+    @property
+    def frees(self) -> Sequence[Primal]:
+        """Inputs that nobody else holds, so that the graph may free them."""
+
     def open(self, writer: Writer) -> str:
         """The `def` line."""
 
@@ -33,6 +37,10 @@ class FlatEntry:
     inputs: Sequence[Primal]
     boxed: bool  # one list of arguments, which is emptied
     guarded: bool = False
+
+    @property
+    def frees(self) -> Sequence[Primal]:
+        return self.inputs if self.boxed else ()
 
     def open(self, writer: Writer) -> str:
         for slot, value in self.state:

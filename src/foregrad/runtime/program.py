@@ -74,7 +74,7 @@ def _inference(
     install = _install(writer, name)
     install(checked(compiled, "inference", joint.module, install))
     metadata = describe(joint, config, saved_sizes=None)
-    return InferenceCore(joint, entry.guarded, autocast), (joint.module, None, metadata)
+    return InferenceCore(joint, entry.guarded, autocast, entry.frees), (joint.module, None, metadata)
 
 
 def _training(
