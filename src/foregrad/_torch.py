@@ -7,6 +7,7 @@ torch's public face (a test checks it).
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import torch.utils._pytree as pytree  # the tree flattening that torch itself us
 from torch._C import _autograd, _dynamo
 from torch._guards import TracingContext  # front ends hand the fake mode and output strides over in it
 from torch._logging import getArtifactLogger, trace_structured  # TORCH_LOGS=aot_joint_graph,aot_graphs
+from torch._logging._internal import trace_log
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -23,6 +25,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
+    in_kernel_invocation_manager,
 )
 from torch.fx._lazy_graph_module import _LazyGraphModule  # generates its code on the first call only
 from torch.fx.experimental import symbolic_shapes
@@ -59,6 +62,7 @@ __all__ = [
     "free_symbols",
     "is_traceable_wrapper_subclass",
     "pytree",
+    "structured_trace_wanted",
     "trace_structured",
 ]
 
@@ -160,6 +164,18 @@ def recording_autograd() -> Iterator[None]:
 
 # ------------------------------------------------------------------------------------------- state to keep
 @contextlib.contextmanager
+def garbage_collection_paused() -> Iterator[None]:
+    """Recording makes many objects that live on; collecting among them costs a third of the time and finds nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
 def ambient_state_kept() -> Iterator[None]:
     """Put grad mode, autocast and the random generators back to what they were."""
     grad_enabled = torch.is_grad_enabled()
@@ -221,6 +237,12 @@ def make_fake(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) ->
     return FakeTensor(mode, meta, device)
 
 
+def run_on_meta(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator's meta kernel on fake tensors, without the many questions that FakeTensorMode asks before."""
+    with in_kernel_invocation_manager(mode):
+        return op(*args, **kwargs)
+
+
 def set_lazy_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> torch.Tensor:
     """The same data read with the conj or neg bit set."""
     tensor = torch._conj(tensor) if conj else tensor
@@ -236,6 +258,14 @@ def running_fake_mode() -> FakeTensorMode | None:
 def artifact_logger(artifact: str) -> Any:
     """torch's logger for a kind of artefact, under a name below torch's own so that its handlers see it."""
     return getArtifactLogger("torch.foregrad", artifact)
+
+
+def structured_trace_wanted() -> bool:
+    """Whether somebody writes a structured trace; the handler itself finds out only by being given a first record."""
+    return any(
+        getattr(handler, "root_dir", "") is not None or getattr(handler, "stream", None) is not None
+        for handler in trace_log.handlers
+    )
 
 
 def boxed_graph_wrapper_type() -> type | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Literal
 
 from torch import fx
 
-from ._torch import artifact_logger, trace_structured
+from ._torch import artifact_logger, structured_trace_wanted, trace_structured
 
 Phase = Literal["joint", "forward", "backward", "inference"]
 
@@ -60,13 +61,14 @@ def compiling(aot_id: int, phase: Phase) -> Iterator[None]:
         _number = next(_compiled_graphs) + 1
 
 
-def show_graph(module: fx.GraphModule, phase: Phase, aot_id: int) -> None:
+def show_graph(module: Callable[[], fx.GraphModule], phase: Phase, aot_id: int) -> None:
     """Print a graph for TORCH_LOGS=aot_joint_graph or aot_graphs, and into a structured trace."""
     log = _joint_log if phase == "joint" else _graphs_log
     title = f"{phase.capitalize()} graph {aot_id}" if phase != "inference" else f"Forward graph {aot_id} (inference)"
-    if log.isEnabledFor(10):
-        log.debug("%s", f"TRACED GRAPH\n ===== {title} =====\n{_readable(module)}")
-    trace_structured(f"aot_{phase}_graph", payload_fn=lambda: _readable(module))
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("%s", f"TRACED GRAPH\n ===== {title} =====\n{_readable(module())}")
+    if structured_trace_wanted():
+        trace_structured(f"aot_{phase}_graph", payload_fn=lambda: _readable(module()))
 
 
 def _readable(module: fx.GraphModule) -> str:

@@ -69,7 +69,7 @@ def aot_function(
     >>> f(x).sum().backward(); x.grad
     tensor([1., 1.])
     >>> f.specializations
-    [<training program: 1 operators, 1 inputs>]
+    [<training program: 3 operators, 1 inputs>]
 
     Nothing is recorded before the first call. A call whose facts differ (shapes, dtypes, grad mode, Python values, ...)
     gets a program of its own.

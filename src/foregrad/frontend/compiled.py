@@ -16,12 +16,12 @@ from .._torch import (
     FakeTensor,
     dispatch_mode_depth,
     forward_ad_level,
+    garbage_collection_paused,
     is_functorch_wrapped,
     under_functorch_transform,
 )
 from ..errors import EagerFallbackWarning, ForegradError, UnsupportedError
 from ..joint.build import Joint, build_joint
-from ..joint.graph import op_count
 from ..options import AOTConfig
 from ..record.engine import engine_for
 from ..record.lines import user_stack, where
@@ -69,7 +69,7 @@ class Capture:
 def show_joint(joint: Joint) -> str:
     """The facts about a program as a person wants to read them."""
     signature = joint.signature
-    lines = [f"{'training' if joint.is_training else 'inference'} program, {op_count(joint.module)} operators"]
+    lines = [f"{'training' if joint.is_training else 'inference'} program, {joint.op_count} operators"]
     lines += [f"  input   {slot}{_about_input(joint, i)}" for i, slot in enumerate(signature.primals)]
     lines += [f"  returns {slot}" for slot in signature.returned]
     lines += [f"  takes   {slot}" for slot in signature.tangents]
@@ -126,7 +126,7 @@ class Specialization:
     def __repr__(self) -> str:
         joint = self._program.joint
         kind = "training" if joint.is_training else "inference"
-        return f"<{kind} program: {op_count(joint.module)} operators, {len(joint.inputs)} inputs>"
+        return f"<{kind} program: {joint.op_count} operators, {len(joint.inputs)} inputs>"
 
 
 def record_program(
@@ -271,8 +271,9 @@ class Compiled:
         return result
 
     def _specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-        capture = record_program(self._function, args, kwargs, self._module, self.config)
-        program = assemble(capture.joint, self.config, guarded_entry(capture))
+        with garbage_collection_paused():
+            capture = record_program(self._function, args, kwargs, self._module, self.config)
+            program = assemble(capture.joint, self.config, guarded_entry(capture))
         self.specializations.append(Specialization(program))
         self._calls = (program.call, *self._calls)
         return program.call

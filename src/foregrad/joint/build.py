@@ -3,8 +3,10 @@ functionalize the backward, drop what nobody needs."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, fx
@@ -23,8 +25,8 @@ from .facts import (
     input_facts,
     refuse_backward_writes,
 )
-from .graph import FxWriter, write_fx
-from .ir import FlatGraph, Node, live_nodes, nodes_in
+from .graph import Part, to_fx
+from .ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,11 @@ class Signature:
     grads: tuple[Grad | None, ...]  # one for each primal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Joint:
     """Forward and backward as one functional graph, with the facts that the run time needs."""
 
-    module: fx.GraphModule
+    part: Part
     signature: Signature
     inputs: tuple[InputFacts, ...]
     outputs: OutputFacts
@@ -52,14 +54,20 @@ class Joint:
     recording: Recording
     tape: Tape
 
+    @cached_property
+    def module(self) -> fx.GraphModule:
+        """The graph as `torch.fx`, made when somebody looks at it."""
+        return to_fx(self.part)
+
     @property
     def is_training(self) -> bool:
         """Whether there is anything to differentiate."""
         return bool(self.signature.tangents)
 
-    def index_of(self, slot: Returned) -> int:
-        """Where a value stands among the outputs of the forward."""
-        return self.signature.returned.index(slot)
+    @property
+    def op_count(self) -> int:
+        """How many operators the graph runs."""
+        return sum(node.op is not operator.getitem for node in self.part.nodes)
 
 
 def build_joint(recording: Recording, leaves: Sequence[Any], replay_views: bool) -> Joint:
@@ -85,13 +93,14 @@ def build_joint(recording: Recording, leaves: Sequence[Any], replay_views: bool)
         except Exception as raised:  # eager raises it when backward is called, and so does the compiled program
             error = raised
     live = live_nodes(graph, [*nodes_in(forward.values()), *gradients])
-    names = _placeholder_names(len(inputs), len(tangents))
-    module, tape.writer = write_fx(graph, live, names, [*forward.values(), *(gradients if tangents else ())])
+    for node, name in zip(graph.placeholders, _placeholder_names(len(inputs), len(tangents)), strict=True):
+        node.name = name
+    name_nodes(live, [node.name for node in graph.placeholders])
     primals = tuple(recorded.slot for recorded in recording.inputs)
     grads = tuple(Grad(slot) if node is not None else None for slot, node in zip(primals, gradients, strict=True))
     changed = recording.grad_enabled_after != recording.grad_enabled
     return Joint(
-        module=module,
+        part=Part(graph.placeholders, live, [*forward.values(), *(gradients if tangents else ())]),
         signature=Signature(primals, tangents, tuple(forward), grads),
         inputs=inputs,
         outputs=outputs,
@@ -144,7 +153,6 @@ class Tape:
     ) -> None:
         self._recording = recording
         self._functionalizer = functionalizer
-        self.writer: FxWriter | None = None
         self.targets: dict[Returned, Tensor] = {}
         for facts in inputs:
             if facts.write_seen_by_autograd:
@@ -173,21 +181,14 @@ class Tape:
 
         It has the same inputs as the backward for all of them; the other tangents are not read.
         """
-        assert self.writer is not None
         gradients = self.differentiate(slots)
         graph = self._functionalizer.graph
-        by_name = {self.writer.written(n).name: n for n in [*graph.placeholders, *graph.nodes] if self.writer.knows(n)}
+        by_name = {node.name: node for node in (*graph.placeholders, *graph.nodes)}
         given = [by_name[name] for name in saved]
-        tangents = [n for n in graph.placeholders if isinstance(n.slot, Tangent)]
+        tangents = [node for node in graph.placeholders if isinstance(node.slot, Tangent)]
         nodes = _between([*given, *tangents], [g for g in gradients if g is not None])
-        writer = FxWriter()
-        for node, name in zip(given, saved, strict=True):
-            writer.placeholder(node, name)
-        for i, node in enumerate(tangents):
-            writer.placeholder(node, f"tangents_{i + 1}")
-        for node in nodes:
-            writer.call(node)
-        return writer.finish(gradients)
+        name_nodes(nodes, [node.name for node in (*given, *tangents)])
+        return to_fx(Part([*given, *tangents], nodes, gradients))
 
 
 def _between(given: Sequence[Node], wanted: Sequence[Node]) -> list[Node]:

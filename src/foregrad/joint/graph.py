@@ -1,102 +1,115 @@
-"""From the flat graph to `torch.fx`: the form that users and compilers see."""
+"""Between the flat graph and `torch.fx`, the form that users and compilers see."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from .._torch import LazyGraphModule, OpOverload
+from .._torch import LazyGraphModule
 from ..record.lines import show_stack
-from .ir import FlatGraph, Node, get_constant
+from .ir import Node, get_constant
 
 
-class FxWriter:
-    """Writes nodes of a flat graph into a `torch.fx` graph, each under a name of its own."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A graph in flat form: what it takes, what it runs, what it returns."""
 
-    def __init__(self) -> None:
-        self.graph = fx.Graph()
-        self.constants: dict[str, torch.Tensor] = {}
-        self._written: dict[int, fx.Node] = {}
+    placeholders: Sequence[Node]
+    nodes: Sequence[Node]
+    outputs: Sequence[Any]
 
-    def placeholder(self, node: Node, name: str) -> fx.Node:
-        """An input."""
-        written = self._written[id(node)] = self.graph.placeholder(name)
-        if isinstance(node.value, (torch.Tensor, torch.SymInt)):
-            written.meta["val"] = node.value
-        return written
 
-    def call(self, node: Node) -> fx.Node:
-        """The result of an operator, or a constant."""
+def to_fx(part: Part) -> fx.GraphModule:
+    """A graph module. Its code is generated when it is first called."""
+    graph = fx.Graph()
+    written: dict[int, fx.Node] = {}
+    constants = torch.nn.Module()
+
+    def value(item: Any) -> Any:
+        kind = item.__class__
+        if kind is Node:
+            return written[id(item)]
+        if kind is list:
+            return [value(x) for x in item]
+        if kind is tuple:
+            return tuple([value(x) for x in item])
+        return item
+
+    for node in part.placeholders:
+        new = written[id(node)] = graph.create_node("placeholder", node.name, (), {}, node.name)
+        new.meta = _meta(node)
+    for node in part.nodes:
         if node.op is get_constant:
-            name = f"_tensor_constant{len(self.constants)}"
-            self.constants[name] = node.args[0]
-            written = self.graph.create_node("get_attr", name, (), {})
+            target = f"_tensor_constant{len(vars(constants)['_modules']) + len(constants._buffers)}"
+            _hold(constants, target, node.args[0])
+            new = graph.create_node("get_attr", target, (), {}, node.name)
         else:
             assert node.op is not None
-            kwargs = {key: self.value(item) for key, item in node.kwargs.items()} if node.kwargs else {}
-            args = tuple([self.value(item) for item in node.args])
-            written = self.graph.create_node("call_function", node.op, args, kwargs, _name_for(node.op))
-        self._written[id(node)] = written
-        meta = written.meta
+            kwargs = {key: value(item) for key, item in node.kwargs.items()} if node.kwargs else {}
+            args = tuple([value(item) for item in node.args])
+            new = graph.create_node("call_function", node.op, args, kwargs, node.name)
+        new.meta = _meta(node)
+        written[id(node)] = new
+    graph.output(tuple([value(item) for item in part.outputs]))
+    return LazyGraphModule(constants, graph)
+
+
+def _hold(holder: torch.nn.Module, name: str, value: Any) -> None:
+    if isinstance(value, torch.nn.Module):
+        holder.add_module(name, value)
+    else:
+        holder.register_buffer(name, value)
+
+
+def _meta(node: Node) -> dict[str, Any]:
+    """What a node tells about itself."""
+    if node.meta is not None:
+        return dict(node.meta)
+    meta: dict[str, Any] = {}
+    if node.slot is None or isinstance(node.value, (torch.Tensor, torch.SymInt)):
         meta["val"] = node.value
+    if node.slot is None:
         meta["partitioner_tag"] = "is_backward" if node.backward else "is_forward"
         if node.impure:
             meta["impure"] = True
         if node.stack:
             meta["stack_trace"] = show_stack(node.stack)
-        return written
-
-    def value(self, item: Any) -> Any:
-        """An argument, with the written nodes in place of the flat ones."""
-        kind = item.__class__
-        if kind is Node:
-            return self._written[id(item)]
-        if kind is list:
-            return [self.value(x) for x in item]
-        if kind is tuple:
-            return tuple([self.value(x) for x in item])
-        return item
-
-    def written(self, node: Node) -> fx.Node:
-        """The `torch.fx` node of a flat one."""
-        return self._written[id(node)]
-
-    def knows(self, node: Node) -> bool:
-        """Whether a flat node was written."""
-        return id(node) in self._written
-
-    def finish(self, outputs: Sequence[Any]) -> fx.GraphModule:
-        """Close the graph. Its code is generated when it is first called."""
-        self.graph.output(tuple(self.value(item) for item in outputs))
-        return LazyGraphModule(_holder(self.constants), self.graph)
+    return meta
 
 
-def _name_for(op: Any) -> str:
-    """Nodes are named after the operator, not after its overload."""
-    return op._opname if isinstance(op, OpOverload) else op.__name__  # type: ignore[no-any-return]
+def from_fx(module: fx.GraphModule) -> Part:
+    """The flat form of a graph module."""
+    read: dict[fx.Node, Node] = {}
+    placeholders: list[Node] = []
+    nodes: list[Node] = []
+    outputs: Sequence[Any] = ()
+    for node in module.graph.nodes:
+        args = fx.node.map_arg(node.args, read.__getitem__)  # type: ignore[arg-type]
+        if node.op == "output":
+            outputs = args[0]  # type: ignore[index, assignment]
+            break
+        kwargs = fx.node.map_arg(node.kwargs, read.__getitem__)  # type: ignore[arg-type]
+        target = node.target if node.op == "call_function" else None
+        if node.op == "get_attr":
+            target, args = get_constant, (operator.attrgetter(node.target)(module),)  # type: ignore[arg-type, assignment]
+        new = Node(target, _plain(args), dict(kwargs), node.meta.get("val"))  # type: ignore[arg-type]
+        new.name, new.meta = node.name, node.meta
+        new.impure = bool(node.meta.get("impure"))
+        new.backward = node.meta.get("partitioner_tag") == "is_backward"
+        read[node] = new
+        (placeholders if node.op == "placeholder" else nodes).append(new)
+    return Part(placeholders, nodes, list(outputs))
 
 
-def _holder(constants: dict[str, torch.Tensor]) -> torch.nn.Module:
-    holder = torch.nn.Module()
-    for name, tensor in constants.items():
-        setattr(holder, name, tensor)
-    return holder
+def _plain(args: Any) -> Any:
+    """Lists and tuples of a `torch.fx` node are of its own immutable kinds."""
+    if isinstance(args, (list, tuple)):
+        kind = list if isinstance(args, list) else tuple
+        return kind(_plain(item) for item in args)
+    return args
 
-
-def write_fx(graph: FlatGraph, nodes: Sequence[Node], names: Sequence[str], outputs: Sequence[Any]) -> tuple[fx.GraphModule, FxWriter]:
-    """A graph module of live nodes, with the given names for its placeholders."""
-    writer = FxWriter()
-    for node, name in zip(graph.placeholders, names, strict=True):
-        writer.placeholder(node, name)
-    for node in nodes:
-        writer.call(node)
-    return writer.finish(outputs), writer
-
-
-def op_count(module: fx.GraphModule) -> int:
-    """How many operators a graph runs."""
-    return sum(n.op == "call_function" and n.target is not operator.getitem for n in module.graph.nodes)

@@ -24,7 +24,7 @@ Target = Callable[..., Any]
 class Node:
     """One value of the graph: a placeholder (it has a slot), a constant, or the result of an operator."""
 
-    __slots__ = ("args", "backward", "impure", "kwargs", "op", "slot", "stack", "value")
+    __slots__ = ("args", "backward", "impure", "kwargs", "meta", "name", "op", "slot", "stack", "value")
 
     def __init__(self, op: Target | None, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> None:
         self.op = op
@@ -32,6 +32,8 @@ class Node:
         self.kwargs = kwargs
         self.value = value  # the abstract result
         self.slot: Slot | None = None
+        self.name = ""
+        self.meta: dict[str, Any] | None = None  # of the `torch.fx` node that this one was read from
         self.backward = False
         self.impure = False
         self.stack: Stack = ()
@@ -142,6 +144,21 @@ def _arithmetic_rules() -> dict[Any, Target]:
         functions.Max: torch.sym_max,
         functions.Min: torch.sym_min,
     }
+
+
+def name_nodes(nodes: Iterable[Node], taken: Iterable[str]) -> None:
+    """Name nodes after their operators: `mul`, `mul_1`, ..."""
+    used = set(taken)
+    counts: dict[str, int] = {}
+    for node in nodes:
+        stem = getattr(node.op, "_opname", None) or getattr(node.op, "__name__", "value")
+        count = counts.get(stem, 0)
+        node.name = f"{stem}_{count}" if count else stem
+        while node.name in used:
+            count += 1
+            node.name = f"{stem}_{count}"
+        counts[stem] = count + 1
+        used.add(node.name)
 
 
 def live_nodes(graph: FlatGraph, outputs: Iterable[Node | None]) -> list[Node]:

@@ -1,5 +1,5 @@
 """Cut the joint graph into a forward and a backward, and say what is saved between them."""
 
-from .default import default_partition
+from .default import cut, default_partition
 
-__all__ = ["default_partition"]
+__all__ = ["cut", "default_partition"]

@@ -21,12 +21,33 @@ from .._torch import (
     is_traceable_wrapper_subclass,
     local_source,
     make_fake,
+    run_on_meta,
     running_fake_mode,
     set_lazy_bits,
     symbolic_context,
 )
 from ..errors import FakeModeError, MissingInputError, UnsupportedError
+from ..ops import aten
 from ..slots import Primal
+
+
+# Views with one result and no tensor besides their base: their meta kernels are exact on every device.
+DIRECT_VIEWS = frozenset(
+    {
+        aten.alias.default,
+        aten.detach.default,
+        aten.expand.default,
+        aten.permute.default,
+        aten.select.int,
+        aten.slice.Tensor,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.t.default,
+        aten.transpose.int,
+        aten.unsqueeze.default,
+        aten.view.default,
+    }
+)
 
 
 class Engine(Protocol):
@@ -66,7 +87,8 @@ class FakeEngine:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
-        self.run = mode.dispatch  # bound once: it runs for every operator
+        self._dispatch = mode.dispatch  # bound once: it runs for every operator
+        self._static = mode.shape_env is None
 
     @property
     def shape_env(self) -> ShapeEnv | None:
@@ -113,6 +135,13 @@ class FakeEngine:
         if dense and has_gaps(tensor):
             stride = torch.empty(tensor.shape, device="meta").stride()
         return self._strided(tensor.shape, stride, 0, tensor.dtype, tensor.fake_device)
+
+    def run(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._static and op in DIRECT_VIEWS:
+            base = args[0]
+            if type(base) is FakeTensor and base.constant is None:
+                return make_fake(self.mode, run_on_meta(self.mode, op, args, kwargs), base.fake_device)
+        return self._dispatch(op, types, args, kwargs)
 
     def strided(self, tensor: Tensor, stride: Sequence[int]) -> Tensor:
         return self._strided(tensor.shape, tuple(stride), 0, tensor.dtype, self.device_of(tensor))

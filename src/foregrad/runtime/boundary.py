@@ -178,8 +178,7 @@ class TrainingCore:
 
     def _aside_value(self, slot: Returned, returned: dict[Returned, str]) -> str:
         """A result that autograd does not track must be a tensor of its own beside one that it does."""
-        outputs = self._joint.module.graph.output_node().args[0]
-        node = {s: outputs[i] for i, s in enumerate(self._joint.signature.returned)}  # type: ignore[index]
+        node = dict(zip(self._joint.signature.returned, self._joint.part.outputs, strict=False))
         tracked = {node[s] for s in self._tangents}
         return f"{returned[slot]}.detach()" if node[slot] in tracked else returned[slot]
 

@@ -52,7 +52,7 @@ def compile_graph(
     if compiler is None:
         raise CompilerError(f"No compiler was given for the {phase} graph.")
     if config.enable_log:
-        show_graph(module, phase, config.aot_id)
+        show_graph(lambda: module, phase, config.aot_id)
     with compiling(config.aot_id, phase), ambient_state_kept(), autocast_off(), torch.no_grad():
         with TracingContext.report_output_strides() as strides:
             try:

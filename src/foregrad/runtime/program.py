@@ -13,11 +13,12 @@ from torch import fx
 from .._torch import any_autocast_enabled, deterministic_enabled
 from ..errors import CompilerError
 from ..joint.build import Joint
+from ..joint.graph import to_fx
 from ..joint.metadata import describe
 from ..joint.verify import verify_graph
 from ..logs import show_graph
 from ..options import AOTConfig
-from ..partition import default_partition
+from ..partition import cut, default_partition
 from ..schemas import ViewAndMutationMeta
 from .backward import Backward, saved_between
 from .boundary import InferenceCore, TrainingCore
@@ -44,7 +45,7 @@ class Program:
 def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
     """Compile a joint graph and write its call."""
     if config.enable_log:
-        show_graph(joint.module, "joint", config.aot_id)
+        show_graph(lambda: joint.module, "joint", config.aot_id)
     number = next(_numbers)
     kind = "training" if joint.is_training else "inference"
     writer = Writer(f"Foregrad program {number}: {kind}, {len(joint.inputs)} inputs, {len(joint.outputs.results)} outputs.")
@@ -97,13 +98,13 @@ def _training(
 
 def partition(joint: Joint, config: AOTConfig) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Cut the joint graph by the partitioner that was asked for."""
-    partitioner = config.partition_fn or default_partition
-    with torch.no_grad():
-        forward, backward = partitioner(
-            joint.module,
-            (list(joint.primal_values), list(joint.tangent_values)),
-            num_fwd_outputs=len(joint.signature.returned),
-        )
+    returned = len(joint.signature.returned)
+    if config.partition_fn in (None, default_partition):
+        forward, backward = map(to_fx, cut(joint.part, returned))
+    else:
+        with torch.no_grad():
+            values = list(joint.primal_values), list(joint.tangent_values)
+            forward, backward = config.partition_fn(joint.module, values, num_fwd_outputs=returned)
     if len(backward.graph.output_node().args[0]) != len(joint.inputs):
         raise CompilerError("The partitioner returned a backward that does not give one gradient for each input.")
     if config.options.verify:
