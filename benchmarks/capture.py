@@ -95,9 +95,7 @@ def measure(side: Side, model_name: str, imports: Sequence[str]) -> tuple[Captur
 
     first, step, computed = capture()
     operators = sum(
-        node.op == "call_function" and node.target is not getitem
-        for graph in graphs
-        for node in graph.graph.nodes
+        node.op == "call_function" and node.target is not getitem for graph in graphs for node in graph.graph.nodes
     )
     again, _, _ = capture()
     return Capture(first, again, step, operators), computed
@@ -105,9 +103,7 @@ def measure(side: Side, model_name: str, imports: Sequence[str]) -> tuple[Captur
 
 def state(model: nn.Module) -> dict[str, Tensor]:
     """Copies of a model's gradients and buffers, by name."""
-    gradients = {
-        f"grad of {name}": p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
-    }
+    gradients = {f"grad of {name}": p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     return gradients | {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
@@ -129,9 +125,7 @@ def worse(a: Agreement, b: Agreement) -> Agreement:
 
 def in_a_fresh_process(side: Side, model_name: str, imports: Sequence[str], computed: Path) -> dict[str, Any]:
     """Run `measure` (this file as a program) in a new interpreter."""
-    order = json.dumps(
-        {"side": side.name, "model": model_name, "imports": imports, "computed": str(computed)}
-    )
+    order = json.dumps({"side": side.name, "model": model_name, "imports": imports, "computed": str(computed)})
     command = [sys.executable, "-m", "benchmarks.capture", order]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode:
@@ -159,8 +153,7 @@ def run(models: Sequence[str], repeats: int) -> tuple[Table, list[Mark], bool]:
         # An untimed process of each side tells what a capture still imports; the timed ones do it first.
         paths = {side.name: Path(folder) / side.name for side in SIDES.values()}
         imports = {
-            side.name: in_a_fresh_process(side, models[0], [], paths[side.name])["imported"]
-            for side in SIDES.values()
+            side.name: in_a_fresh_process(side, models[0], [], paths[side.name])["imported"] for side in SIDES.values()
         }
         for round_ in range(repeats):
             for model in models:
@@ -213,9 +206,7 @@ def report(
         )
         marks.append(at_least(f"capture of {model}, against torch", theirs / ours, SPEEDUP_WANTED[model]))
     if "gpt12" in models and "gpt48" in models:
-        theirs, ours = (
-            median(side, "gpt48", "first") / median(side, "gpt12", "first") for side in (PEER, SUBJECT)
-        )
+        theirs, ours = (median(side, "gpt48", "first") / median(side, "gpt12", "first") for side in (PEER, SUBJECT))
         table.note += f" 48 layers take {ours:.2f} times as long as 12 (torch: {theirs:.2f})."
         marks.append(at_most("capture of 48 layers, against 12", ours, GROWTH_WANTED))
     return table, marks
@@ -228,9 +219,7 @@ def progress(text: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="One capture in this process, as `python -m benchmarks` orders it."
-    )
+    parser = argparse.ArgumentParser(description="One capture in this process, as `python -m benchmarks` orders it.")
     parser.add_argument("order", help="a JSON object: side, model, imports, computed")
     worker(parser.parse_args().order)
 

@@ -39,9 +39,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder-only transformer with learned positions and a cross-entropy loss."""
 
-    def __init__(
-        self, layers: int, width: int = 256, heads: int = 4, vocabulary: int = 512, length: int = 128
-    ) -> None:
+    def __init__(self, layers: int, width: int = 256, heads: int = 4, vocabulary: int = 512, length: int = 128) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(length, width)

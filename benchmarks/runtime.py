@@ -85,9 +85,7 @@ class ConstantCompiler:
         return constant
 
 
-def simplified(
-    side: Side, module: nn.Module, inputs: Sequence[Tensor]
-) -> tuple[Callable[..., Any], ConstantCompiler]:
+def simplified(side: Side, module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Callable[..., Any], ConstantCompiler]:
     """The callable without guards, and the compiler that holds its two programs."""
     compiler = ConstantCompiler()
     compiled = side.load().aot_module_simplified(
@@ -164,9 +162,7 @@ def check(name: str, call: Callable[[], Tensor], leaves: Sequence[Tensor], tange
 
 def same(name: str, got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     try:
-        torch.testing.assert_close(
-            [x.detach() for x in got], [x.detach() for x in expected], rtol=1e-5, atol=1e-7
-        )
+        torch.testing.assert_close([x.detach() for x in got], [x.detach() for x in expected], rtol=1e-5, atol=1e-7)
     except AssertionError as error:
         raise SystemExit(f"{name} does not compute what eager computes: {error}") from None
 
@@ -192,9 +188,7 @@ def overheads(size: int, rounds: int) -> dict[str, dict[str, float]]:
 
     times = {
         "forward": best_times(forward, rounds),
-        "forward + backward": best_times(
-            {name: with_backward(call) for name, call in forward.items()}, rounds
-        ),
+        "forward + backward": best_times({name: with_backward(call) for name, call in forward.items()}, rounds),
     }
     with torch.no_grad():
         times["no_grad"] = best_times(forward, rounds)
@@ -315,7 +309,6 @@ def guard_mark(guards: Mapping[int, Mapping[str, float]]) -> Mark:
     return Mark(
         "guards of aot_function",
         f"≤ {call:g} µs + {each:g} µs an input",
-        " / ".join(f"{value:.1f}" for value in added.values())
-        + f" µs at {' / '.join(map(str, SIZES))} inputs",
+        " / ".join(f"{value:.1f}" for value in added.values()) + f" µs at {' / '.join(map(str, SIZES))} inputs",
         all(value <= call + each * size for size, value in added.items()),
     )

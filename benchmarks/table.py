@@ -32,8 +32,7 @@ class Table:
             return "| " + " | ".join([first, *numbers]) + " |"
 
         rule = "|" + "|".join(
-            "-" * (width + 2) if column == 0 else "-" * (width + 1) + ":"
-            for column, width in enumerate(widths)
+            "-" * (width + 2) if column == 0 else "-" * (width + 1) + ":" for column, width in enumerate(widths)
         )
         body = [text(self.header), rule + "|", *map(text, self.rows)]
         return "\n".join([f"## {self.title}", "", *body, *(["", self.note] if self.note else [])])

@@ -178,9 +178,7 @@ def saved_values(specialization: Any) -> int:
     return len(output.args[0]) - specialization.metadata.num_forward
 
 
-def saved_bytes(
-    program: Callable[[Tensor, Tensor], Tensor], module: nn.Module, batch: tuple[Tensor, Tensor]
-) -> int:
+def saved_bytes(program: Callable[[Tensor, Tensor], Tensor], module: nn.Module, batch: tuple[Tensor, Tensor]) -> int:
     """Memory that autograd holds between forward and backward: each storage once, without parameters."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     storages: dict[int, int] = {}

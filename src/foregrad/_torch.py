@@ -77,8 +77,8 @@ def tensor_guard(
     tensors: Sequence[torch.Tensor], sizes: list[list[int | None]], strides: list[list[int | None]]
 ) -> Callable[..., bool]:
     """A C++ check for tensors like these; a size or stride of None is not checked."""
-    guard = _dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-    return guard.check  # type: ignore[no-any-return]
+    guards: Any = _dynamo.guards.TensorGuards
+    return guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
 any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
@@ -103,12 +103,9 @@ def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------- autograd
-raw_apply = torch._C._FunctionBase.apply  # Function.apply less its Python preamble
-
-
 def boundary_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """`function.apply` without the checks for functorch, which the caller has done."""
-    return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return, misc]
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
 def next_sequence_number() -> int:
@@ -125,8 +122,7 @@ def running_node_number() -> int | None:
 def gradients_of(
     targets: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor | None, ...]:
-    """`torch.autograd.grad` that keeps the tape, below the reach of function modes: they must see only what user-written
-    backwards do."""
+    """`torch.autograd.grad` that keeps the tape and that function modes do not see: they are for user-written code."""
     engine = torch.autograd.Variable._execution_engine
     found = engine.run_backward(
         tuple(targets), tuple(tangents), True, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False
@@ -146,7 +142,7 @@ def is_custom_function_node(node: Any) -> bool:
 
 @contextlib.contextmanager
 def recording_autograd() -> Iterator[None]:
-    """Autograd as a recording needs it: real views replayed, on this thread, without the caller's saved-tensor hooks."""
+    """Autograd as a recording needs it: views replayed, on this thread, without the caller's saved-tensor hooks."""
     hooks = []
     while (top := _autograd._top_saved_tensors_default_hooks(True)) is not None:
         hooks.append(top)
@@ -306,7 +302,7 @@ def shape_guard(expression: str, count: int) -> Callable[..., bool]:
     """A function of the inputs that evaluates such an expression."""
     names = [f"t{i}" for i in range(count)]
     code = f"lambda {', '.join(names)}: (lambda L: {expression})({{{', '.join(f'{n!r}: {n}' for n in names)}}})"
-    return eval(code, dict(symbolic_shapes.SYMPY_INTERP))  # type: ignore[no-any-return]
+    return eval(code, dict(symbolic_shapes.SYMPY_INTERP))
 
 
 def symbolic_context(tensor: torch.Tensor) -> StatelessSymbolicContext[Any, Any]:

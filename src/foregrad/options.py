@@ -43,9 +43,7 @@ class Config:
     verify: bool = False
     # What the partitioners weigh.
     cse: bool = True
-    debug_partitioner: bool = field(
-        default_factory=lambda: os.environ.get("AOT_PARTITIONER_DEBUG", "0") != "0"
-    )
+    debug_partitioner: bool = field(default_factory=lambda: os.environ.get("AOT_PARTITIONER_DEBUG", "0") != "0")
     max_dist_from_bw: int = 1000
     ban_recompute_used_far_apart: bool = True
     ban_recompute_long_fusible_chains: bool = True

@@ -310,9 +310,7 @@ def _(right: Program) -> Program:
 @fault("lost gradient stride", _scale, lambda: (leaf(2, 3),), "gradient stride")
 def _(right: Program) -> Program:
     def wrong(x: Tensor) -> Tensor:
-        x.register_post_accumulate_grad_hook(
-            lambda leaf: setattr(leaf, "grad", leaf.grad.t().contiguous().t())
-        )
+        x.register_post_accumulate_grad_hook(lambda leaf: setattr(leaf, "grad", leaf.grad.t().contiguous().t()))
         return right(x)
 
     return wrong

@@ -511,9 +511,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 @needs_cuda
-@pytest.mark.parametrize(
-    "name", ["views", "mutation", "shared_arguments", "dropout", "complex_numbers", "zero_size"]
-)
+@pytest.mark.parametrize("name", ["views", "mutation", "shared_arguments", "dropout", "complex_numbers", "zero_size"])
 def test_eager_agrees_with_itself_on_cuda(name):
     fn, arguments = PROGRAMS[name]
     with torch.device("cuda"):
@@ -537,6 +535,4 @@ def test_a_random_number_drawn_once_more_on_cuda_is_found():
         return wrong
 
     report = check(torch.sin, plain(3).cuda(), compile=draw, raise_on_difference=False)
-    assert ("random state", "CUDA generator 0 after forward") in {
-        (d.aspect, d.where) for d in report.differences
-    }
+    assert ("random state", "CUDA generator 0 after forward") in {(d.aspect, d.where) for d in report.differences}

@@ -60,9 +60,7 @@ def test_a_clone_is_like_its_original(name):
     assert torch.equal(clone.detach(), original.detach())
 
 
-@pytest.mark.parametrize(
-    "name", ["view of a leaf", "leaf", "one of several views", "non-leaf", "view of a non-leaf"]
-)
+@pytest.mark.parametrize("name", ["view of a leaf", "leaf", "one of several views", "non-leaf", "view of a non-leaf"])
 def test_autograd_refuses_the_same_writes(name):
     original = ORIGINALS[name]()
     (clone,) = clones(original)

@@ -249,4 +249,3 @@ def capture(fn_or_module: Callable[..., Any], *args: Any, **kwargs: Any) -> Capt
         keep_inference_input_mutations=False,
     )
     return record_program(fn_or_module, args, kwargs, module, resolved)
-

@@ -130,17 +130,27 @@ class Specialization:
 
 
 def record_program(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], module: nn.Module | None, config: AOTConfig
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    module: nn.Module | None,
+    config: AOTConfig,
 ) -> Capture:
     """Record a function on its arguments and build its joint graph."""
     surroundings = Surroundings(module if module is not None else function)
     flat = flatten((args, kwargs), "args")
     inputs = [_argument(path, leaf, config) for path, leaf in zip(flat.paths, flat.leaves, strict=True)]
     inputs = [
-        Argument(a.slot, a.value, a.dynamic and not (i < config.num_params_buffers and config.options.static_weight_shapes))
+        Argument(
+            a.slot, a.value, a.dynamic and not (i < config.num_params_buffers and config.options.static_weight_shapes)
+        )
         for i, a in enumerate(inputs)
     ]
-    state = state_of(module, config.dynamic_shapes and not config.options.static_weight_shapes) if module is not None else []
+    state = (
+        state_of(module, config.dynamic_shapes and not config.options.static_weight_shapes)
+        if module is not None
+        else []
+    )
     engine = engine_for([a.value for a in (*inputs, *(argument for argument, _ in state))], config.dynamic_shapes)
     hidden: dict[Hidden, Place] = {}
 
@@ -157,7 +167,10 @@ def record_program(
     recording = Recording(engine, dict(config.decompositions or {}), from_nodes=isinstance(function, fx.GraphModule))
     try:
         recording.run(
-            lambda seen: interpreted(function, *unflatten(flat.tree, seen)), inputs, [argument for argument, _ in state], place_of
+            lambda seen: interpreted(function, *unflatten(flat.tree, seen)),
+            inputs,
+            [argument for argument, _ in state],
+            place_of,
         )
         result = flatten(recording.result, "output")
         containers.refuse_escapes(recording)
@@ -199,7 +212,9 @@ def interpreted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
 def _refuse_shared_writes(joint: Joint) -> None:
     """An input that is written while another input looks at the same storage."""
-    tensors = [facts for facts in joint.inputs if facts.recorded.is_tensor and not isinstance(facts.recorded.real, FakeTensor)]
+    tensors = [
+        facts for facts in joint.inputs if facts.recorded.is_tensor and not isinstance(facts.recorded.real, FakeTensor)
+    ]
     if not any(facts.written for facts in tensors):
         return
     pattern = sharing_pattern([facts.recorded.real for facts in tensors])
@@ -207,8 +222,8 @@ def _refuse_shared_writes(joint: Joint) -> None:
         shared = [tensors[j] for j, first in enumerate(pattern) if first == pattern[i] and j != i]
         if facts.written and shared:
             raise UnsupportedError(
-                f"{facts.recorded.slot} is written and shares its storage with {shared[0].recorded.slot}, which cannot be "
-                "compiled yet. Pass a clone of one of them, or compile with fallback='eager'."
+                f"{facts.recorded.slot} is written and shares its storage with {shared[0].recorded.slot}, which cannot "
+                "be compiled yet. Pass a clone of one of them, or compile with fallback='eager'."
             )
 
 
@@ -250,8 +265,9 @@ class Compiled:
                     return result
             if len(self.specializations) >= self.config.options.max_specializations:
                 return self._give_up(
-                    f"was compiled {len(self.specializations)} times for different arguments; from now on it runs eagerly "
-                    "where no program fits. Raise foregrad.config.max_specializations, or compile with dynamic=True.",
+                    f"was compiled {len(self.specializations)} times for different arguments; from now on it runs "
+                    "eagerly where no program fits. Raise foregrad.config.max_specializations, or compile with "
+                    "dynamic=True.",
                     args,
                     kwargs,
                 )
@@ -304,5 +320,6 @@ def _inside_another_transform(args: Sequence[Any], kwargs: dict[str, Any]) -> bo
     if dispatch_mode_depth() or under_functorch_transform() or forward_ad_level() >= 0:
         return True
     leaves = flatten((args, kwargs), "").leaves
-    return any(isinstance(leaf, Tensor) and (is_functorch_wrapped(leaf) or isinstance(leaf, FakeTensor)) for leaf in leaves)
-
+    return any(
+        isinstance(leaf, Tensor) and (is_functorch_wrapped(leaf) or isinstance(leaf, FakeTensor)) for leaf in leaves
+    )

@@ -22,7 +22,9 @@ class Containers:
     def refuse_escapes(self, recording: Recording) -> None:
         """Take recorded tensors out of the user's containers again, and say which line put them there."""
         for path, value, before in self._before:
-            escaped = [item for item in _items(value) if isinstance(item, Tensor) and recording.engine.is_abstract(item)]
+            escaped = [
+                item for item in _items(value) if isinstance(item, Tensor) and recording.engine.is_abstract(item)
+            ]
             if escaped:
                 _put_back(value, before)
                 raise EscapeError(

@@ -138,7 +138,9 @@ class GuardedEntry:
         _require(writer, conditions, miss)
         if any(facts.written for facts in tensors):
             pattern = sharing_pattern([facts.recorded.real for facts in tensors])
-            _require(writer, [f"{writer.bind(sharing_pattern, 'sharing_pattern')}({tuple_of(names)}) == {pattern}"], miss)
+            _require(
+                writer, [f"{writer.bind(sharing_pattern, 'sharing_pattern')}({tuple_of(names)}) == {pattern}"], miss
+            )
 
     def _check_identities(self, writer: Writer, tensors: Sequence[InputFacts], miss: str) -> list[InputFacts]:
         """A tensor that was passed twice must be passed twice again; gives each tensor once."""
@@ -214,7 +216,7 @@ class _Remembered:
 
     def __init__(self, value: Any) -> None:
         self._kind = type(value)
-        self._by_identity = self._kind.__eq__ is object.__eq__
+        self._by_identity = getattr(self._kind, "__eq__", None) is object.__eq__
         self._value = value if self._by_identity else _snapshot(value)
 
     def equals(self, value: Any) -> bool:

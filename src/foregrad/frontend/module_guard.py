@@ -33,7 +33,9 @@ def _copied(value: Any) -> Any:
 
 def _facts(module: nn.Module) -> tuple[Any, ...]:
     """What a program may depend on. Parameters and buffers themselves are read at each call."""
-    plain = {name: _copied(value) for name, value in vars(module).items() if not name.startswith("_") and is_plain(value)}
+    plain = {
+        name: _copied(value) for name, value in vars(module).items() if not name.startswith("_") and is_plain(value)
+    }
     children = tuple((name, id(child)) for name, child in module._modules.items())
     hooks = tuple(tuple(map(id, table.values())) for table in _hooks(module))
     state = tuple((name, tensor is None) for name, tensor in (*module._parameters.items(), *module._buffers.items()))
@@ -69,7 +71,9 @@ class ModuleSnapshot:
     """The attributes of modules before a recording, to find and undo what the recording did to them."""
 
     def __init__(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
-        self._before = [(path, module, [(table, dict(table)) for table in _dicts(module)[:4]]) for path, module in modules]
+        self._before = [
+            (path, module, [(table, dict(table)) for table in _dicts(module)[:4]]) for path, module in modules
+        ]
         self._containers = [
             (f"{path}.{name}", value, _copied(value))
             for path, module in modules
@@ -87,7 +91,9 @@ class ModuleSnapshot:
                         table.get(name), before.get(name)
                     ):
                         changed.append((f"{path}.{name}" if path else name, table.get(name)))
-                if any(table.get(name, _ABSENT) is not before.get(name, _ABSENT) for name in table.keys() | before.keys()):
+                if any(
+                    table.get(name, _ABSENT) is not before.get(name, _ABSENT) for name in table.keys() | before.keys()
+                ):
                     table.clear()  # type: ignore[attr-defined]
                     table.update(before)  # type: ignore[attr-defined]
         return changed
@@ -105,10 +111,10 @@ def refuse_changes(changed: Sequence[tuple[str, Any]], engine: Engine) -> None:
     for path, value in changed:
         if isinstance(value, Tensor):
             raise UnsupportedError(
-                f"the program assigns a tensor to the module attribute {path}, which cannot be compiled yet. Return the "
-                "tensor instead, or compile with fallback='eager'."
+                f"the program assigns a tensor to the module attribute {path}, which cannot be compiled yet. Return "
+                "the tensor instead, or compile with fallback='eager'."
             )
         raise StateChangeError(
-            f"the program changes the module attribute {path}: a compiled call would not change it again. Keep such a "
-            "count in a buffer, change it outside the module, or compile with fallback='eager'."
+            f"the program changes the module attribute {path}: a compiled call would not change it again. Keep such "
+            "a count in a buffer, change it outside the module, or compile with fallback='eager'."
         )

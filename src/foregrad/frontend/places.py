@@ -18,7 +18,19 @@ from torch import Tensor, nn
 
 from ..record.lines import is_users_code
 
-PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+PLAIN = (
+    int,
+    float,
+    complex,
+    bool,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
 _DEPTH = 3
 
 
@@ -84,7 +96,7 @@ class Surroundings:
                 self._visit(Place(value.keywords, "item", key, f"{path}.{key}"), item, 0)
         elif isinstance(value, types.FunctionType):
             self._enter_function(value)
-        elif not isinstance(value, type) and hasattr(type(value), "__call__"):
+        elif not isinstance(value, type) and callable(value):
             self._visit(Place(value, "held", None, path), value, 0)
 
     def _enter_function(self, function: types.FunctionType) -> None:

@@ -117,8 +117,10 @@ def build_expression(writer: Writer, tree: Tree, names: Sequence[str]) -> str:
                 return f"({parts},)" if items else "()"
             return f"[{parts}]" if kind is list else f"{writer.bind(kind, 'Size')}([{parts}])"
         case Entries(keys, items):
-            parts = [f"{literal(writer, k)}: {build_expression(writer, i, names)}" for k, i in zip(keys, items, strict=True)]
-            return f"{{{', '.join(parts)}}}"
+            pairs = [
+                f"{literal(writer, k)}: {build_expression(writer, i, names)}" for k, i in zip(keys, items, strict=True)
+            ]
+            return f"{{{', '.join(pairs)}}}"
         case Registered(spec, indices):
             unflatten_name = writer.bind(pytree.tree_unflatten, "tree_unflatten")
             return f"{unflatten_name}([{', '.join(names[i] for i in indices)}], {writer.bind(spec, 'spec')})"

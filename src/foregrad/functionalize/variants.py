@@ -22,7 +22,7 @@ _BY_HAND: dict[OpOverload, OpOverload] = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A functional operator: it returns the writer's own fresh results first, then each written argument's new value."""
+    """A functional operator: it returns the writer's own results first, then each written argument's new value."""
 
     op: OpOverload
     written: tuple[int, ...]  # positions of the written arguments in the writer's schema

@@ -8,6 +8,7 @@ read. A program that writes nothing pays for nothing but the table.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,6 @@ from typing import Any
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from .._torch import OpOverload
 from ..errors import CaptureError, UnsupportedError
 from ..joint.ir import FlatGraph, Node
 from ..ops import IDENTITIES, Kind, aten, op_info
@@ -44,7 +44,12 @@ class TensorState:
     __slots__ = ("generation", "node", "parent", "step", "storage", "tensor")
 
     def __init__(
-        self, storage: Storage, node: Node, tensor: Tensor, parent: TensorState | None = None, step: ViewStep | None = None
+        self,
+        storage: Storage,
+        node: Node,
+        tensor: Tensor,
+        parent: TensorState | None = None,
+        step: ViewStep | None = None,
     ) -> None:
         self.storage = storage
         self.node = node
@@ -126,6 +131,8 @@ class Functionalizer:
             return self.graph.number(value)
         if kind is torch.Size:
             return [self._arg(item) for item in value]
+        if kind is torch.Generator:  # an object, not text: graphs hold it as a constant
+            return self.graph.constant(value, value)
         return value
 
     def _args(self, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -236,7 +243,9 @@ class Functionalizer:
             return
         node = self._functional_call(step, variant)
         returns = len(variant.op._schema.returns)
-        values = [node] if returns == 1 else [self.graph.call(operator.getitem, (node, i), {}, None) for i in range(returns)]
+        values = (
+            [node] if returns == 1 else [self.graph.call(operator.getitem, (node, i), {}, None) for i in range(returns)]
+        )
         fresh = len(values) - len(targets)
         outs = step.out if isinstance(step.out, (list, tuple)) else (step.out,)
         for value, out in zip(values[:fresh], outs, strict=False):
@@ -325,7 +334,7 @@ class Functionalizer:
             path.append(parent)
         state.storage.generation += 1
         state.storage.writes.append(step)
-        for child, parent in zip(path, path[1:], strict=False):
+        for child, parent in itertools.pairwise(path):
             child.node, child.generation = node, state.storage.generation
             node = self._carry(child, parent, node)
         path[-1].node, path[-1].generation = node, state.storage.generation
@@ -342,4 +351,3 @@ class Functionalizer:
         options = {"dtype": tensor.dtype, "device": self._device(tensor)}
         empty = self.graph.call(aten.empty_strided.default, (size, stride), options, tensor)
         return self.graph.call(aten.copy.default, (empty, node), {}, tensor)
-

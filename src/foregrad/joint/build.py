@@ -142,7 +142,7 @@ def _forward_values(
 
 
 class Tape:
-    """The recording's own autograd graph, kept to differentiate it again when somebody asks for less than everything."""
+    """The recording's own autograd graph, kept to differentiate it again when somebody asks for a part of it."""
 
     def __init__(
         self,

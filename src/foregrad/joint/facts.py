@@ -62,7 +62,9 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput) -> Inpu
         return InputFacts(recorded, False, False, False, False, 0, False, False)
     state = functionalizer.state_of(seen)
     if state.parent is not None:
-        raise UnsupportedError(f"the program changes the shape of {recorded.slot} in place, which cannot be compiled yet.")
+        raise UnsupportedError(
+            f"the program changes the shape of {recorded.slot} in place, which cannot be compiled yet."
+        )
     writes = state.storage.writes
     if seen.is_leaf and seen.grad is not None:
         raise UnsupportedError(f"the program assigns .grad of {recorded.slot}, which cannot be compiled yet.")
@@ -85,8 +87,8 @@ class Rebuild:
     """How a view is taken again from its base: by the recorded views, or by the geometry of the graph's own result."""
 
     steps: tuple[ViewStep, ...] | None
-    requires_grad: bool
-    base_requires_grad: bool
+    hides_base: bool  # autograd does not know that the view belongs to its base
+    becomes_leaf: bool  # the program made the view itself require grad
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,9 @@ class OutputFacts:
 class OutputClassifier:
     """Sorts the outputs of a recording into their cases; the first that fits wins (A-1)."""
 
-    def __init__(self, recording: Recording, functionalizer: Functionalizer, leaves: Sequence[Any], replay: bool) -> None:
+    def __init__(
+        self, recording: Recording, functionalizer: Functionalizer, leaves: Sequence[Any], replay: bool
+    ) -> None:
         self._functionalizer = functionalizer
         self._replay = replay
         self._leaves = [recording.seen(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -233,9 +237,9 @@ class OutputClassifier:
             return None
         for other in self._by_storage[id(self._state(leaf).storage)]:
             steps = self._state(leaf).chain_from(self._state(other))
-            if other.requires_grad and other is not leaf and steps is not None and _geometry(other) == _geometry(leaf):
-                if self._is_plain(other):
-                    return ViewOfOutput(self._position[id(other)], self._rebuild(leaf, other))
+            same = steps is not None and _geometry(other) == _geometry(leaf)
+            if same and other.requires_grad and other is not leaf and self._is_plain(other):
+                return ViewOfOutput(self._position[id(other)], self._rebuild(leaf, other))
         return None
 
     def _is_plain(self, tensor: Tensor) -> bool:
@@ -249,7 +253,12 @@ class OutputClassifier:
         steps = self._state(leaf).chain_from(self._state(base))
         if steps is not None and (any(map(_is_symbolic, steps)) or not (self._replay or leaf.dtype != base.dtype)):
             steps = None
-        return Rebuild(None if steps is None else tuple(steps), leaf.requires_grad, base.requires_grad)
+        cut_off = not leaf.requires_grad or leaf.grad_fn is None
+        return Rebuild(
+            steps=None if steps is None else tuple(steps),
+            hides_base=base.requires_grad and cut_off,
+            becomes_leaf=leaf.requires_grad and cut_off,
+        )
 
     def _plain(self, leaf: Tensor, kind: OutputType) -> Plain:
         differentiable = leaf.requires_grad and leaf.grad_fn is not None

@@ -29,6 +29,7 @@ def to_fx(part: Part) -> fx.GraphModule:
     graph = fx.Graph()
     written: dict[int, fx.Node] = {}
     constants = torch.nn.Module()
+    count = 0
 
     def value(item: Any) -> Any:
         kind = item.__class__
@@ -45,8 +46,10 @@ def to_fx(part: Part) -> fx.GraphModule:
         new.meta = _meta(node)
     for node in part.nodes:
         if node.op is get_constant:
-            target = f"_tensor_constant{len(vars(constants)['_modules']) + len(constants._buffers)}"
-            _hold(constants, target, node.args[0])
+            kind = "tensor" if isinstance(node.args[0], torch.Tensor) else "object"
+            target = f"_{kind}_constant{count}"
+            count += 1
+            setattr(constants, target, node.args[0])
             new = graph.create_node("get_attr", target, (), {}, node.name)
         else:
             assert node.op is not None
@@ -57,13 +60,6 @@ def to_fx(part: Part) -> fx.GraphModule:
         written[id(node)] = new
     graph.output(tuple([value(item) for item in part.outputs]))
     return LazyGraphModule(constants, graph)
-
-
-def _hold(holder: torch.nn.Module, name: str, value: Any) -> None:
-    if isinstance(value, torch.nn.Module):
-        holder.add_module(name, value)
-    else:
-        holder.register_buffer(name, value)
 
 
 def _meta(node: Node) -> dict[str, Any]:
@@ -91,13 +87,13 @@ def from_fx(module: fx.GraphModule) -> Part:
     for node in module.graph.nodes:
         args = fx.node.map_arg(node.args, read.__getitem__)  # type: ignore[arg-type]
         if node.op == "output":
-            outputs = args[0]  # type: ignore[index, assignment]
+            outputs = args[0]
             break
         kwargs = fx.node.map_arg(node.kwargs, read.__getitem__)  # type: ignore[arg-type]
         target = node.target if node.op == "call_function" else None
         if node.op == "get_attr":
-            target, args = get_constant, (operator.attrgetter(node.target)(module),)  # type: ignore[arg-type, assignment]
-        new = Node(target, _plain(args), dict(kwargs), node.meta.get("val"))  # type: ignore[arg-type]
+            target, args = get_constant, (operator.attrgetter(node.target)(module),)
+        new = Node(target, _plain(args), dict(kwargs), node.meta.get("val"))
         new.name, new.meta = node.name, node.meta
         new.impure = bool(node.meta.get("impure"))
         new.backward = node.meta.get("partitioner_tag") == "is_backward"
@@ -112,4 +108,3 @@ def _plain(args: Any) -> Any:
         kind = list if isinstance(args, list) else tuple
         return kind(_plain(item) for item in args)
     return args
-

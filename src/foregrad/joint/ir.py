@@ -79,9 +79,9 @@ class FlatGraph:
         readings = ((aten.sym_size.int, tensor.shape), (aten.sym_stride.int, tensor.stride()))
         for op, numbers in readings:
             for dim, number in enumerate(numbers):
-                if isinstance(number, SymInt) and expression_of(number).is_symbol:
-                    if expression_of(number) not in self._symbols:
-                        self._symbols[expression_of(number)] = self.call(op, (node, dim), {}, number)
+                expression = expression_of(number) if isinstance(number, SymInt) else None
+                if expression is not None and expression.is_symbol and expression not in self._symbols:
+                    self._symbols[expression] = self.call(op, (node, dim), {}, number)
 
     def call(self, op: Target, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Node:
         """A new node at the end."""
@@ -91,9 +91,9 @@ class FlatGraph:
         self.nodes.append(node)
         return node
 
-    def constant(self, tensor: Tensor, value: Any) -> Node:
-        """A tensor that is part of the program."""
-        return self.call(get_constant, (tensor,), {}, value)
+    def constant(self, held: Any, value: Any) -> Node:
+        """A tensor, or another object, that is part of the program."""
+        return self.call(get_constant, (held,), {}, value)
 
     def number(self, value: Any) -> Any:
         """A node for a symbolic number, or the number itself."""
@@ -120,7 +120,7 @@ class FlatGraph:
         result: Any = parts[0]
         for part in parts[1:]:
             result = self.call(target, (result, part), {}, value)
-        return result  # type: ignore[no-any-return]
+        return result
 
 
 def get_constant(tensor: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ def name_nodes(nodes: Iterable[Node], taken: Iterable[str]) -> None:
     used = set(taken)
     counts: dict[str, int] = {}
     for node in nodes:
-        stem = getattr(node.op, "_opname", None) or getattr(node.op, "__name__", "value")
+        stem: str = getattr(node.op, "_opname", "") or getattr(node.op, "__name__", "value")
         count = counts.get(stem, 0)
         node.name = f"{stem}_{count}" if count else stem
         while node.name in used:

@@ -20,7 +20,8 @@ def describe(joint: Joint, config: AOTConfig, saved_sizes: int | None) -> ViewAn
     return ViewAndMutationMeta(
         input_info=[_input(facts, keep) for facts in joint.inputs],
         output_info=[
-            _output(result, tensor, order) for result, tensor in zip(joint.outputs.results, joint.outputs.tensors, strict=True)
+            _output(result, tensor, order)
+            for result, tensor in zip(joint.outputs.results, joint.outputs.tensors, strict=True)
         ],
         num_intermediate_bases=len(joint.outputs.bases),
         keep_input_mutations=keep,

@@ -80,7 +80,9 @@ def _forward_set(joint: Part, primals: Sequence[Node], tangents: Sequence[Node],
     found = _ancestors([*nodes_in(outputs), *_must_run(joint)], stop=set()) | set(primals)
     for tangent in tangents:
         if tangent in found:
-            raise PartitionError(f"An output of the forward was invalid, but is output: it is computed from {tangent.name}.")
+            raise PartitionError(
+                f"An output of the forward was invalid, but is output: it is computed from {tangent.name}."
+            )
     for node in joint.nodes:
         if node not in found:
             result_of_forward = node.op is operator.getitem and node.args[0] in found

@@ -30,7 +30,6 @@ from ..errors import FakeModeError, MissingInputError, UnsupportedError
 from ..ops import aten
 from ..slots import Primal
 
-
 # Views with one result and no tensor besides their base: their meta kernels are exact on every device.
 DIRECT_VIEWS = frozenset(
     {
@@ -112,7 +111,9 @@ class FakeEngine:
                     f"{slot} was freed: it has {real.numel()} elements and its storage has none. "
                     "Give it its data back (untyped_storage().resize_) before the call."
                 )
-        size, stride, offset = real.shape, real.stride(), real.storage_offset()
+        size: Any = real.shape
+        stride: Any = real.stride()
+        offset: Any = real.storage_offset()
         if dynamic and self.shape_env is not None and not isinstance(real, FakeTensor):
             size, stride, offset = self.shape_env.create_symbolic_sizes_strides_storage_offset(
                 real, local_source(str(slot)), symbolic_context=symbolic_context(real)

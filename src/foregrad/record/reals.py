@@ -20,9 +20,7 @@ from .engine import Engine
 from .lines import user_stack, where
 
 # Properties that read no data and give no tensor are answered by the real tensor itself.
-_TENSOR_PROPERTIES = frozenset(
-    getattr(Tensor, name).__get__ for name in ("data", "T", "mT", "H", "mH", "real", "imag")
-)
+_TENSOR_PROPERTIES = frozenset(getattr(Tensor, name).__get__ for name in ("data", "T", "mT", "H", "mH", "real", "imag"))
 _SETTERS = frozenset(getattr(Tensor, name).__set__ for name in ("data", "grad", "requires_grad"))
 
 _WAY_OUT = (

@@ -77,6 +77,7 @@ class Recorder(TorchDispatchMode):
         self._from_nodes = from_nodes  # the program is a graph whose nodes know the user's lines better than frames do
         self._stacks: dict[int, Stack] = {}  # of the forward, by autograd's sequence number
         self._draws: dict[Any, int] = {}
+        self._generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}  # with their states before the recording
         self._devices: set[torch.device] = set()
         self._finished_node: int | None = None  # set by hooks on nodes whose gradients are summed up
         self._watched: set[Any] = set()
@@ -191,10 +192,17 @@ class Recorder(TorchDispatchMode):
         """
         generator = kwargs.get("generator") or self._default_generator(args, kwargs)
         with disable_modes():
-            key = (op, bytes(generator.get_state().numpy().data))
+            state = generator.get_state()
+            self._generators.setdefault(id(generator), (generator, state))
+            key = (op, bytes(state.numpy().data))
             torch.rand(1, generator=generator, device=generator.device)
         first = self._draws.setdefault(key, len(self.steps))
         return first if first != len(self.steps) else None
+
+    def restore_generators(self) -> None:
+        """Recording consumes no random numbers."""
+        for generator, state in self._generators.values():
+            generator.set_state(state)
 
     def _default_generator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator:
         tensors = [a for a in args if self._engine.is_abstract(a)]

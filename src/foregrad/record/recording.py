@@ -50,11 +50,11 @@ class _NonLeaf(torch.autograd.Function):
     """Makes a tensor that is no leaf out of one that is, without recording an operator."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: Tensor, box: list[Tensor]) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, leaf: Tensor, box: list[Tensor]) -> Tensor:
         return box[0]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 
@@ -79,7 +79,7 @@ def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
         leaf = seen.requires_grad_()
         if not value.is_leaf:
             with disable_modes(), torch.enable_grad():
-                seen = _NonLeaf.apply(leaf, [engine.twin(value, argument.slot, argument.dynamic)])  # type: ignore[no-untyped-call]
+                seen = _NonLeaf.apply(leaf, [engine.twin(value, argument.slot, argument.dynamic)])
     if isinstance(value, torch.nn.Parameter):
         seen._is_param = True
     return RecordedInput(argument.slot, value, seen, leaf, seen.grad_fn)
@@ -132,8 +132,12 @@ class Recording:
 
     @contextlib.contextmanager
     def _modes(self, reals: RealTensors) -> Iterator[None]:
-        with ambient_state_kept(), recording_autograd(), reals, self.recorder:
-            yield
+        with ambient_state_kept():
+            try:
+                with recording_autograd(), reals, self.recorder:
+                    yield
+            finally:
+                self.recorder.restore_generators()
 
     def seen(self, tensor: Tensor) -> Tensor:
         """The abstract tensor for a tensor of the result: itself, or the twin of a real one that was passed through."""

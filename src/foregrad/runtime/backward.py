@@ -76,7 +76,9 @@ class Backward:
             try:
                 self.compile(place)
             except Exception:
-                log.warning("compiling the backward ahead of its first call failed; it will be tried again", exc_info=True)
+                log.warning(
+                    "compiling the backward ahead of its first call failed; it will be tried again", exc_info=True
+                )
 
     def compile(self, place: Callable[[Boxed], None]) -> None:
         """Compile the backward, once."""
@@ -107,7 +109,7 @@ class Backward:
         return list(self._partial[mask]([*sizes, *ctx.saved_tensors, *given]))
 
     def _tangent(self, index: int, tangent: Tensor | None) -> Tensor:
-        """A tangent in the recorded layout; one that did not arrive is never read, but a compiler may look at its shape."""
+        """A tangent in the recorded layout. One that did not arrive is not read, but must have its shape."""
         recorded = self._joint.tangent_values[index]
         if tangent is not None:
             return restride(recorded.shape, recorded.stride())(tangent)
@@ -121,7 +123,7 @@ class Backward:
         with torch.no_grad():
             gradients = list(run())
         tensors = [g for g in gradients if g is not None]
-        joined = iter(_NoSecondOrder.apply(tensors, *(s for s in sources if isinstance(s, Tensor))))  # type: ignore[no-untyped-call]
+        joined = iter(_NoSecondOrder.apply(tensors, *(s for s in sources if isinstance(s, Tensor))))
         return [None if g is None else next(joined) for g in gradients]
 
     def refuse_nondeterminism(self) -> None:
@@ -136,11 +138,11 @@ class _NoSecondOrder(torch.autograd.Function):
     """Joins gradients to what they depend on, and refuses to differentiate them."""
 
     @staticmethod
-    def forward(ctx: Any, gradients: list[Tensor], *sources: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(ctx: Any, gradients: list[Tensor], *sources: Tensor) -> tuple[Tensor, ...]:
         return tuple(g.view_as(g).detach() for g in gradients)
 
     @staticmethod
-    def backward(ctx: Any, *tangents: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *tangents: Tensor) -> Any:
         raise BackwardError(
             "Double backward through a compiled function is not supported yet. Compute the first gradients inside the "
             "function that you compile, or run the original function."

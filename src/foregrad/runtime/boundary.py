@@ -114,6 +114,8 @@ class TrainingCore:
         self._autocast = autocast
         signature = joint.signature
         self._through = [i for i, grad in enumerate(signature.grads) if grad is not None]
+        if joint.backward_error is not None:  # nothing is known about single gradients: the outputs still require grad
+            self._through = [i for i, facts in enumerate(joint.inputs) if facts.recorded.leaf is not None]
         self._tangents = [tangent.of for tangent in signature.tangents]
         self._aside = [slot for slot in values_needed(joint) if slot not in self._tangents]
 
@@ -173,7 +175,7 @@ class TrainingCore:
     def _differentiable(self, slot: Returned, name: str) -> str:
         """Autograd must not take a result for a view of something inside the graph."""
         result = self._joint.outputs.results[slot.index] if isinstance(slot, Output) else None
-        is_view = isinstance(result, Plain) and result.is_view or isinstance(slot, Updated)
+        is_view = (isinstance(result, Plain) and result.is_view) or isinstance(slot, Updated)
         return f"{name}.detach()" if is_view else name
 
     def _aside_value(self, slot: Returned, returned: dict[Returned, str]) -> str:

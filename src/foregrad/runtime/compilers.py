@@ -53,16 +53,21 @@ def compile_graph(
         raise CompilerError(f"No compiler was given for the {phase} graph.")
     if config.enable_log:
         show_graph(lambda: module, phase, config.aot_id)
-    with compiling(config.aot_id, phase), ambient_state_kept(), autocast_off(), torch.no_grad():
-        with TracingContext.report_output_strides() as strides:
-            try:
-                compiled = compiler(module, list(examples))
-            except Exception as error:
-                raise CompilerError(
-                    f"The compiler of the {phase} graph raised {type(error).__name__}: {error}\n"
-                    "Nothing was compiled. Run the graph as it is with lambda graph, inputs: "
-                    "make_boxed_func(graph.forward) to see whether the graph is at fault."
-                ) from error
+    with (
+        compiling(config.aot_id, phase),
+        ambient_state_kept(),
+        autocast_off(),
+        torch.no_grad(),
+        TracingContext.report_output_strides() as strides,
+    ):
+        try:
+            compiled = compiler(module, list(examples))
+        except Exception as error:
+            raise CompilerError(
+                f"The compiler of the {phase} graph raised {type(error).__name__}: {error}\n"
+                "Nothing was compiled. Run the graph as it is with lambda graph, inputs: "
+                "make_boxed_func(graph.forward) to see whether the graph is at fault."
+            ) from error
     if not callable(compiled):
         raise CompilerError(
             f"The compiler of the {phase} graph returned a {type(compiled).__name__}; it must return a function."

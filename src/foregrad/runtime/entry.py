@@ -13,7 +13,9 @@ from .writer import Writer
 class Entry(Protocol):
     """The outermost stage: it defines `call`, gives every input a variable, and returns the result."""
 
-    guarded: bool  # a call reaches the program only if its facts are those of the recording
+    @property
+    def guarded(self) -> bool:
+        """Whether a call reaches the program only if its facts are those of the recording."""
 
     @property
     def frees(self) -> Sequence[Primal]:
@@ -59,5 +61,3 @@ class FlatEntry:
 
     def leave(self, writer: Writer, results: int) -> None:
         writer.line(f"return [{', '.join(writer.variable(Output(i)) for i in range(results))}]")
-
-

@@ -48,8 +48,11 @@ def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
         show_graph(lambda: joint.module, "joint", config.aot_id)
     number = next(_numbers)
     kind = "training" if joint.is_training else "inference"
-    writer = Writer(f"Foregrad program {number}: {kind}, {len(joint.inputs)} inputs, {len(joint.outputs.results)} outputs.")
+    writer = Writer(
+        f"Foregrad program {number}: {kind}, {len(joint.inputs)} inputs, {len(joint.outputs.results)} outputs."
+    )
     autocast = any_autocast_enabled()
+    core: InferenceCore | TrainingCore
     if joint.is_training:
         core, parts = _training(joint, config, entry, writer, autocast)
     else:
@@ -71,7 +74,9 @@ def _inference(
 ) -> tuple[InferenceCore, Parts]:
     name = writer.fresh("inference_graph")
     examples = example_values(joint.recording.engine, joint.primal_values)
-    compiled, _ = compile_graph(config.inference_compiler or config.fw_compiler, joint.module, examples, "inference", config)
+    compiled, _ = compile_graph(
+        config.inference_compiler or config.fw_compiler, joint.module, examples, "inference", config
+    )
     install = _install(writer, name)
     install(checked(compiled, "inference", joint.module, install))
     metadata = describe(joint, config, saved_sizes=None)
@@ -105,7 +110,8 @@ def partition(joint: Joint, config: AOTConfig) -> tuple[fx.GraphModule, fx.Graph
         with torch.no_grad():
             values = list(joint.primal_values), list(joint.tangent_values)
             forward, backward = config.partition_fn(joint.module, values, num_fwd_outputs=returned)
-    if len(backward.graph.output_node().args[0]) != len(joint.inputs):
+    gradients: Any = backward.graph.output_node().args[0]
+    if len(gradients) != len(joint.inputs):
         raise CompilerError("The partitioner returned a backward that does not give one gradient for each input.")
     if config.options.verify:
         verify_graph(forward)
@@ -113,11 +119,11 @@ def partition(joint: Joint, config: AOTConfig) -> tuple[fx.GraphModule, fx.Graph
     return forward, backward
 
 
-def _write(
-    joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, core: InferenceCore | TrainingCore
-) -> None:
+def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, core: InferenceCore | TrainingCore) -> None:
     """The text of the program: stages in, the graphs, stages out."""
-    stages = stages_of(joint, config.options.debug_assert and not entry.guarded, config.num_params_buffers, config.aot_id)
+    stages = stages_of(
+        joint, config.options.debug_assert and not entry.guarded, config.num_params_buffers, config.aot_id
+    )
     core.define(writer)
     with writer.block(entry.open(writer)):
         entry.enter(writer)

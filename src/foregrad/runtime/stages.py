@@ -200,33 +200,28 @@ def dynamic_dims(tensor: Tensor) -> frozenset[int]:
     return frozenset(d for d, n in enumerate(tensor.shape) if isinstance(n, SymInt) and not n.node.expr.is_number)
 
 
-def _take_view(
-    writer: Writer, output: Output, base: Slot, rebuild: Rebuild, taken: dict[str, str]
-) -> None:
+def _take_view(writer: Writer, output: Output, base: Slot, rebuild: Rebuild, taken: dict[str, str]) -> None:
     """Write the lines that take a view from its base again."""
     source = writer.variable(base)
-    hidden = rebuild.base_requires_grad and not rebuild.requires_grad
     if rebuild.steps is None:
         raw = writer.variable(output)
         expression = f"{source}.as_strided({raw}.size(), {raw}.stride(), {raw}.storage_offset())"
-        if hidden:
+        if rebuild.hides_base:
             expression += ".detach()"
         writer.line(f"{raw} = {expression}")
         return
     name = writer.variables[output] = writer.fresh(str(output))
-    if hidden:
+    if rebuild.hides_base:
         no_grad = writer.bind(torch.no_grad, "no_grad")
         with writer.block(f"with {no_grad}():"):
             _replay(writer, name, source, rebuild.steps, {})
     else:
         _replay(writer, name, source, rebuild.steps, taken)
-    if rebuild.requires_grad and not rebuild.base_requires_grad:
+    if rebuild.becomes_leaf:
         writer.line(f"{name}.requires_grad_()")
 
 
-def _replay(
-    writer: Writer, name: str, source: str, steps: Sequence[ViewStep], taken: dict[str, str]
-) -> None:
+def _replay(writer: Writer, name: str, source: str, steps: Sequence[ViewStep], taken: dict[str, str]) -> None:
     """Call the recorded views one after another; a split is called once for all its pieces."""
     current = source
     for step in steps:

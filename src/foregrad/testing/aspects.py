@@ -86,9 +86,7 @@ def close(eager: Tensor, compiled: Tensor) -> bool:
     return True
 
 
-def compare(
-    eager: Observation, compiled: Observation, *, bitwise: bool = True
-) -> Iterator[tuple[str, Mismatch]]:
+def compare(eager: Observation, compiled: Observation, *, bitwise: bool = True) -> Iterator[tuple[str, Mismatch]]:
     """Yield each difference between two observations, as the aspect's name and what it found.
 
     >>> from foregrad.testing import FORWARD_ONLY, Program, observe
@@ -203,9 +201,7 @@ def _gradients(seen: Observation) -> Mapping[str, TensorFacts | None]:
 Facts = Callable[[Observation], Mapping[str, TensorFacts | None]]
 
 
-def _pairs(
-    of: Facts, eager: Observation, compiled: Observation
-) -> Iterator[tuple[str, TensorFacts, TensorFacts]]:
+def _pairs(of: Facts, eager: Observation, compiled: Observation) -> Iterator[tuple[str, TensorFacts, TensorFacts]]:
     for where, a, b in _both(of(eager), of(compiled)):
         if a is not None and b is not None:
             yield where, a, b

@@ -132,9 +132,7 @@ class Observation:
         return Outlook(tuple(able), any(facts.shape for facts in able.values()))
 
 
-def observe(
-    side: Side, arguments: Arguments, contents: Contents, scenario: Scenario, seed: int = 0
-) -> Observation:
+def observe(side: Side, arguments: Arguments, contents: Contents, scenario: Scenario, seed: int = 0) -> Observation:
     """Call one side on fresh arguments, then backward, and write down what a user can see.
 
     >>> from foregrad.testing import FORWARD_ONLY, Program

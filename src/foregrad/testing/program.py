@@ -194,9 +194,7 @@ class State:
         ]
         unique = {id(part): part for _, tensor in self.tensors() for part in plain_parts(tensor)}
         self._kept = [
-            _Kept.of(part, keys.get(id(part), storage_key(part)))
-            for part in unique.values()
-            if has_storage(part)
+            _Kept.of(part, keys.get(id(part), storage_key(part))) for part in unique.values() if has_storage(part)
         ]
 
     def tensors(self) -> list[Named]:
