@@ -203,6 +203,7 @@ class Recorder(TorchDispatchMode):
         """Recording consumes no random numbers."""
         for generator, state in self._generators.values():
             generator.set_state(state)
+        self._generators.clear()
 
     def _default_generator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator:
         tensors = [a for a in args if self._engine.is_abstract(a)]
