@@ -87,6 +87,20 @@ dispatch_mode_depth: Callable[[], int] = torch._C._len_torch_dispatch_stack
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled  # without the context object of the public one
 
 
+def global_module_hooks() -> list[Any]:
+    """Hooks that run for every module."""
+    module = torch.nn.modules.module
+    return [getattr(module, name) for name in _GLOBAL_HOOKS]
+
+
+_GLOBAL_HOOKS = [
+    name
+    for name, value in vars(torch.nn.modules.module).items()
+    if name.startswith("_global_") and name.endswith("_hooks") and isinstance(value, dict)
+]
+function_mode_depth: Callable[[], int] = torch._C._len_torch_function_stack
+
+
 def forward_ad_level() -> int:
     """The level of forward-mode AD, negative when there is none: a compiled call then inlines the original function."""
     return int(torch.autograd.forward_ad._current_level)

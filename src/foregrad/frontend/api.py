@@ -18,6 +18,7 @@ from ..runtime.entry import FlatEntry
 from ..runtime.program import assemble
 from ..slots import Hidden, Input
 from .compiled import Capture, Compiled, Specialization, interpreted, record_program, state_of
+from .escapes import Snapshot
 from .places import Surroundings
 
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -197,7 +198,13 @@ def aot_module_simplified(
         hidden[slot] = tensor
         return slot
 
-    recording.run(lambda seen: interpreted(mod, tuple(seen), {}), inputs, captured, place_of)
+    snapshot = Snapshot(surroundings)
+    try:
+        recording.run(lambda seen: interpreted(mod, tuple(seen), {}), inputs, captured, place_of)
+    finally:
+        refusal = snapshot.undo(recording)
+    if refusal is not None:
+        raise refusal
     if not isinstance(recording.result, (tuple, list)):
         raise GraphOutputError(
             "Graph output must be a tuple() or list(): the module must return its results flat, in a tuple or a list."

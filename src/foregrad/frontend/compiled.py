@@ -29,9 +29,8 @@ from ..record.recording import Argument, Recording
 from ..runtime.program import Program, assemble
 from ..schemas import ViewAndMutationMeta
 from ..slots import Buffer, Hidden, Input, Param, Primal
-from .escapes import Containers
+from .escapes import Snapshot
 from .guards import MISS, GuardedEntry, sharing_pattern
-from .module_guard import ModuleSnapshot, refuse_changes
 from .places import Place, Surroundings
 from .tree import Flat, flatten, unflatten
 
@@ -137,8 +136,8 @@ def record_program(
     config: AOTConfig,
 ) -> Capture:
     """Record a function on its arguments and build its joint graph."""
-    surroundings = Surroundings(module if module is not None else function)
     flat = flatten((args, kwargs), "args")
+    surroundings = Surroundings(function, zip(flat.paths, flat.leaves, strict=True))
     inputs = [_argument(path, leaf, config) for path, leaf in zip(flat.paths, flat.leaves, strict=True)]
     inputs = [
         Argument(
@@ -162,8 +161,7 @@ def record_program(
         hidden[slot] = place
         return slot
 
-    modules = [*surroundings.modules.values()]
-    attributes, containers = ModuleSnapshot(modules), Containers(surroundings)
+    snapshot = Snapshot(surroundings)
     recording = Recording(engine, dict(config.decompositions or {}), from_nodes=isinstance(function, fx.GraphModule))
     try:
         recording.run(
@@ -173,11 +171,11 @@ def record_program(
             place_of,
         )
         result = flatten(recording.result, "output")
-        containers.refuse_escapes(recording)
         joint = build_joint(recording, result.leaves, config.options.view_replay_for_aliased_outputs)
     finally:
-        changed = attributes.restore()
-    refuse_changes(changed, engine)
+        refusal = snapshot.undo(recording)
+    if refusal is not None:
+        raise refusal
     _refuse_shared_writes(joint)
     return Capture(joint, flat, result, tuple((a.slot, place) for a, place in state), hidden, surroundings)
 
@@ -219,7 +217,11 @@ def _refuse_shared_writes(joint: Joint) -> None:
         return
     pattern = sharing_pattern([facts.recorded.real for facts in tensors])
     for i, facts in enumerate(tensors):
-        shared = [tensors[j] for j, first in enumerate(pattern) if first == pattern[i] and j != i]
+        shared = [
+            other
+            for j, other in enumerate(tensors)
+            if pattern[j] == pattern[i] and other.recorded.real is not facts.recorded.real
+        ]
         if facts.written and shared:
             raise UnsupportedError(
                 f"{facts.recorded.slot} is written and shares its storage with {shared[0].recorded.slot}, which cannot "

@@ -1,49 +1,158 @@
-"""Find recorded tensors that outlived the recording where the user would meet them."""
+"""What a recording did to the user's Python objects: find it, undo it, and refuse what a compiled call cannot repeat.
+
+A recorded tensor must not stay where the user would meet it, and an attribute that the program changes would not be
+changed again by a compiled call. Modules, objects, containers, closures and globals around the program are noted
+before it runs and compared afterwards.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from ..errors import EscapeError
+from ..errors import EscapeError, StateChangeError, UnsupportedError
 from ..record.lines import where
 from ..record.recording import Recording
-from .places import Surroundings
+from .equality import same_value
+from .module_guard import module_dicts
+from .places import Surroundings, is_plain
+
+_ABSENT = object()
+_DEPTH = 3
 
 
-class Containers:
-    """Lists and dicts around a program, as they were before it was recorded."""
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """A table of the user's, as it was."""
+
+    path: str
+    kind: str  # module, object, container, variable
+    read: Callable[[], dict[Any, Any]]
+    before: dict[Any, Any]
+    restore: Callable[[dict[Any, Any]], None]
+
+    def changes(self) -> dict[Any, Any]:
+        """What is there now and was not before."""
+        now = self.read()
+        return {k: now.get(k, _ABSENT) for k in now.keys() | self.before.keys() if _differ(now, self.before, k)}
+
+
+def _differ(now: dict[Any, Any], before: dict[Any, Any], key: Any) -> bool:
+    a, b = now.get(key, _ABSENT), before.get(key, _ABSENT)
+    return a is not b and not (is_plain(a) and same_value(a, b))
+
+
+class Snapshot:
+    """The user's objects around a program, before it is recorded."""
 
     def __init__(self, surroundings: Surroundings) -> None:
-        self._before = [(path, value, type(value)(value)) for path, value in surroundings.containers]
+        self._noted: list[_Noted] = []
+        for path, module in surroundings.modules.values():
+            tables = module_dicts(module)
+            for table in tables:
+                self._note_dict(path, "module", table)
+            for name, value in vars(module).items():
+                if isinstance(value, (list, dict)) and not any(value is table for table in tables):
+                    self._note_container(f"{path}.{name}" if path else name, "module", value)
+        for path, attributes in surroundings.objects:
+            self._note_dict(path, "object", attributes)
+        for path, container in surroundings.containers:
+            self._note_container(path, "container", container)
+        for path, cell in surroundings.cells:
+            self._note_cell(path, cell)
+        for path, namespace, name in surroundings.stored_globals:
+            self._note_global(path, namespace, name)
 
-    def refuse_escapes(self, recording: Recording) -> None:
-        """Take recorded tensors out of the user's containers again, and say which line put them there."""
-        for path, value, before in self._before:
-            escaped = [
-                item for item in _items(value) if isinstance(item, Tensor) and recording.engine.is_abstract(item)
-            ]
-            if escaped:
-                _put_back(value, before)
-                raise EscapeError(
-                    f"A tensor of the program escapes into {path}; it was made at {_line_of(escaped[0], recording)}. "
-                    "While the program is recorded its tensors have no data: return the tensor instead, or compile "
-                    "with fallback='eager'."
-                )
+    # -------------------------------------------------------------------------------------------- noting
+    def _note_dict(self, path: str, kind: str, table: dict[Any, Any]) -> None:
+        def restore(before: dict[Any, Any]) -> None:
+            table.clear()
+            table.update(before)
+
+        self._noted.append(_Noted(path, kind, lambda: dict(table), dict(table), restore))
+
+    def _note_container(self, path: str, kind: str, container: Any) -> None:
+        if isinstance(container, dict):
+            self._note_dict(path, kind, container)
+        elif isinstance(container, list):
+
+            def restore(before: dict[Any, Any]) -> None:
+                container[:] = before.values()
+
+            before = dict(enumerate(container))
+            self._noted.append(_Noted(path, kind, lambda: dict(enumerate(container)), before, restore))
+
+    def _note_cell(self, path: str, cell: types.CellType) -> None:
+        def restore(before: dict[Any, Any]) -> None:
+            cell.cell_contents = before[""]
+
+        self._noted.append(
+            _Noted(path, "variable", lambda: {"": cell.cell_contents}, {"": cell.cell_contents}, restore)
+        )
+
+    def _note_global(self, path: str, namespace: dict[str, Any], name: str) -> None:
+        def restore(before: dict[Any, Any]) -> None:
+            namespace.pop(name, None)
+            namespace.update(before)
+
+        def read() -> dict[Any, Any]:
+            return {name: namespace[name]} if name in namespace else {}
+
+        self._noted.append(_Noted(path, "variable", read, read(), restore))
+
+    # ------------------------------------------------------------------------------------------- looking
+    def undo(self, recording: Recording) -> Exception | None:
+        """Put back what the recording changed; gives the error for what a compiled call would not repeat."""
+        error: Exception | None = None
+        for noted in self._noted:
+            changed = noted.changes()
+            if not changed:
+                continue
+            escaped = _find_abstract(changed, recording, _DEPTH)
+            if escaped is not None or noted.kind in ("module", "variable"):
+                noted.restore(noted.before)
+                error = error or self._refusal(noted, next(iter(changed)), escaped, recording)
+        return error
+
+    def _refusal(self, noted: _Noted, key: Any, escaped: Tensor | None, recording: Recording) -> Exception:
+        name = f"{noted.path}.{key}".strip(".") if noted.kind in ("module", "object") else noted.path
+        if escaped is None:
+            return StateChangeError(
+                f"the program changes {name}: a compiled call would not change it again. Keep such a count in a "
+                "buffer, change it outside the program, or compile with fallback='eager'."
+            )
+        if noted.kind == "module":
+            return UnsupportedError(
+                f"the program assigns a tensor to the module attribute {name}, which cannot be compiled yet. Return "
+                "the tensor instead, or compile with fallback='eager'."
+            )
+        return EscapeError(
+            f"A tensor of the program escapes into {name}; it was made at {_origin(escaped, recording)}. While the "
+            "program is recorded its tensors have no data: return the tensor instead, or compile with fallback='eager'."
+        )
 
 
-def _items(value: Any) -> Sequence[Any]:
-    return list(value.values()) if isinstance(value, dict) else list(value)
+def _find_abstract(value: Any, recording: Recording, depth: int) -> Tensor | None:
+    """The first recorded tensor in a nest of containers."""
+    if isinstance(value, Tensor):
+        return value if recording.engine.is_abstract(value) else None
+    if depth and isinstance(value, (list, tuple, dict, set)):
+        for item in value.values() if isinstance(value, dict) else value:
+            found = _find_abstract(item, recording, depth - 1)
+            if found is not None:
+                return found
+    return None
 
 
-def _put_back(value: Any, before: Any) -> None:
-    value.clear()
-    value.extend(before) if isinstance(value, list) else value.update(before)
-
-
-def _line_of(tensor: Tensor, recording: Recording) -> str:
+def _origin(tensor: Tensor, recording: Recording) -> str:
+    """Where a recorded tensor comes from, in the user's words."""
+    for recorded in recording.inputs:
+        if recorded.seen is tensor:
+            return str(recorded.slot)
     for step in recording.steps:
         if step.out is tensor or (isinstance(step.out, (list, tuple)) and any(item is tensor for item in step.out)):
             return where(step.stack)

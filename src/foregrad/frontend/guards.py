@@ -6,8 +6,6 @@ apart, looks at the global state and the Python values, and checks all tensors i
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +19,7 @@ from .._torch import (
     dispatch_mode_depth,
     expression_of,
     forward_ad_level,
+    function_mode_depth,
     shape_guard,
     shape_guard_expression,
     tensor_guard,
@@ -30,8 +29,9 @@ from ..joint.facts import InputFacts
 from ..runtime.stages import literal
 from ..runtime.writer import Writer, tuple_of
 from ..slots import Hidden, Output, Primal
+from .equality import Remembered
 from .module_guard import ModuleGuard
-from .places import PLAIN, Place, Surroundings, is_plain
+from .places import Place, Surroundings
 from .tree import Tree, build_expression, write_take_apart
 
 MISS = object()  # what a program returns when a call is not for it
@@ -58,9 +58,8 @@ class GuardedEntry:
         miss = f"return {writer.bind(MISS, 'MISS')}"
         self._check_ambient(writer, miss)
         self._take_arguments(writer, miss)
-        self._check_surroundings(writer, miss)
         self._check_constants(writer, miss)
-        self._read_places(writer)
+        self._look_around(writer, miss)
         self._check_tensors(writer, miss)
         self._check_shapes(writer, miss)
 
@@ -75,14 +74,30 @@ class GuardedEntry:
         inference = writer.bind(torch.is_inference_mode_enabled, "is_inference_mode_enabled")
         depth = writer.bind(dispatch_mode_depth, "dispatch_mode_depth")
         level = writer.bind(forward_ad_level, "forward_ad_level")
+        modes = writer.bind(function_mode_depth, "function_mode_depth")
         wanted = "" if torch.is_inference_mode_enabled() else "not "
-        writer.line(f"if not ({state}() and {wanted}{inference}() and {depth}() == 0 and {level}() < 0): {miss}")
+        conditions = [f"{state}()", f"{wanted}{inference}()", f"{depth}() == 0", f"{level}() < 0"]
+        conditions.append(f"{modes}() == {function_mode_depth()}")
+        if function_mode_depth():  # a default device is such a mode
+            device = writer.bind(torch.get_default_device, "get_default_device")
+            conditions.append(f"{device}() == {writer.bind(torch.get_default_device(), 'default_device')}")
+        _require(writer, conditions, miss)
 
     def _take_arguments(self, writer: Writer, miss: str) -> None:
         names = [writer.variable(slot) for slot in self.inputs]
         positional, keywords = self.arguments.items  # type: ignore[union-attr]
         write_take_apart(writer, positional, "args", names, miss)
         write_take_apart(writer, keywords, "kwargs", names, miss)
+
+    def _look_around(self, writer: Writer, miss: str) -> None:
+        """What the program finds by itself; a place that no longer exists is another fact too."""
+        if not (self.state or self.hidden or self.surroundings.plain or self.surroundings.fixed):
+            return
+        with writer.block("try:"):
+            self._check_surroundings(writer, miss)
+            for slot, place in (*self.state, *self.hidden.items()):
+                writer.line(f"{writer.variable(slot)} = {self._read(writer, place)}")
+        writer.line(f"except (KeyError, IndexError, AttributeError, ValueError, TypeError): {miss}")
 
     def _check_surroundings(self, writer: Writer, miss: str) -> None:
         conditions = []
@@ -104,10 +119,6 @@ class GuardedEntry:
             elif not facts.recorded.is_tensor:
                 conditions.append(equality(writer, name, facts.recorded.real))
         _require(writer, conditions, miss)
-
-    def _read_places(self, writer: Writer) -> None:
-        for slot, place in (*self.state, *self.hidden.items()):
-            writer.line(f"{writer.variable(slot)} = {self._read(writer, place)}")
 
     def _read(self, writer: Writer, place: Place) -> str:
         return place.expression(writer.bind(place.owner, "place"), literal(writer, place.key))
@@ -189,57 +200,9 @@ def sharing_pattern(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 
 def equality(writer: Writer, name: str, value: Any) -> str:
     """A condition that holds if a Python value is what it was while recording."""
-    if value is None or isinstance(value, bool) or (isinstance(value, PLAIN) and not _compares_by_value(value)):
+    kind = type(value)
+    if value is None or kind in (bool, torch.dtype, torch.layout, torch.memory_format):
         return f"{name} is {literal(writer, value)}"
-    if type(value) in (int, str):
-        return f"type({name}) is {type(value).__name__} and {name} == {value!r}"
-    if is_plain(value) and not _holds_float(value):
-        kind = writer.bind(type(value), "kind")
-        return f"type({name}) is {kind} and {name} == {writer.bind(copy.deepcopy(value), 'constant')}"
-    return f"{writer.bind(_Remembered(value).equals, 'unchanged')}({name})"
-
-
-def _compares_by_value(value: Any) -> bool:
-    return not isinstance(value, (torch.dtype, torch.layout, torch.memory_format))
-
-
-def _holds_float(value: Any) -> bool:
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return any(map(_holds_float, value))
-    if isinstance(value, dict):
-        return any(map(_holds_float, value.values()))
-    return isinstance(value, (float, complex))
-
-
-class _Remembered:
-    """A value that cannot be compared with a plain `==`: floats (nan, -0.0), and objects of any class."""
-
-    def __init__(self, value: Any) -> None:
-        self._kind = type(value)
-        self._by_identity = getattr(self._kind, "__eq__", None) is object.__eq__
-        self._value = value if self._by_identity else _snapshot(value)
-
-    def equals(self, value: Any) -> bool:
-        """Whether the value is the one that was recorded."""
-        if type(value) is not self._kind:
-            return False
-        return value is self._value if self._by_identity else _same(value, self._value)
-
-
-def _snapshot(value: Any) -> Any:
-    """A copy that does not change when the user's object does."""
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # what cannot be copied is compared with itself
-        return value
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, float) and isinstance(b, float):
-        return (a == b and math.copysign(1, a) == math.copysign(1, b)) or (a != a and b != b)
-    if isinstance(a, (list, tuple)) and type(a) is type(b):
-        return len(a) == len(b) and all(map(_same, a, b))
-    try:
-        return type(a) is type(b) and bool(a == b)
-    except Exception:  # an equality that raises tells nothing, so the call gets a program of its own
-        return False
+    if kind in (int, str):
+        return f"type({name}) is {kind.__name__} and {name} == {value!r}"
+    return f"{writer.bind(Remembered(value).equals, 'unchanged')}({name})"

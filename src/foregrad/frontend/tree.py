@@ -138,7 +138,10 @@ def write_take_apart(writer: Writer, tree: Tree, source: str, names: Sequence[st
             _take_items(writer, items, source, [f"{source}[{i}]" for i in range(len(items))], names, miss)
         case Entries(keys, items):
             wanted = writer.bind(keys, "keys")
-            writer.line(f"if type({source}) is not dict or tuple({source}) != {wanted}: {miss}")
+            kinds = (
+                "" if all(type(key) is str for key in keys) else f" or [*map(type, {source})] != [*map(type, {wanted})]"
+            )
+            writer.line(f"if type({source}) is not dict or tuple({source}) != {wanted}{kinds}: {miss}")
             reads = [f"{source}[{literal(writer, key)}]" for key in keys]
             _take_items(writer, items, source, reads, names, miss)
         case Registered(spec, indices):

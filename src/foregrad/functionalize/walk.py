@@ -23,6 +23,7 @@ from ..record.engine import has_gaps
 from ..record.lines import where
 from ..record.recorder import Step
 from ..record.recording import RecordedInput, Recording
+from .operators import IN_GRAPHS, RANDOM_FILL
 from .variants import Variant, functional_variant
 from .views import SCATTERS, Carry, ViewStep, carry_back
 
@@ -145,7 +146,7 @@ class Functionalizer:
     def add_input(self, recorded: RecordedInput) -> Node:
         """Give an input of the recording its placeholder."""
         node = self.graph.placeholder(recorded.slot, recorded.seen)
-        if isinstance(recorded.seen, Tensor):
+        if isinstance(recorded.seen, Tensor) and recorded.same_as is None:
             self._states[id(recorded.seen)] = TensorState(Storage(recorded), node, self._shape_now(recorded.seen))
             if recorded.leaf is not None and recorded.leaf is not recorded.seen:
                 self._states[id(recorded.leaf)] = self._states[id(recorded.seen)]
@@ -182,7 +183,8 @@ class Functionalizer:
         if step.repeats is not None and step.repeats in self._draws:
             node = self._draws[step.repeats]
         else:
-            node = self.graph.call(step.op, self._args(step.args), self._kwargs(step.kwargs), step.out)
+            op = IN_GRAPHS.get(step.op, step.op)
+            node = self.graph.call(op, self._args(step.args), self._kwargs(step.kwargs), step.out)
             if op_info(step.op).impure:
                 node.impure = True
                 self._draws[self._position] = node
@@ -231,6 +233,9 @@ class Functionalizer:
         if step.op is aten.copy_.default:
             self._copy(step)
             return
+        if self._fills_with_random(step):
+            self._random_fill(step)
+            return
         variant = functional_variant(step.op)
         if variant is None:
             raise UnsupportedError(
@@ -253,6 +258,24 @@ class Functionalizer:
             self.add_fresh(out, value)
         for value, target in zip(values[fresh:], targets, strict=True):
             self._write_targets(step, value, target, exact=returns > 1 or self._keeps_layout(step, variant, target))
+
+    def _fills_with_random(self, step: Step) -> bool:
+        """Whether a random operator overwrites a tensor whose layout decides the order of its draws."""
+        if not op_info(step.op).random or step.kwargs or not isinstance(step.args[0], Tensor):
+            return False
+        return not step.args[0].is_contiguous() and all(isinstance(a, (int, float)) for a in step.args[1:])
+
+    def _random_fill(self, step: Step) -> None:
+        state = self.state_of(step.args[0])
+        node = self._draws.get(step.repeats) if step.repeats is not None else None
+        if node is None:
+            name = f"{step.op._schema.name.split('::')[1]}.{step.op._overloadname or 'default'}"
+            size, stride = self._args([list(state.tensor.shape), list(state.tensor.stride())])
+            options = {"dtype": state.tensor.dtype, "device": self._device(state.tensor)}
+            node = self.graph.call(RANDOM_FILL, (name, size, stride, list(step.args[1:])), options, state.tensor)
+            node.impure = True
+            self._draws[self._position] = node
+        self._store(step, state, node, exact=True)
 
     def _positional(self, step: Step, position: int) -> Any:
         if position < len(step.args):

@@ -60,6 +60,9 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput) -> Inpu
     seen = recorded.seen
     if not isinstance(seen, Tensor):
         return InputFacts(recorded, False, False, False, False, 0, False, False)
+    if recorded.same_as is not None:  # everything is said of the first
+        real = recorded.real
+        return InputFacts(recorded, real.is_leaf, False, False, False, 0, real.requires_grad, False)
     state = functionalizer.state_of(seen)
     if state.parent is not None:
         raise UnsupportedError(

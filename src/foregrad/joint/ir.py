@@ -5,6 +5,7 @@ It is cheap to make and to walk. What a user or a compiler sees is a `torch.fx` 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -110,17 +111,19 @@ class FlatGraph:
         target = _arithmetic_rules().get(expression.func)
         if target is None:
             raise UnsupportedError(f"the size {expression} is computed in a way that a graph cannot express yet.")
-        shape_env = value.node.shape_env
-        parts = []
-        for part in expression.args:
-            if part.is_number:
-                parts.append(int(part))
-            else:
-                parts.append(self.number(shape_env.create_symintnode(part, hint=None)))
+        parts = [self._operand(part, value.node.shape_env) for part in expression.args]
+        if len(parts) == 1:
+            return self.call(target, (parts[0],), {}, value)
         result: Any = parts[0]
         for part in parts[1:]:
             result = self.call(target, (result, part), {}, value)
         return result
+
+    def _operand(self, part: Any, shape_env: Any) -> Any:
+        if part.is_number:
+            return int(part) if part.is_integer else float(part)
+        make = shape_env.create_symintnode if part.is_integer else shape_env.create_symfloatnode
+        return self.number(make(part, hint=None))
 
 
 def get_constant(tensor: Tensor) -> Tensor:
@@ -143,6 +146,14 @@ def _arithmetic_rules() -> dict[Any, Target]:
         functions.PythonMod: operator.mod,
         functions.Max: torch.sym_max,
         functions.Min: torch.sym_min,
+        functions.ToFloat: torch.sym_float,
+        functions.IntTrueDiv: operator.truediv,
+        functions.FloatTrueDiv: operator.truediv,
+        functions.FloatPow: operator.pow,
+        functions.CeilToInt: math.ceil,
+        functions.FloorToInt: math.floor,
+        functions.TruncToInt: math.trunc,
+        functions.RoundToInt: round,
     }
 
 

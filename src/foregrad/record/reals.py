@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from .._torch import is_functorch_wrapped
 from ..errors import DataDependentError, UnsupportedError
 from .engine import Engine
 from .lines import user_stack, where
 
 # Properties that read no data and give no tensor are answered by the real tensor itself.
 _TENSOR_PROPERTIES = frozenset(getattr(Tensor, name).__get__ for name in ("data", "T", "mT", "H", "mH", "real", "imag"))
+_GRAD = vars(Tensor.__base__)["grad"].__get__
 _SETTERS = frozenset(getattr(Tensor, name).__set__ for name in ("data", "grad", "requires_grad"))
 
 _WAY_OUT = (
@@ -57,11 +59,17 @@ class RealTensors(TorchFunctionMode):
         self._adopt = adopt  # makes a hidden input of a tensor that was not known before
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}  # by id of the real tensor, which is kept alive here
         self._reals: dict[int, Tensor] = {}
+        self._arguments: dict[int, Tensor] = {}  # the real tensors of the arguments, by id of what the program sees
 
     def register(self, real: Tensor, twin: Tensor) -> None:
         """From now on `twin` stands for `real`."""
         self._twins.setdefault(id(real), (real, twin))
         self._reals[id(twin)] = real
+
+    def note_argument(self, real: Tensor, seen: Tensor) -> None:
+        """`seen` is what the program was given for `real`; the program finding `real` by itself finds the same."""
+        self._arguments[id(seen)] = real
+        self._twins.setdefault(id(real), (real, seen))
 
     def twin_of(self, real: Tensor) -> Tensor:
         """The twin of a real tensor, adopted if it is met for the first time."""
@@ -75,7 +83,7 @@ class RealTensors(TorchFunctionMode):
         if self._abstract(value):
             return value
         if isinstance(value, Tensor):
-            return self.twin_of(value)
+            return value if is_functorch_wrapped(value) else self.twin_of(value)
         kind = type(value)
         if kind is tuple or kind is list:
             return kind([self._swap(item) for item in value])
@@ -88,6 +96,15 @@ class RealTensors(TorchFunctionMode):
                 f"tensors have no data. {_WAY_OUT}"
             )
 
+    def _refuse_grad(self, tensor: Tensor) -> None:
+        """A gradient from before the call is no input of the program; the twin of an argument does not even have it."""
+        real = self._arguments.get(id(tensor), tensor)
+        if real.is_leaf and not self._abstract(real) and real.grad is not None:
+            raise UnsupportedError(
+                f".grad is read at {where(user_stack(3))}: a gradient from before the call cannot be compiled yet. "
+                "Pass it as an argument, or compile with fallback='eager'."
+            )
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -95,6 +112,8 @@ class RealTensors(TorchFunctionMode):
         if func in NEEDS_DATA:
             self._refuse_reading(func, args)
         elif getattr(func, "__name__", None) == "__get__" and func not in _TENSOR_PROPERTIES:
+            if func == _GRAD:
+                self._refuse_grad(args[0])
             return func(*args, **kwargs)
         elif func in _SETTERS and not self._abstract(args[0]):
             raise UnsupportedError(

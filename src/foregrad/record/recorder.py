@@ -78,6 +78,7 @@ class Recorder(TorchDispatchMode):
         self._stacks: dict[int, Stack] = {}  # of the forward, by autograd's sequence number
         self._draws: dict[Any, int] = {}
         self._generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}  # with their states before the recording
+        self._left: dict[int, bytes] = {}  # the state in which the last draw left each generator
         self._devices: set[torch.device] = set()
         self._finished_node: int | None = None  # set by hooks on nodes whose gradients are summed up
         self._watched: set[Any] = set()
@@ -191,13 +192,35 @@ class Recorder(TorchDispatchMode):
         generator's own state names the draw: the same state again is the same draw.
         """
         generator = kwargs.get("generator") or self._default_generator(args, kwargs)
-        with disable_modes():
+        with disable_modes(), without_function_modes():
             state = generator.get_state()
             self._generators.setdefault(id(generator), (generator, state))
             key = (op, bytes(state.numpy().data))
+            replayed = self._draws.get(key)
+            if replayed is None and not self.backward:
+                self._refuse_reseeding(generator, key[1])
             torch.rand(1, generator=generator, device=generator.device)
-        first = self._draws.setdefault(key, len(self.steps))
-        return first if first != len(self.steps) else None
+            self._left[id(generator)] = bytes(generator.get_state().numpy().data)
+        self._draws.setdefault(key, len(self.steps))
+        return replayed
+
+    def _refuse_reseeding(self, generator: torch.Generator, state: bytes) -> None:
+        """A graph draws from the generators as they are: a program must not set their state."""
+        if self._left.get(id(generator), state) != state:
+            raise UnsupportedError(
+                f"the program sets the state of a random generator, at {where(user_stack(4))} or before: this "
+                "cannot be compiled yet. Seed outside the program, or compile with fallback='eager'."
+            )
+
+    def note_random_state(self) -> None:
+        """The default generator as the program finds it."""
+        self._left[id(torch.default_generator)] = bytes(torch.default_generator.get_state().numpy().data)
+
+    def check_random_state(self) -> None:
+        """The default generator must be where the program's own draws left it."""
+        with disable_modes(), without_function_modes():
+            state = bytes(torch.default_generator.get_state().numpy().data)
+        self._refuse_reseeding(torch.default_generator, state)
 
     def restore_generators(self) -> None:
         """Recording consumes no random numbers."""

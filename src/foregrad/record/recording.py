@@ -40,6 +40,7 @@ class RecordedInput:
     seen: Any  # what the program saw: an abstract tensor, a symbolic int, or the constant itself
     leaf: Tensor | None  # what gradients are taken for
     start_node: Any  # the autograd node of `seen` before the program ran
+    same_as: RecordedInput | None = None  # an earlier input that is the same tensor
 
     @property
     def is_tensor(self) -> bool:
@@ -91,6 +92,7 @@ class Recording:
     def __init__(self, engine: Engine, decompositions: Mapping[Any, Callable[..., Any]], from_nodes: bool) -> None:
         self.engine = engine
         self.inputs: list[RecordedInput] = []
+        self._by_identity: dict[int, RecordedInput] = {}
         self.result: Any = None
         self.forward_end = 0
         self.grad_enabled = torch.is_grad_enabled()
@@ -116,17 +118,28 @@ class Recording:
         for argument in state:
             reals.register(argument.value, self._adopt(argument))
         seen = [self._adopt(argument) for argument in arguments]
+        for argument, value in zip(arguments, seen, strict=True):
+            if isinstance(value, Tensor):
+                reals.note_argument(argument.value, value)
         self._reals = reals
+        self.recorder.note_random_state()
         with self._modes(reals):
             try:
                 self.result = program(seen)
+                self.recorder.check_random_state()
             finally:
                 self.grad_enabled_after = torch.is_grad_enabled()
                 self.autocast_after = autocast_state()
         self.forward_end = len(self.steps)
 
     def _adopt(self, argument: Argument) -> Any:
-        recorded = stand_in(self.engine, argument)
+        """An input that is the very tensor of an earlier one is seen as that one."""
+        first = self._by_identity.get(id(argument.value)) if isinstance(argument.value, Tensor) else None
+        if first is not None:
+            recorded = RecordedInput(argument.slot, argument.value, first.seen, None, first.start_node, first)
+        else:
+            recorded = stand_in(self.engine, argument)
+            self._by_identity[id(argument.value)] = recorded
         self.inputs.append(recorded)
         return recorded.seen
 
