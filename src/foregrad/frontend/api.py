@@ -88,6 +88,8 @@ def aot_function(
         enable_log: show graphs under TORCH_LOGS.
         fallback: "eager" runs what cannot be compiled as it is, with one warning. Default: `foregrad.config.fallback`.
     """
+    if not callable(fn):
+        raise ConfigError(f"aot_function compiles a function, not {fn!r}.")
     resolved = _resolve(
         fw_compiler,
         bw_compiler,
@@ -137,6 +139,8 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AOTModule:
         mod: the module.
         *args, **kwargs: as for `aot_function`, from `fw_compiler` on.
     """
+    if not isinstance(mod, nn.Module):
+        raise ConfigError(f"aot_module compiles a torch.nn.Module, not {mod!r}; for a function there is aot_function.")
     for kind, tensors in (("param", mod.named_parameters()), ("buffer", mod.named_buffers())):
         for name, tensor in tensors:
             if isinstance(tensor, FakeTensor):
@@ -189,7 +193,7 @@ def aot_module_simplified(
     inputs = [Argument(Input(f"args[{i}]"), value, dynamic) for i, value in enumerate(args)]
     captured = [argument for argument, _ in state]
     surroundings = Surroundings(mod)
-    engine = engine_for([argument.value for argument in (*captured, *inputs)], dynamic)
+    engine = engine_for([(argument.slot, argument.value) for argument in (*captured, *inputs)], dynamic)
     recording = Recording(engine, dict(decompositions or {}), from_nodes=isinstance(mod, fx.GraphModule))
     hidden: dict[Hidden, Tensor] = {}
 
@@ -209,7 +213,9 @@ def aot_module_simplified(
         raise GraphOutputError(
             "Graph output must be a tuple() or list(): the module must return its results flat, in a tuple or a list."
         )
-    joint = build_joint(recording, list(recording.result), resolved.options.view_replay_for_aliased_outputs)
+    results = list(recording.result)
+    paths = [f"output[{i}]" for i in range(len(results))]
+    joint = build_joint(recording, results, paths, resolved.options.view_replay_for_aliased_outputs)
     wrapper = boxed_graph_wrapper_type()
     boxed = wrapper is not None and isinstance(mod, wrapper)
     fixed = [(argument.slot, argument.value) for argument in captured] + list(hidden.items())

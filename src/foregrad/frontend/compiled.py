@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import warnings
@@ -20,7 +21,7 @@ from .._torch import (
     is_functorch_wrapped,
     under_functorch_transform,
 )
-from ..errors import EagerFallbackWarning, ForegradError, UnsupportedError
+from ..errors import EagerFallbackWarning, ForegradError, StateChangeError, UnsupportedError
 from ..joint.build import Joint, build_joint
 from ..options import AOTConfig
 from ..record.engine import engine_for
@@ -150,7 +151,8 @@ def record_program(
         if module is not None
         else []
     )
-    engine = engine_for([a.value for a in (*inputs, *(argument for argument, _ in state))], config.dynamic_shapes)
+    given = [(a.slot, a.value) for a in (*(argument for argument, _ in state), *inputs)]
+    engine = engine_for(given, config.dynamic_shapes)
     hidden: dict[Hidden, Place] = {}
 
     def place_of(tensor: Tensor) -> Hidden:
@@ -163,15 +165,22 @@ def record_program(
 
     snapshot = Snapshot(surroundings)
     recording = Recording(engine, dict(config.decompositions or {}), from_nodes=isinstance(function, fx.GraphModule))
+
+    def program(seen: list[Any]) -> Any:
+        given = unflatten(flat.tree, seen)
+        result = interpreted(function, *given)
+        after = flatten(given, "args")
+        if after.tree != flat.tree or any(a is not b for a, b in zip(after.leaves, seen, strict=True)):
+            raise StateChangeError(
+                "the program changes a list or dict that it was given: a compiled call would not change it again. "
+                "Return the new container instead, or compile with fallback='eager'."
+            )
+        return result
+
     try:
-        recording.run(
-            lambda seen: interpreted(function, *unflatten(flat.tree, seen)),
-            inputs,
-            [argument for argument, _ in state],
-            place_of,
-        )
+        recording.run(program, inputs, [argument for argument, _ in state], place_of)
         result = flatten(recording.result, "output")
-        joint = build_joint(recording, result.leaves, config.options.view_replay_for_aliased_outputs)
+        joint = build_joint(recording, result.leaves, result.paths, config.options.view_replay_for_aliased_outputs)
     finally:
         refusal = snapshot.undo(recording)
     if refusal is not None:
@@ -290,17 +299,44 @@ class Compiled:
 
     def _specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         with garbage_collection_paused():
-            capture = record_program(self._function, args, kwargs, self._module, self.config)
+            capture = self._capture(args, kwargs)
             program = assemble(capture.joint, self.config, guarded_entry(capture))
         self.specializations.append(Specialization(program))
         self._calls = (program.call, *self._calls)
         return program.call
+
+    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
+        """Record the program; where symbols lead into what torch cannot do with them, with fixed numbers instead."""
+        if not self.config.dynamic_shapes:
+            return record_program(self._function, args, kwargs, self._module, self.config)
+        try:
+            capture = record_program(self._function, args, kwargs, self._module, self.config)
+            if not _blames_symbols(capture.joint.backward_error):
+                return capture
+        except Exception as error:
+            if not _blames_symbols(error):
+                raise
+        fixed = dataclasses.replace(self.config, dynamic_shapes=False)
+        return record_program(self._function, args, kwargs, self._module, fixed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy starts without programs: it compiles its own."""
+        return {"_function": self._function, "_module": self._module, "config": self.config}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**{name.removeprefix("_"): value for name, value in state.items()})  # type: ignore[misc]
 
     def _give_up(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not getattr(self, "_warned", False):
             self._warned = True
             warnings.warn(f"{self!r} {why}", EagerFallbackWarning, stacklevel=4)
         return self._function(*args, **kwargs)
+
+
+def _blames_symbols(error: Exception | None) -> bool:
+    """Whether an error is about symbolic numbers rather than about the program."""
+    words = ("SymInt", "SymFloat", "SymBool", "symbolic", "the size ", "aten::size")
+    return error is not None and any(word in str(error) for word in words)
 
 
 def guarded_entry(capture: Capture) -> GuardedEntry:

@@ -27,8 +27,8 @@ _library.define(
 # oneDNN's recurrent layer keeps its workspace for the backward only while gradients are on; graphs run with them off.
 _library.define(
     "recurrent_layer(Tensor input, Tensor weight0, Tensor weight1, Tensor weight2, Tensor weight3, Tensor hx_, "
-    "Tensor cx_, bool reverse, int[] batch_sizes, int mode, int hidden_size, int num_layers, bool has_biases, bool bidirectional, "
-    "bool batch_first, bool train) -> (Tensor, Tensor, Tensor, Tensor)"
+    "Tensor cx_, bool reverse, int[] batch_sizes, int mode, int hidden_size, int num_layers, bool has_biases, "
+    "bool bidirectional, bool batch_first, bool train) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
 

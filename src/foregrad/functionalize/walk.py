@@ -346,23 +346,22 @@ class Functionalizer:
         return self._engine.device_of(tensor) if self._engine.is_abstract(tensor) else tensor.device
 
     def _store(self, step: Step, state: TensorState, node: Node, exact: bool) -> None:
-        """Make `node` the value of a tensor, and carry it back to the tensor at the root."""
+        """Make `node` the value of a tensor by carrying it back to the tensor at the root.
+
+        Every view of the storage, the written one included, is read from the root again: it shares its memory.
+        """
         into_place = state.step is not None and state.step.op in SCATTERS
         if not exact and not into_place:
             node = self._restore_layout(node, state.tensor)
-            exact = True
         path = [state]
         while (parent := path[-1].parent) is not None:
             self.read(parent)  # its value before the write
             path.append(parent)
+        for child, parent in itertools.pairwise(path):
+            node = self._carry(child, parent, node)
         state.storage.generation += 1
         state.storage.writes.append(step)
-        for child, parent in itertools.pairwise(path):
-            child.node, child.generation = node, state.storage.generation
-            node = self._carry(child, parent, node)
         path[-1].node, path[-1].generation = node, state.storage.generation
-        if not exact:
-            state.generation = -1  # read it from its base again: there it has the right strides
 
     def _carry(self, child: TensorState, parent: TensorState, node: Node) -> Node:
         assert child.step is not None

@@ -70,8 +70,8 @@ class Joint:
         return sum(node.op is not operator.getitem for node in self.part.nodes)
 
 
-def build_joint(recording: Recording, leaves: Sequence[Any], replay_views: bool) -> Joint:
-    """The joint graph of a recording whose flat results are `leaves`."""
+def build_joint(recording: Recording, leaves: Sequence[Any], paths: Sequence[str], replay_views: bool) -> Joint:
+    """The joint graph of a recording whose flat results are `leaves`, found at `paths` in the user's result."""
     graph = FlatGraph()
     functionalizer = Functionalizer(recording, graph)
     for recorded in recording.inputs:
@@ -79,7 +79,7 @@ def build_joint(recording: Recording, leaves: Sequence[Any], replay_views: bool)
     functionalizer.run(recording.steps[: recording.forward_end], 0)
     graph.stack, graph.backward = (), False
     inputs = tuple(input_facts(functionalizer, recorded) for recorded in recording.inputs)
-    outputs = OutputClassifier(recording, functionalizer, leaves, replay_views).classify()
+    outputs = OutputClassifier(recording, functionalizer, leaves, paths, replay_views).classify()
     tape = Tape(recording, functionalizer, inputs, outputs)
     forward = _forward_values(functionalizer, inputs, outputs)
     tangents = tuple(Tangent(slot) for slot in tape.targets)

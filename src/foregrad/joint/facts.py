@@ -175,8 +175,14 @@ class OutputClassifier:
     """Sorts the outputs of a recording into their cases; the first that fits wins (A-1)."""
 
     def __init__(
-        self, recording: Recording, functionalizer: Functionalizer, leaves: Sequence[Any], replay: bool
+        self,
+        recording: Recording,
+        functionalizer: Functionalizer,
+        leaves: Sequence[Any],
+        paths: Sequence[str],
+        replay: bool,
     ) -> None:
+        self._paths = paths
         self._functionalizer = functionalizer
         self._replay = replay
         self._leaves = [recording.seen(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -202,7 +208,7 @@ class OutputClassifier:
         if isinstance(leaf, (SymInt, SymFloat)):
             return Number(leaf)
         if not isinstance(leaf, Tensor):
-            return _constant(leaf)
+            return _constant(leaf, self._paths[i])
         state = self._state(leaf)
         owner = state.storage.owner
         if owner is not None and owner.seen is leaf:
@@ -271,11 +277,11 @@ class OutputClassifier:
         return Plain(leaf, kind, differentiable, leaf.requires_grad and not differentiable, is_view)
 
 
-def _constant(value: Any) -> Constant:
+def _constant(value: Any, path: str) -> Constant:
     if not isinstance(value, KNOWN_CONSTANTS):
         raise UnknownOutputError(
-            f"Found {type(value)} in output, which is not a known type. If it holds tensors, register it with "
-            "torch.utils._pytree.register_pytree_node, or return its tensors in a tuple, list or dict."
+            f"Found {type(value)} in output, which is not a known type, at {path}. If it holds tensors, register it "
+            "with torch.utils._pytree.register_pytree_node, or return its tensors in a tuple, list or dict."
         )
     return Constant(value)
 

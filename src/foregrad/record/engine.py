@@ -100,8 +100,11 @@ class FakeEngine:
     def twin(self, real: Tensor, slot: Primal, dynamic: bool) -> Tensor:
         if is_traceable_wrapper_subclass(real):
             raise UnsupportedError(f"{slot} is a {type(real).__name__}: tensor subclasses cannot be compiled yet.")
+        if torch.nn.parameter.is_lazy(real):
+            raise UnsupportedError(f"{slot} has no shape yet. Run the module once before you compile it.")
         if real.layout is not torch.strided or real.is_quantized or real.is_nested:
-            raise UnsupportedError(f"{slot} has layout {real.layout}: only dense strided tensors can be compiled yet.")
+            kind = "quantized" if real.is_quantized else "nested" if real.is_nested else str(real.layout)
+            raise UnsupportedError(f"{slot} is {kind}: only dense strided tensors can be compiled yet.")
         if isinstance(real, FakeTensor):
             device = real.fake_device
         else:
@@ -173,15 +176,16 @@ def has_gaps(tensor: Tensor) -> bool:
     return False
 
 
-def engine_for(inputs: Sequence[Any], dynamic: bool) -> FakeEngine:
+def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool) -> FakeEngine:
     """The engine for a recording: over the inputs' own fake mode if they have one."""
-    modes = {id(x.fake_mode): x.fake_mode for x in inputs if isinstance(x, FakeTensor)}
-    if len(modes) > 1:
-        raise FakeModeError(
-            "The fake inputs belong to two fake modes. Make them all under one FakeTensorMode and call again."
-        )
-    if modes:
-        return FakeEngine(next(iter(modes.values())))
+    fakes = [(slot, value) for slot, value in inputs if isinstance(value, FakeTensor)]
+    for slot, value in fakes:
+        if value.fake_mode is not fakes[0][1].fake_mode:
+            raise FakeModeError(
+                f"{fakes[0][0]} and {slot} belong to two fake modes. Make them under one FakeTensorMode and call again."
+            )
+    if fakes:
+        return FakeEngine(fakes[0][1].fake_mode)
     mode = running_fake_mode()
     if mode is not None:
         return FakeEngine(mode)

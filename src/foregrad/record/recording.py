@@ -15,7 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import AutocastState, ambient_state_kept, autocast_state, disable_modes, gradients_of, recording_autograd
+from .._torch import (
+    AutocastState,
+    FakeTensor,
+    ambient_state_kept,
+    autocast_state,
+    disable_modes,
+    gradients_of,
+    recording_autograd,
+)
 from ..slots import Hidden, Input, Primal
 from .engine import Engine
 from .reals import RealTensors
@@ -81,6 +89,7 @@ def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
         if not value.is_leaf:
             with disable_modes(), torch.enable_grad():
                 seen = _NonLeaf.apply(leaf, [engine.twin(value, argument.slot, argument.dynamic)])
+    vars(seen).update({k: v for k, v in vars(value).items() if not isinstance(value, FakeTensor)})
     if isinstance(value, torch.nn.Parameter):
         seen._is_param = True
     return RecordedInput(argument.slot, value, seen, leaf, seen.grad_fn)

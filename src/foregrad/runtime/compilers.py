@@ -49,8 +49,8 @@ def compile_graph(
     compiler: Compiler | None, module: fx.GraphModule, examples: Sequence[Any], phase: Phase, config: AOTConfig
 ) -> tuple[Boxed, list[Any] | None]:
     """Compile one graph; also gives the strides of its outputs, if the compiler reported them."""
-    if compiler is None:
-        raise CompilerError(f"No compiler was given for the {phase} graph.")
+    if not callable(compiler):
+        raise CompilerError(f"The compiler for the {phase} graph is {compiler!r}; it must be a function.")
     if config.enable_log:
         show_graph(lambda: module, phase, config.aot_id)
     with (
@@ -90,7 +90,8 @@ def _boxed(compiled: Callable[..., Any], phase: Phase) -> Boxed:
 
 def checked(compiled: Boxed, phase: Phase, module: fx.GraphModule, install: Callable[[Boxed], None]) -> Boxed:
     """Check the number of outputs in the first call, then get out of the way."""
-    expected = len(module.graph.output_node().args[0])  # type: ignore[arg-type]
+    outputs: Any = module.graph.output_node().args[0]
+    expected = len(outputs)
 
     def single(args: list[Any]) -> Any:
         return (compiled(args),)
@@ -104,6 +105,13 @@ def checked(compiled: Boxed, phase: Phase, module: fx.GraphModule, install: Call
                 f"The compiled {phase} graph returned {count} values where the graph has {expected} outputs. The "
                 "compiler must return a function that gives one value for each output of the graph, in order."
             )
+        for i, (node, value) in enumerate(zip(outputs, (result,) if bare else result, strict=True)):
+            wants_tensor = isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+            if wants_tensor and not isinstance(value, torch.Tensor):
+                raise CompilerError(
+                    f"The compiled {phase} graph returned a {type(value).__name__} as its output {i}, where the graph "
+                    f"has the tensor {node.name}. The compiler must return a function that gives what the graph gives."
+                )
         install(single if bare else compiled)
         return (result,) if bare else result
 
