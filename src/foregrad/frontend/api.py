@@ -221,6 +221,7 @@ def aot_module_simplified(
     fixed = [(argument.slot, argument.value) for argument in captured] + list(hidden.items())
     entry = FlatEntry(fixed, [argument.slot for argument in inputs], boxed)
     program = assemble(joint, resolved, entry)
+    recording.release_arguments()
     return _with_module_methods(program.call, mod, Specialization(program), boxed)
 
 

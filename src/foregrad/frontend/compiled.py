@@ -219,23 +219,20 @@ def interpreted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
 def _refuse_shared_writes(joint: Joint) -> None:
     """An input that is written while another input looks at the same storage."""
-    tensors = [
-        facts for facts in joint.inputs if facts.recorded.is_tensor and not isinstance(facts.recorded.real, FakeTensor)
-    ]
-    if not any(facts.written for facts in tensors):
+    reals = {slot: t for slot, t in joint.recording.real_tensors.items() if not isinstance(t, FakeTensor)}
+    if not any(facts.written for facts in joint.inputs):
         return
-    pattern = sharing_pattern([facts.recorded.real for facts in tensors])
-    for i, facts in enumerate(tensors):
-        shared = [
-            other
-            for j, other in enumerate(tensors)
-            if pattern[j] == pattern[i] and other.recorded.real is not facts.recorded.real
-        ]
-        if facts.written and shared:
-            raise UnsupportedError(
-                f"{facts.recorded.slot} is written and shares its storage with {shared[0].recorded.slot}, which cannot "
-                "be compiled yet. Pass a clone of one of them, or compile with fallback='eager'."
-            )
+    slots = list(reals)
+    pattern = dict(zip(slots, sharing_pattern(list(reals.values())), strict=True))
+    for facts in joint.inputs:
+        slot = facts.recorded.slot
+        if facts.written and slot in reals:
+            shared = [s for s in slots if pattern[s] == pattern[slot] and reals[s] is not reals[slot]]
+            if shared:
+                raise UnsupportedError(
+                    f"{slot} is written and shares its storage with {shared[0]}, which cannot be compiled yet. Pass a "
+                    "clone of one of them, or compile with fallback='eager'."
+                )
 
 
 class Compiled:
@@ -301,6 +298,7 @@ class Compiled:
         with garbage_collection_paused():
             capture = self._capture(args, kwargs)
             program = assemble(capture.joint, self.config, guarded_entry(capture))
+            capture.joint.recording.release_arguments()
         self.specializations.append(Specialization(program))
         self._calls = (program.call, *self._calls)
         return program.call

@@ -117,11 +117,14 @@ class GuardedEntry:
             if isinstance(facts.recorded.seen, SymInt):
                 conditions.append(f"type({name}) is int")
             elif not facts.recorded.is_tensor:
-                conditions.append(equality(writer, name, facts.recorded.real))
+                conditions.append(equality(writer, name, facts.recorded.seen))
         _require(writer, conditions, miss)
 
     def _read(self, writer: Writer, place: Place) -> str:
         return place.expression(writer.bind(place.owner, "place"), literal(writer, place.key))
+
+    def _real(self, facts: InputFacts) -> Tensor:
+        return self.joint.recording.real_tensors[facts.recorded.slot]
 
     def _tensors(self) -> list[InputFacts]:
         return [facts for facts in self.joint.inputs if facts.recorded.is_tensor]
@@ -133,14 +136,14 @@ class GuardedEntry:
         tensors = self._check_identities(writer, tensors, miss)
         names = [writer.variable(facts.recorded.slot) for facts in tensors]
         check = tensor_guard(
-            [facts.recorded.real for facts in tensors],
+            [self._real(facts) for facts in tensors],
             [_fixed(facts.recorded.seen.shape) for facts in tensors],
             [_fixed(facts.recorded.seen.stride()) for facts in tensors],
         )
         _require(writer, [f"{writer.bind(check, 'tensors_match')}({', '.join(names)})"], miss)
         conditions = []
         for facts, name in zip(tensors, names, strict=True):
-            real = facts.recorded.real
+            real = self._real(facts)
             if real.requires_grad:  # any other tensor is a leaf
                 conditions.append(f"{name}.is_leaf" if real.is_leaf else f"not {name}.is_leaf")
             conditions.append(f"{name}._is_view()" if real._is_view() else f"not {name}._is_view()")
@@ -148,7 +151,7 @@ class GuardedEntry:
                 conditions.append(f"{name}.storage_offset() == {real.storage_offset()}")
         _require(writer, conditions, miss)
         if any(facts.written for facts in tensors):
-            pattern = sharing_pattern([facts.recorded.real for facts in tensors])
+            pattern = sharing_pattern([self._real(facts) for facts in tensors])
             _require(
                 writer, [f"{writer.bind(sharing_pattern, 'sharing_pattern')}({tuple_of(names)}) == {pattern}"], miss
             )
@@ -158,7 +161,7 @@ class GuardedEntry:
         once: dict[int, InputFacts] = {}
         conditions = []
         for facts in tensors:
-            first = once.setdefault(id(facts.recorded.real), facts)
+            first = once.setdefault(id(self._real(facts)), facts)
             if first is not facts:
                 conditions.append(f"{writer.variable(facts.recorded.slot)} is {writer.variable(first.recorded.slot)}")
         _require(writer, conditions, miss)

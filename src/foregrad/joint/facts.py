@@ -61,8 +61,7 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput) -> Inpu
     if not isinstance(seen, Tensor):
         return InputFacts(recorded, False, False, False, False, 0, False, False)
     if recorded.same_as is not None:  # everything is said of the first
-        real = recorded.real
-        return InputFacts(recorded, real.is_leaf, False, False, False, 0, real.requires_grad, False)
+        return InputFacts(recorded, recorded.was_leaf, False, False, False, 0, seen.requires_grad, False)
     state = functionalizer.state_of(seen)
     if state.parent is not None:
         raise UnsupportedError(
@@ -71,16 +70,15 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput) -> Inpu
     writes = state.storage.writes
     if seen.is_leaf and seen.grad is not None:
         raise UnsupportedError(f"the program assigns .grad of {recorded.slot}, which cannot be compiled yet.")
-    real = recorded.real
     return InputFacts(
         recorded=recorded,
-        is_leaf=real.is_leaf,
+        is_leaf=recorded.was_leaf,
         written=bool(writes),
         all_writes_without_grad=bool(writes) and not any(step.grad_enabled for step in writes),
         write_seen_by_autograd=bool(writes) and seen.grad_fn is not recorded.start_node,
         version_change=0 if seen.is_inference() else seen._version,
         requires_grad=seen.requires_grad,
-        made_to_require_grad=seen.requires_grad and not real.requires_grad and seen.is_leaf,
+        made_to_require_grad=seen.requires_grad and recorded.leaf is None and seen.is_leaf,
     )
 
 

@@ -71,6 +71,12 @@ class RealTensors(TorchFunctionMode):
         self._arguments[id(seen)] = real
         self._twins.setdefault(id(real), (real, seen))
 
+    def release_arguments(self) -> None:
+        """Forget the real tensors of the arguments."""
+        for real in self._arguments.values():
+            self._twins.pop(id(real), None)
+        self._arguments.clear()
+
     def twin_of(self, real: Tensor) -> Tensor:
         """The twin of a real tensor, adopted if it is met for the first time."""
         known = self._twins.get(id(real))

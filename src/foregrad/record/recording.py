@@ -8,6 +8,7 @@ source for every backward that anybody may ask for.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,10 +45,11 @@ class RecordedInput:
     """What stood for an argument while the program ran."""
 
     slot: Primal
-    real: Any
     seen: Any  # what the program saw: an abstract tensor, a symbolic int, or the constant itself
-    leaf: Tensor | None  # what gradients are taken for
-    start_node: Any  # the autograd node of `seen` before the program ran
+    leaf: Tensor | None = None  # what gradients are taken for
+    start_node: Any = None  # the autograd node of `seen` before the program ran
+    was_leaf: bool = False
+    was_inference: bool = False
     same_as: RecordedInput | None = None  # an earlier input that is the same tensor
 
     @property
@@ -78,9 +80,9 @@ def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
     """Make what stands for an argument: not a view, and a leaf exactly if the argument is one."""
     value = argument.value
     if type(value) is int and argument.dynamic:
-        return RecordedInput(argument.slot, value, engine.symbol(value, argument.slot), None, None)
+        return RecordedInput(argument.slot, engine.symbol(value, argument.slot))
     if not isinstance(value, Tensor):
-        return RecordedInput(argument.slot, value, value, None, None)
+        return RecordedInput(argument.slot, value)
     with disable_modes(), _as_inference_tensor(value):
         seen = engine.twin(value, argument.slot, argument.dynamic)
     leaf = None
@@ -92,7 +94,7 @@ def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
     vars(seen).update({k: v for k, v in vars(value).items() if not isinstance(value, FakeTensor)})
     if isinstance(value, torch.nn.Parameter):
         seen._is_param = True
-    return RecordedInput(argument.slot, value, seen, leaf, seen.grad_fn)
+    return RecordedInput(argument.slot, seen, leaf, seen.grad_fn, value.is_leaf, value.is_inference())
 
 
 class Recording:
@@ -101,6 +103,7 @@ class Recording:
     def __init__(self, engine: Engine, decompositions: Mapping[Any, Callable[..., Any]], from_nodes: bool) -> None:
         self.engine = engine
         self.inputs: list[RecordedInput] = []
+        self.real_tensors: dict[Primal, Tensor] = {}
         self._by_identity: dict[int, RecordedInput] = {}
         self.result: Any = None
         self.forward_end = 0
@@ -145,12 +148,22 @@ class Recording:
         """An input that is the very tensor of an earlier one is seen as that one."""
         first = self._by_identity.get(id(argument.value)) if isinstance(argument.value, Tensor) else None
         if first is not None:
-            recorded = RecordedInput(argument.slot, argument.value, first.seen, None, first.start_node, first)
+            recorded = dataclasses.replace(first, slot=argument.slot, leaf=None, same_as=first)
         else:
             recorded = stand_in(self.engine, argument)
             self._by_identity[id(argument.value)] = recorded
         self.inputs.append(recorded)
+        if isinstance(argument.value, Tensor):
+            self.real_tensors[argument.slot] = argument.value
         return recorded.seen
+
+    def release_arguments(self) -> None:
+        """Let go of the arguments that the program was recorded on; a compiled program holds no data of its own."""
+        for recorded in self.inputs:
+            if isinstance(recorded.slot, Input):
+                self.real_tensors.pop(recorded.slot, None)
+        self._by_identity.clear()
+        self._reals.release_arguments()
 
     @contextlib.contextmanager
     def _modes(self, reals: RealTensors) -> Iterator[None]:
@@ -177,7 +190,7 @@ class Recording:
         leaves = [i.leaf for i in differentiable if i.leaf is not None]
         hidden = [i for i in differentiable if not isinstance(i.slot, Input)]
         with self._modes(self._reals), torch.no_grad():
-            found = gradients_of(targets, tangents, leaves + [i.real for i in hidden])
+            found = gradients_of(targets, tangents, leaves + [self.real_tensors[i.slot] for i in hidden])
             by_slot = dict(zip((i.slot for i in differentiable), found, strict=False))
             for item, extra in zip(hidden, found[len(leaves) :], strict=True):
                 if extra is not None:

@@ -100,7 +100,7 @@ class WriteBack:
     def leave(self, writer: Writer) -> None:
         for facts in self.inputs:
             target, new = writer.variable(facts.recorded.slot), writer.variable(Updated(facts.recorded.slot))
-            counted = facts.version_change == 1 or facts.recorded.real.is_inference()
+            counted = facts.version_change == 1 or facts.recorded.was_inference
             if not counted:
                 version = writer.fresh("version")
                 writer.line(f"{version} = {target}._version")
