@@ -30,17 +30,22 @@ from ..errors import FakeModeError, MissingInputError, UnsupportedError
 from ..ops import aten
 from ..slots import Primal
 
-# Views with one result and no tensor besides their base: their meta kernels are exact on every device.
-DIRECT_VIEWS = frozenset(
+# Operators with one result whose meta kernels are exact on every device. They are most of what a program runs, and
+# FakeTensorMode asks many questions before it comes to the same kernels.
+DIRECT = frozenset(
     {
+        aten.addmm.default,
         aten.alias.default,
+        aten.bmm.default,
         aten.detach.default,
         aten.expand.default,
+        aten.mm.default,
         aten.permute.default,
         aten.select.int,
         aten.slice.Tensor,
         aten.squeeze.dim,
         aten.squeeze.dims,
+        aten.sum.dim_IntList,
         aten.t.default,
         aten.transpose.int,
         aten.unsqueeze.default,
@@ -141,10 +146,10 @@ class FakeEngine:
         return self._strided(tensor.shape, stride, 0, tensor.dtype, tensor.fake_device)
 
     def run(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._static and op in DIRECT_VIEWS:
-            base = args[0]
-            if type(base) is FakeTensor and base.constant is None:
-                return make_fake(self.mode, run_on_meta(self.mode, op, args, kwargs), base.fake_device)
+        if self._static and op in DIRECT and not kwargs:
+            device = _common_device(args)
+            if device is not None:
+                return make_fake(self.mode, run_on_meta(self.mode, op, args, kwargs), device)
         return self._dispatch(op, types, args, kwargs)
 
     def strided(self, tensor: Tensor, stride: Sequence[int]) -> Tensor:
@@ -163,6 +168,21 @@ class FakeEngine:
             reach = offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
             meta = torch.empty((reach,), dtype=dtype, device="meta").as_strided(size, stride, offset)
         return make_fake(self.mode, meta, device)
+
+
+def _common_device(args: tuple[Any, ...]) -> torch.device | None:
+    """The device of all tensors among the arguments, if they are abstract, without a known value, and on one."""
+    device = None
+    for arg in args:
+        if isinstance(arg, Tensor):
+            if (
+                type(arg) is not FakeTensor
+                or arg.constant is not None
+                or (device or arg.fake_device) != arg.fake_device
+            ):
+                return None
+            device = arg.fake_device
+    return device
 
 
 def has_gaps(tensor: Tensor) -> bool:

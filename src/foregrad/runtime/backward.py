@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor, fx
 
-from .._torch import hint_of
+from .._torch import garbage_collection_paused, hint_of
 from ..errors import BackwardError
 from ..joint.build import Joint
 from ..options import AOTConfig
@@ -83,7 +83,8 @@ class Backward:
     def compile(self, place: Callable[[Boxed], None]) -> None:
         """Compile the backward, once."""
         if self._compiled is None:
-            self._compiled = self._compile(self.module)
+            with garbage_collection_paused():
+                self._compiled = self._compile(self.module)
             place(checked(self._compiled, "backward", self.module, place))
 
     def _compile(self, module: fx.GraphModule) -> Boxed:

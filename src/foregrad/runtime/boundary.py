@@ -116,8 +116,11 @@ class TrainingCore:
         self._through = [i for i, grad in enumerate(signature.grads) if grad is not None]
         if joint.backward_error is not None:  # nothing is known about single gradients: the outputs still require grad
             self._through = [i for i, facts in enumerate(joint.inputs) if facts.recorded.leaf is not None]
+        through = set(self._through)
+        self._beside = [i for i in range(len(joint.inputs)) if i not in through]
         self._tangents = [tangent.of for tangent in signature.tangents]
-        self._aside = [slot for slot in values_needed(joint) if slot not in self._tangents]
+        tracked = set(self._tangents)
+        self._aside = [slot for slot in values_needed(joint) if slot not in tracked]
 
     def define(self, writer: Writer) -> None:
         """The class of the operator."""
@@ -144,7 +147,7 @@ class TrainingCore:
         joint, names = self._joint, self._input_names()
         returned = {slot: f"o{n}" for n, slot in enumerate(joint.signature.returned)}
         through = [names[i] for i in self._through]
-        rest = [names[i] for i in range(len(names)) if i not in set(self._through)]
+        rest = [names[i] for i in self._beside]
         head = ", ".join(["ctx", *(() if self._all_through() else ("aside",)), *through])
         with writer.block(f"def forward({head}):"):
             if rest:
@@ -158,7 +161,7 @@ class TrainingCore:
             self._save(writer, saved, sizes)
             writer.line("ctx.set_materialize_grads(False)")
             if not self._all_through():
-                writer.line(f"aside[:] = [{', '.join(self._aside_value(slot, returned) for slot in self._aside)}]")
+                writer.line(f"aside[:] = [{', '.join(self._aside_values(returned))}]")
             writer.line(f"return {', '.join(self._differentiable(slot, returned[slot]) for slot in self._tangents)}")
 
     def _save(self, writer: Writer, tensors: list[str], sizes: list[str]) -> None:
@@ -178,11 +181,11 @@ class TrainingCore:
         is_view = (isinstance(result, Plain) and result.is_view) or isinstance(slot, Updated)
         return f"{name}.detach()" if is_view else name
 
-    def _aside_value(self, slot: Returned, returned: dict[Returned, str]) -> str:
+    def _aside_values(self, returned: dict[Returned, str]) -> list[str]:
         """A result that autograd does not track must be a tensor of its own beside one that it does."""
         node = dict(zip(self._joint.signature.returned, self._joint.part.outputs, strict=False))
-        tracked = {node[s] for s in self._tangents}
-        return f"{returned[slot]}.detach()" if node[slot] in tracked else returned[slot]
+        tracked = {id(node[slot]) for slot in self._tangents}
+        return [f"{returned[s]}.detach()" if id(node[s]) in tracked else returned[s] for s in self._aside]
 
     # ------------------------------------------------------------------------------------------ backward
     def _write_backward(self, writer: Writer) -> None:
@@ -263,7 +266,7 @@ class TrainingCore:
         if self._all_through():
             writer.line(f"{left} = apply({', '.join(through)})")
             return
-        rest = [name for i, name in enumerate(inputs) if i not in set(self._through)]
+        rest = [inputs[i] for i in self._beside]
         aside = writer.fresh("aside")
         writer.line(f"{aside} = [{', '.join(rest)}]")
         writer.line(f"{left} = apply({', '.join([aside, *through])})")

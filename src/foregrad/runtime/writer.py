@@ -26,6 +26,7 @@ class Writer:
         self._lines: list[str] = []
         self._indent = 0
         self._taken: set[str] = set()
+        self._counts: dict[str, int] = {}
         self._bound: dict[int, str] = {}
 
     def line(self, text: str = "") -> None:
@@ -45,10 +46,11 @@ class Writer:
         stem = re.sub(r"\W+", "_", hint).strip("_") or "value"
         if stem[0].isdigit() or keyword.iskeyword(stem):
             stem = f"_{stem}"
-        name, n = stem, 1
+        name, n = stem, self._counts.get(stem, 1)
         while name in self._taken:
             n += 1
             name = f"{stem}_{n}"
+        self._counts[stem] = n
         self._taken.add(name)
         return name
 
