@@ -58,11 +58,11 @@ def check(
     with torch.set_grad_enabled(training and torch.is_grad_enabled()), _undisturbed(program):
         sides = program.side(lambda fn: fn), program.side(compile or _default_compile)
         for variant in variants(program, seed):
-            for run, seen in _runs(sides, variant, training, seed):
+            for run, seen, scenario in _runs(sides, variant, training, seed):
                 runs.append(run)
                 if seen is None:
                     continue
-                found = list(compare(*seen, bitwise=bitwise))
+                found = list(compare(*seen, bitwise=bitwise, other_layout=scenario.other_layout))
                 differences += [Difference(run.name, aspect, *mismatch) for aspect, mismatch in found]
                 causes += _unexpected(seen[1], [aspect for aspect, _ in found])
     report = CheckReport(tuple(differences), tuple(runs))
@@ -79,10 +79,10 @@ def _unexpected(seen: Observation, aspects: list[str]) -> list[Exception]:
 
 def _runs(
     sides: tuple[Side, Side], variant: Variant, training: bool, seed: int
-) -> Iterator[tuple[Run, tuple[Observation, Observation] | None]]:
+) -> Iterator[tuple[Run, tuple[Observation, Observation] | None, Scenario]]:
     """Both observations for each scenario of a variant, or a run that says why it was skipped."""
     if variant.skipped:
-        yield Run(variant.name, variant.skipped), None
+        yield Run(variant.name, variant.skipped), None, FORWARD_ONLY
         return
 
     def both(scenario: Scenario) -> tuple[Observation, Observation]:
@@ -90,14 +90,14 @@ def _runs(
         return eager, compiled
 
     forward = both(FORWARD_ONLY)
-    yield Run(f"{variant.name}, {FORWARD_ONLY.name}"), forward
+    yield Run(f"{variant.name}, {FORWARD_ONLY.name}"), forward, FORWARD_ONLY
     if not training:
         return
     made, skipped = scenarios_for(forward[0].outlook)
     for scenario in made:
-        yield Run(f"{variant.name}, {scenario.name}"), both(scenario)
+        yield Run(f"{variant.name}, {scenario.name}"), both(scenario), scenario
     for name, reason in skipped.items():
-        yield Run(f"{variant.name}, {name}", reason), None
+        yield Run(f"{variant.name}, {name}", reason), None, FORWARD_ONLY
 
 
 @contextmanager

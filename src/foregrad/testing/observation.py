@@ -122,6 +122,17 @@ class Observation:
     gradients: Mapping[str, TensorFacts | None] = field(default_factory=dict)
 
     @property
+    def outputs_share_inputs(self) -> bool:
+        """Whether an output is an argument, or looks at its memory: its tangent then reaches the argument by itself.
+
+        >>> Observation(None, {}).outputs_share_inputs
+        False
+        """
+        return any(where in self.outputs and first in self.held for where, (first, _) in self.sharing.items()) or any(
+            where in self.held and first in self.outputs for where, (first, _) in self.sharing.items()
+        )
+
+    @property
     def outlook(self) -> Outlook:
         """The outputs through which one can differentiate.
 

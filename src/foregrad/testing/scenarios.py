@@ -91,12 +91,15 @@ class Scenario:
         tangent: Makes the tangent of an output.
         left_out: The position of the output that gets none.
         order: Calls backward for outputs and tangents.
+        other_layout: Tangents lie in memory in another way than their outputs, so a sum over one may take another
+            order and differ in its last bits.
     """
 
     name: str
     tangent: TangentMaker
     left_out: int | None = None
     order: Callable[[Sequence[Tensor], Sequence[Tensor]], None] = _together
+    other_layout: bool = False
 
     def backward(self, outputs: Iterable[Tensor], seed: int) -> None:
         """Send tangents into the outputs that take part.
@@ -160,7 +163,7 @@ def scenarios_for(outlook: Outlook) -> tuple[list[Scenario], dict[str, str]]:
     skipped: dict[str, str] = {}
     for name, maker in (("transposed tangents", transposed), ("expanded tangents", expanded)):
         if outlook.any_dimension:
-            made.append(Scenario(name, maker))
+            made.append(Scenario(name, maker, other_layout=True))
         else:
             skipped[name] = "no differentiable output has a dimension"
     if len(outlook.differentiable) == 1:
