@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from torch import Tensor, fx, nn
+from torch import nn
 
-from .._torch import FakeTensor, boxed_graph_wrapper_type
-from ..errors import ConfigError, GraphOutputError
-from ..joint.build import build_joint
+from .._torch import FakeTensor, boxed_graph_wrapper_type, garbage_collection_paused
+from ..errors import ConfigError
 from ..options import AOTConfig, Compiler, Partitioner, config, next_aot_id
 from ..partition import default_partition
-from ..record.engine import engine_for
-from ..record.recording import Argument, Recording
 from ..runtime.entry import FlatEntry
 from ..runtime.program import assemble
-from ..slots import Hidden, Input
-from .compiled import Capture, Compiled, Specialization, interpreted, record_program, state_of
-from .escapes import Snapshot
-from .places import Surroundings
+from ..slots import Input
+from .capturing import Capture, capture_call, capture_flat, state_of
+from .compiled import Compiled, Specialization
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
@@ -178,51 +174,37 @@ def aot_module_simplified(
         fw_compiler, bw_compiler, partition_fn, decompositions, keep_inference_input_mutations, inference_compiler:
             as for `aot_function`.
     """
-    dynamic = any(isinstance(a, FakeTensor) and a.fake_mode.shape_env is not None for a in args)
-    state = state_of(mod, dynamic=False)
+    if not isinstance(mod, nn.Module):
+        raise ConfigError(f"aot_module_simplified compiles a torch.nn.Module, not {mod!r}.")
     resolved = _resolve(
         fw_compiler,
         bw_compiler,
         inference_compiler,
         partition_fn=partition_fn,
         decompositions=decompositions,
-        num_params_buffers=len(state),
+        num_params_buffers=len(state_of(mod, dynamic=False)),
         keep_inference_input_mutations=keep_inference_input_mutations,
-        dynamic_shapes=dynamic,
+        dynamic_shapes=any(isinstance(a, FakeTensor) and a.fake_mode.shape_env is not None for a in args),
     )
-    inputs = [Argument(Input(f"args[{i}]"), value, dynamic) for i, value in enumerate(args)]
-    captured = [argument for argument, _ in state]
-    surroundings = Surroundings(mod)
-    engine = engine_for([(argument.slot, argument.value) for argument in (*captured, *inputs)], dynamic)
-    recording = Recording(engine, dict(decompositions or {}), from_nodes=isinstance(mod, fx.GraphModule))
-    hidden: dict[Hidden, Tensor] = {}
+    with garbage_collection_paused():
+        captured = capture_flat(mod, args, resolved)
+        entry = flat_entry(captured, boxed=_wants_boxed_calls(mod))
+        program = assemble(captured.joint, resolved, entry)
+    captured.joint.recording.release_arguments()
+    return _with_module_methods(program.call, mod, Specialization(program), entry.boxed)
 
-    def place_of(tensor: Tensor) -> Hidden:
-        slot = Hidden(f"{surroundings.place_of(tensor).path} #{len(hidden)}")
-        hidden[slot] = tensor
-        return slot
 
-    snapshot = Snapshot(surroundings)
-    try:
-        recording.run(lambda seen: interpreted(mod, tuple(seen), {}), inputs, captured, place_of)
-    finally:
-        refusal = snapshot.undo(recording)
-    if refusal is not None:
-        raise refusal
-    if not isinstance(recording.result, (tuple, list)):
-        raise GraphOutputError(
-            "Graph output must be a tuple() or list(): the module must return its results flat, in a tuple or a list."
-        )
-    results = list(recording.result)
-    paths = [f"output[{i}]" for i in range(len(results))]
-    joint = build_joint(recording, results, paths, resolved.options.view_replay_for_aliased_outputs)
+def _wants_boxed_calls(mod: nn.Module) -> bool:
     wrapper = boxed_graph_wrapper_type()
-    boxed = wrapper is not None and isinstance(mod, wrapper)
-    fixed = [(argument.slot, argument.value) for argument in captured] + list(hidden.items())
-    entry = FlatEntry(fixed, [argument.slot for argument in inputs], boxed)
-    program = assemble(joint, resolved, entry)
-    recording.release_arguments()
-    return _with_module_methods(program.call, mod, Specialization(program), boxed)
+    return wrapper is not None and isinstance(mod, wrapper)
+
+
+def flat_entry(captured: Capture, boxed: bool) -> FlatEntry:
+    """The entry of a program that is called with flat arguments; what it finds by itself is fixed from now on."""
+    recording = captured.joint.recording
+    inputs = [recorded.slot for recorded in recording.inputs if isinstance(recorded.slot, Input)]
+    fixed = [(slot, value) for slot, value in recording.real_tensors.items() if not isinstance(slot, Input)]
+    return FlatEntry(fixed, inputs, boxed)
 
 
 def _with_module_methods(
@@ -262,4 +244,4 @@ def capture(fn_or_module: Callable[..., Any], *args: Any, **kwargs: Any) -> Capt
         num_params_buffers=0,
         keep_inference_input_mutations=False,
     )
-    return record_program(fn_or_module, args, kwargs, module, resolved)
+    return capture_call(fn_or_module, args, kwargs, module, resolved)
