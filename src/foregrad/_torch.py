@@ -165,6 +165,8 @@ def recording_autograd() -> Iterator[None]:
         with (
             torch.autograd._force_original_view_tracking(True),
             torch.autograd.set_multithreading_enabled(False),
+            # Anomaly mode looks for NaN in tensors that have no data.
+            torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled(), check_nan=False),
         ):
             yield
     finally:

@@ -27,6 +27,9 @@ from .operators import IN_GRAPHS, RANDOM_FILL
 from .variants import Variant, functional_variant
 from .views import SCATTERS, Carry, ViewStep, carry_back
 
+# In-place changes of shape whose view has another overload.
+_VIEW_FORMS = {aten.transpose_.default: aten.transpose.int}
+
 
 class Storage:
     """Memory that tensors of the recording share."""
@@ -103,11 +106,15 @@ class Functionalizer:
 
     def read(self, state: TensorState) -> Node:
         """The node that holds the current value of a tensor."""
-        if state.generation == state.storage.generation or state.parent is None:
-            return state.node
-        state.node = self._replay(self.read(state.parent), state)
-        state.generation = state.storage.generation
-        return state.node
+        stale = []
+        while state.generation != state.storage.generation and state.parent is not None:
+            stale.append(state)
+            state = state.parent
+        node = state.node
+        for state in reversed(stale):
+            node = state.node = self._replay(node, state)
+            state.generation = state.storage.generation
+        return node
 
     def node_of(self, tensor: Tensor) -> Node:
         """The current value of a tensor of the recording."""
@@ -222,7 +229,7 @@ class Functionalizer:
         """`t_` and its like: from here on the tensor is a view of what it was."""
         tensor = step.args[0]
         name = step.op._schema.name.split("::")[1].removesuffix("_")
-        functional = getattr(getattr(aten, name, None), step.op._overloadname, None)
+        functional = _VIEW_FORMS.get(step.op) or getattr(getattr(aten, name, None), step.op._overloadname, None)
         if functional is None or op_info(functional).kind is not Kind.VIEW:
             raise UnsupportedError(f"{step.op}, at {where(step.stack)}, cannot be compiled yet.")
         self._position += 1  # the shapes from here on
@@ -301,6 +308,11 @@ class Functionalizer:
         if target is None:
             return
         if isinstance(target, (list, tuple)):
+            if len({id(self.state_of(item).storage) for item in target}) < len(target):
+                raise UnsupportedError(
+                    f"{step.op}, at {where(step.stack)}, writes to tensors that share memory: it cannot be "
+                    "compiled yet."
+                )
             value.value = list(target)
             for i, item in enumerate(target):
                 element = self.graph.call(operator.getitem, (value, i), {}, item)
@@ -365,6 +377,11 @@ class Functionalizer:
 
     def _carry(self, child: TensorState, parent: TensorState, node: Node) -> Node:
         assert child.step is not None
+        if child.step.op is aten.as_strided.default and has_gaps(parent.tensor):
+            raise UnsupportedError(
+                "a write through as_strided may reach memory beside the tensor that it was taken from, which cannot be "
+                "compiled yet."
+            )
         args = self._args(child.step.args)
         return carry_back(Carry(self.graph, child.step, args, parent.node, node, parent.tensor, child.tensor))
 

@@ -81,6 +81,11 @@ def build_joint(recording: Recording, leaves: Sequence[Any], paths: Sequence[str
     inputs = tuple(input_facts(functionalizer, recorded) for recorded in recording.inputs)
     outputs = OutputClassifier(recording, functionalizer, leaves, paths, replay_views).classify()
     tape = Tape(recording, functionalizer, inputs, outputs)
+    if recording.depend_on(list(tape.targets.values()), outputs.fresh_leaves):
+        raise UnsupportedError(
+            "the program returns a tensor that it made require grad together with a result that is computed from it, "
+            "which cannot be compiled yet. Pass that tensor as an argument, or compile with fallback='eager'."
+        )
     forward = _forward_values(functionalizer, inputs, outputs)
     tangents = tuple(Tangent(slot) for slot in tape.targets)
     gradients: list[Node | None] = [None] * len(inputs)
@@ -92,6 +97,8 @@ def build_joint(recording: Recording, leaves: Sequence[Any], paths: Sequence[str
             raise
         except Exception as raised:  # eager raises it when backward is called, and so does the compiled program
             error = raised
+    for node, facts in zip(graph.placeholders, inputs, strict=False):
+        node.written = facts.written
     live = live_nodes(graph, [*nodes_in(forward.values()), *gradients])
     for node, name in zip(graph.placeholders, _placeholder_names(len(inputs), len(tangents)), strict=True):
         node.name = name
@@ -183,11 +190,11 @@ class Tape:
         """
         gradients = self.differentiate(slots)
         graph = self._functionalizer.graph
-        by_name = {node.name: node for node in (*graph.placeholders, *graph.nodes)}
+        by_name = {node.name: node for node in (*graph.placeholders, *graph.nodes) if node.name}
         given = [by_name[name] for name in saved]
         tangents = [node for node in graph.placeholders if isinstance(node.slot, Tangent)]
         nodes = _between([*given, *tangents], [g for g in gradients if g is not None])
-        name_nodes(nodes, [node.name for node in (*given, *tangents)])
+        name_nodes(nodes, by_name)
         return to_fx(Part([*given, *tangents], nodes, gradients))
 
 

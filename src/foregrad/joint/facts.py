@@ -70,6 +70,13 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput) -> Inpu
     writes = state.storage.writes
     if seen.is_leaf and seen.grad is not None:
         raise UnsupportedError(f"the program assigns .grad of {recorded.slot}, which cannot be compiled yet.")
+    if recorded.leaf is not None and not seen.requires_grad:
+        raise UnsupportedError(f"the program makes {recorded.slot} not require grad, which cannot be compiled yet.")
+    if seen.retains_grad or seen._post_accumulate_grad_hooks:
+        raise UnsupportedError(
+            f"the program calls retain_grad() on {recorded.slot} or gives it a post-accumulate hook, which cannot be "
+            "compiled yet. Do so before the call."
+        )
     return InputFacts(
         recorded=recorded,
         is_leaf=recorded.was_leaf,
@@ -168,6 +175,18 @@ class OutputFacts:
     tensors: tuple[Tensor | None, ...]  # the abstract tensor of each output
     bases: tuple[Tensor, ...]
 
+    @property
+    def fresh_leaves(self) -> list[Tensor]:
+        """Outputs that the program itself made require grad."""
+        return [
+            tensor
+            for tensor, result in zip(self.tensors, self.results, strict=True)
+            if tensor is not None
+            and tensor.requires_grad
+            and tensor.grad_fn is None
+            and not isinstance(result, SameAsInput)
+        ]
+
 
 class OutputClassifier:
     """Sorts the outputs of a recording into their cases; the first that fits wins (A-1)."""
@@ -195,12 +214,22 @@ class OutputClassifier:
 
     def classify(self) -> OutputFacts:
         """The case of each output, in order."""
-        results = tuple(self._one(i, leaf) for i, leaf in enumerate(self._leaves))
+        results = tuple(self._case(i, leaf) for i, leaf in enumerate(self._leaves))
         tensors = tuple(leaf if isinstance(leaf, Tensor) else None for leaf in self._leaves)
         return OutputFacts(results, tensors, tuple(self._bases))
 
     def _state(self, tensor: Tensor) -> TensorState:
         return self._functionalizer.state_of(tensor)
+
+    def _case(self, i: int, leaf: Any) -> Result:
+        result = self._one(i, leaf)
+        rebuilt = isinstance(result, (ViewOfInput, ViewOfBase, ViewOfOutput)) and leaf._backward_hooks
+        if isinstance(leaf, Tensor) and (rebuilt or (leaf.retains_grad and not isinstance(result, SameAsInput))):
+            raise UnsupportedError(
+                f"the program gives {self._paths[i]} a hook or calls retain_grad() on it: this cannot be compiled yet. "
+                "Do so on the result of the call."
+            )
+        return result
 
     def _one(self, i: int, leaf: Any) -> Result:
         if isinstance(leaf, (SymInt, SymFloat)):

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from .._torch import LazyGraphModule
+from ..errors import VerificationError
 from ..record.lines import show_stack
 from .ir import Node, get_constant
 
@@ -56,6 +57,8 @@ def to_fx(part: Part) -> fx.GraphModule:
             kwargs = {key: value(item) for key, item in node.kwargs.items()} if node.kwargs else {}
             args = tuple([value(item) for item in node.args])
             new = graph.create_node("call_function", node.op, args, kwargs, node.name)
+        if new.name != node.name:
+            raise VerificationError(f"the node {node.name} would be called {new.name} in torch.fx")
         new.meta = _meta(node)
         written[id(node)] = new
     graph.output(tuple([value(item) for item in part.outputs]))
@@ -69,6 +72,8 @@ def _meta(node: Node) -> dict[str, Any]:
     meta: dict[str, Any] = {}
     if node.slot is None or isinstance(node.value, (torch.Tensor, torch.SymInt)):
         meta["val"] = node.value
+    if node.written:
+        meta["written"] = True
     if node.slot is None:
         meta["partitioner_tag"] = "is_backward" if node.backward else "is_forward"
         if node.impure:
@@ -96,6 +101,7 @@ def from_fx(module: fx.GraphModule) -> Part:
         new = Node(target, _plain(args), dict(kwargs), node.meta.get("val"))
         new.name, new.meta = node.name, node.meta
         new.impure = bool(node.meta.get("impure"))
+        new.written = bool(node.meta.get("written"))
         new.backward = node.meta.get("partitioner_tag") == "is_backward"
         read[node] = new
         (placeholders if node.op == "placeholder" else nodes).append(new)

@@ -5,6 +5,8 @@ It is cheap to make and to walk. What a user or a compiler sees is a `torch.fx` 
 
 from __future__ import annotations
 
+import builtins
+import keyword
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +27,7 @@ Target = Callable[..., Any]
 class Node:
     """One value of the graph: a placeholder (it has a slot), a constant, or the result of an operator."""
 
-    __slots__ = ("args", "backward", "impure", "kwargs", "meta", "name", "op", "slot", "stack", "value")
+    __slots__ = ("args", "backward", "impure", "kwargs", "meta", "name", "op", "slot", "stack", "value", "written")
 
     def __init__(self, op: Target | None, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> None:
         self.op = op
@@ -37,6 +39,7 @@ class Node:
         self.meta: dict[str, Any] | None = None  # of the `torch.fx` node that this one was read from
         self.backward = False
         self.impure = False
+        self.written = False  # a placeholder whose tensor is overwritten once the forward has run
         self.stack: Stack = ()
 
     def inputs(self) -> Iterator[Node]:
@@ -157,13 +160,18 @@ def _arithmetic_rules() -> dict[Any, Target]:
     }
 
 
+_RESERVED = frozenset({*dir(builtins), *keyword.kwlist, "torch", "device", "inf", "nan"})
+
+
 def name_nodes(nodes: Iterable[Node], taken: Iterable[str]) -> None:
-    """Name nodes after their operators: `mul`, `mul_1`, ..."""
+    """Name nodes that have no name after their operators: `mul`, `mul_1`, ...; `sum_1` where Python has a `sum`."""
     used = set(taken)
     counts: dict[str, int] = {}
     for node in nodes:
+        if node.name:
+            continue
         stem: str = getattr(node.op, "_opname", "") or getattr(node.op, "__name__", "value")
-        count = counts.get(stem, 0)
+        count = counts.get(stem, 1 if stem in _RESERVED else 0)
         node.name = f"{stem}_{count}" if count else stem
         while node.name in used:
             count += 1

@@ -83,12 +83,24 @@ def _forward_set(joint: Part, primals: Sequence[Node], tangents: Sequence[Node],
             raise PartitionError(
                 f"An output of the forward was invalid, but is output: it is computed from {tangent.name}."
             )
+    found |= _reads_of_written_inputs(joint)
     for node in joint.nodes:
         if node not in found:
             result_of_forward = node.op is operator.getitem and node.args[0] in found
             if result_of_forward or (_is_symbolic(node) and all(item in found for item in node.inputs())):
                 found.add(node)
     return found
+
+
+def _reads_of_written_inputs(joint: Part) -> set[Node]:
+    """What the forward computed from an input before it was overwritten: too late to compute in the backward."""
+    tainted = {node for node in joint.placeholders if node.written}
+    if not tainted:
+        return set()
+    for node in joint.nodes:
+        if not node.backward and any(item in tainted for item in node.inputs()):
+            tainted.add(node)
+    return tainted
 
 
 def _saved_values(joint: Part, in_forward: set[Node], needed: set[Node], outputs: Sequence[Any]) -> list[Node]:

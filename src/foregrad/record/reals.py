@@ -23,6 +23,7 @@ from .lines import user_stack, where
 # Properties that read no data and give no tensor are answered by the real tensor itself.
 _TENSOR_PROPERTIES = frozenset(getattr(Tensor, name).__get__ for name in ("data", "T", "mT", "H", "mH", "real", "imag"))
 _GRAD = vars(Tensor.__base__)["grad"].__get__
+_DATA_SETTER = vars(Tensor.__base__)["data"].__set__
 _SETTERS = frozenset(getattr(Tensor, name).__set__ for name in ("data", "grad", "requires_grad"))
 
 _WAY_OUT = (
@@ -121,10 +122,10 @@ class RealTensors(TorchFunctionMode):
             if func == _GRAD:
                 self._refuse_grad(args[0])
             return func(*args, **kwargs)
-        elif func in _SETTERS and not self._abstract(args[0]):
+        elif func in _SETTERS and (not self._abstract(args[0]) or func == _DATA_SETTER):
             raise UnsupportedError(
-                f"assigning .{func.__self__.__name__} of a tensor from outside the program, at {where(user_stack(2))}, "
-                "cannot be compiled yet. Pass the tensor as an argument, or compile with fallback='eager'."
+                f"assigning .{func.__self__.__name__}, at {where(user_stack(2))}, cannot be compiled yet. Write to the "
+                "tensor in place or pass it as an argument, or compile with fallback='eager'."
             )
         result = func(*self._swap(args), **{name: self._swap(value) for name, value in kwargs.items()})
         return self._reals.get(id(result), result) if isinstance(result, torch.Tensor) else result

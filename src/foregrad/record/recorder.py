@@ -78,7 +78,8 @@ class Recorder(TorchDispatchMode):
         self._stacks: dict[int, Stack] = {}  # of the forward, by autograd's sequence number
         self._draws: dict[Any, int] = {}
         self._generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}  # with their states before the recording
-        self._left: dict[int, bytes] = {}  # the state in which the last draw left each generator
+        self._left: dict[int, tuple[torch.Generator, torch.Tensor]] = {}  # where the last draw left each generator
+        self._states_seen: list[torch.Tensor] = []
         self._devices: set[torch.device] = set()
         self._finished_node: int | None = None  # set by hooks on nodes whose gradients are summed up
         self._watched: set[Any] = set()
@@ -198,15 +199,24 @@ class Recorder(TorchDispatchMode):
             key = (op, bytes(state.numpy().data))
             replayed = self._draws.get(key)
             if replayed is None and not self.backward:
-                self._refuse_reseeding(generator, key[1])
+                self._refuse_reseeding(generator, state)
+            self._states_seen.append(state)
             torch.rand(1, generator=generator, device=generator.device)
-            self._left[id(generator)] = bytes(generator.get_state().numpy().data)
+            self._left[id(generator)] = (generator, generator.get_state())
         self._draws.setdefault(key, len(self.steps))
         return replayed
 
-    def _refuse_reseeding(self, generator: torch.Generator, state: bytes) -> None:
-        """A graph draws from the generators as they are: a program must not set their state."""
-        if self._left.get(id(generator), state) != state:
+    def _refuse_reseeding(self, generator: torch.Generator, state: torch.Tensor) -> None:
+        """A graph draws from the generators as they are: a program must not set their state.
+
+        Another thread may draw at the same time, so only a state that was seen before, or that of a fresh seed, is
+        taken for one that the program has set.
+        """
+        _, left = self._left.get(id(generator), (generator, state))
+        if torch.equal(left, state):
+            return
+        fresh = torch.Generator(generator.device).manual_seed(generator.initial_seed()).get_state()
+        if torch.equal(state, fresh) or any(torch.equal(state, seen) for seen in self._states_seen):
             raise UnsupportedError(
                 f"the program sets the state of a random generator, at {where(user_stack(4))} or before: this "
                 "cannot be compiled yet. Seed outside the program, or compile with fallback='eager'."
@@ -214,13 +224,20 @@ class Recorder(TorchDispatchMode):
 
     def note_random_state(self) -> None:
         """The default generator as the program finds it."""
-        self._left[id(torch.default_generator)] = bytes(torch.default_generator.get_state().numpy().data)
+        state = torch.default_generator.get_state()
+        self._left[id(torch.default_generator)] = (torch.default_generator, state)
+        self._states_seen.append(state)
 
     def check_random_state(self) -> None:
         """The default generator must be where the program's own draws left it."""
         with disable_modes(), without_function_modes():
-            state = bytes(torch.default_generator.get_state().numpy().data)
-        self._refuse_reseeding(torch.default_generator, state)
+            self._refuse_reseeding(torch.default_generator, torch.default_generator.get_state())
+
+    def resume_generators(self) -> None:
+        """Draw in backward from where the forward left off."""
+        for generator, state in self._left.values():
+            self._generators.setdefault(id(generator), (generator, generator.get_state()))
+            generator.set_state(state)
 
     def restore_generators(self) -> None:
         """Recording consumes no random numbers."""

@@ -56,6 +56,13 @@ class RecordedInput:
     def is_tensor(self) -> bool:
         return isinstance(self.seen, Tensor)
 
+    @property
+    def differentiated(self) -> Tensor | None:
+        """What gradients are taken for: also an input that the program itself made require grad."""
+        if self.leaf is None and self.is_tensor and self.seen.requires_grad and self.seen.is_leaf and not self.same_as:
+            return self.seen
+        return self.leaf
+
 
 class _NonLeaf(torch.autograd.Function):
     """Makes a tensor that is no leaf out of one that is, without recording an operator."""
@@ -186,10 +193,11 @@ class Recording:
         """
         self.recorder.backward = True
         self.recorder.watch_gradient_sums(targets)
-        differentiable = [i for i in self.inputs if i.leaf is not None]
-        leaves = [i.leaf for i in differentiable if i.leaf is not None]
+        differentiable = [i for i in self.inputs if i.differentiated is not None]
+        leaves = [i.differentiated for i in differentiable if i.differentiated is not None]
         hidden = [i for i in differentiable if not isinstance(i.slot, Input)]
         with self._modes(self._reals), torch.no_grad():
+            self.recorder.resume_generators()
             found = gradients_of(targets, tangents, leaves + [self.real_tensors[i.slot] for i in hidden])
             by_slot = dict(zip((i.slot for i in differentiable), found, strict=False))
             for item, extra in zip(hidden, found[len(leaves) :], strict=True):
@@ -197,3 +205,19 @@ class Recording:
                     known = by_slot[item.slot]
                     by_slot[item.slot] = extra if known is None else known + extra
         return [by_slot.get(i.slot) for i in self.inputs]
+
+    def depend_on(self, targets: Sequence[Tensor], leaves: Sequence[Tensor]) -> bool:
+        """Whether any target is differentiable with respect to a leaf that the program made."""
+        if not targets or not leaves:
+            return False
+        wanted = {id(leaf) for leaf in leaves}
+        pending = [target.grad_fn for target in targets if target.grad_fn is not None]
+        seen = set(pending)
+        while pending:
+            for following, _ in pending.pop().next_functions:
+                if id(getattr(following, "variable", None)) in wanted:
+                    return True
+                if following is not None and following not in seen:
+                    seen.add(following)
+                    pending.append(following)
+        return False

@@ -42,6 +42,17 @@ def inputs_kept(joint: Joint) -> set[Primal]:
     return kept
 
 
+def repeated_results(joint: Joint) -> set[Returned]:
+    """Outputs that are tensors of their own to the user, but one value to the graph."""
+    seen: set[int] = set()
+    repeated: set[Returned] = set()
+    for slot, node in zip(joint.signature.returned, joint.part.outputs, strict=False):
+        if isinstance(slot, Output) and isinstance(joint.outputs.results[slot.index], Plain) and id(node) in seen:
+            repeated.add(slot)
+        seen.add(id(node))
+    return repeated
+
+
 def _run_graph(writer: Writer, names: Sequence[str], call: str, autocast: bool) -> None:
     """Call a graph and name its results; the casts of autocast are in the graph already."""
     text = f"{unpack(list(names))} = {call}" if names else call
@@ -95,10 +106,10 @@ class InferenceCore:
 
     def _detach_views(self, writer: Writer) -> None:
         """A view taken with gradients off could not be written to with gradients on, which eager allows."""
-        if not self._joint.recording.grad_enabled:
-            return
+        alike = repeated_results(self._joint)
         for i, result in enumerate(self._joint.outputs.results):
-            if isinstance(result, Plain) and result.is_view:
+            plain_view = isinstance(result, Plain) and result.is_view and self._joint.recording.grad_enabled
+            if plain_view or Output(i) in alike:
                 name = writer.variable(Output(i))
                 writer.line(f"{name} = {name}.detach()")
 
@@ -116,6 +127,7 @@ class TrainingCore:
         self._through = [i for i, grad in enumerate(signature.grads) if grad is not None]
         if joint.backward_error is not None:  # nothing is known about single gradients: the outputs still require grad
             self._through = [i for i, facts in enumerate(joint.inputs) if facts.recorded.leaf is not None]
+        self._alone = not self._through  # the outputs require grad, but no input gets any
         through = set(self._through)
         self._beside = [i for i in range(len(joint.inputs)) if i not in through]
         self._tangents = [tangent.of for tangent in signature.tangents]
@@ -138,7 +150,7 @@ class TrainingCore:
 
     # ------------------------------------------------------------------------------------------- forward
     def _all_through(self) -> bool:
-        return len(self._through) == len(self._joint.inputs) and not self._aside
+        return not self._beside and not self._aside and not self._alone
 
     def _input_names(self) -> list[str]:
         return [f"i{n}" for n in range(len(self._joint.inputs))]
@@ -148,7 +160,8 @@ class TrainingCore:
         returned = {slot: f"o{n}" for n, slot in enumerate(joint.signature.returned)}
         through = [names[i] for i in self._through]
         rest = [names[i] for i in self._beside]
-        head = ", ".join(["ctx", *(() if self._all_through() else ("aside",)), *through])
+        spark = ["spark"] if self._alone else []
+        head = ", ".join(["ctx", *(() if self._all_through() else ("aside",)), *through, *spark])
         with writer.block(f"def forward({head}):"):
             if rest:
                 writer.line(f"{unpack(rest)} = aside")
@@ -183,9 +196,15 @@ class TrainingCore:
 
     def _aside_values(self, returned: dict[Returned, str]) -> list[str]:
         """A result that autograd does not track must be a tensor of its own beside one that it does."""
+        alike = repeated_results(self._joint)
         node = dict(zip(self._joint.signature.returned, self._joint.part.outputs, strict=False))
         tracked = {id(node[slot]) for slot in self._tangents}
-        return [f"{returned[s]}.detach()" if id(node[s]) in tracked else returned[s] for s in self._aside]
+        apart = [s in alike or id(node[s]) in tracked or self._is_view(s) for s in self._aside]
+        return [f"{returned[s]}.detach()" if a else returned[s] for s, a in zip(self._aside, apart, strict=True)]
+
+    def _is_view(self, slot: Returned) -> bool:
+        result = self._joint.outputs.results[slot.index] if isinstance(slot, Output) else None
+        return isinstance(result, Plain) and result.is_view
 
     # ------------------------------------------------------------------------------------------ backward
     def _write_backward(self, writer: Writer) -> None:
@@ -196,7 +215,7 @@ class TrainingCore:
                 writer.line(f"raise {writer.bind(joint.backward_error, 'autograd_refused')}")
                 return
             lead = "" if self._all_through() else "None, "
-            picked = ", ".join(f"g[{i}]" for i in self._through)
+            picked = ", ".join(f"g[{i}]" for i in self._through) or "None"
             partial = writer.bind(self._backward.partial, "partial_backward")
             with writer.block(f"if {' or '.join(f'{t} is None' for t in tangents)}:"):
                 writer.line(f"g = {partial}(ctx, {tuple_of(tangents)})")
@@ -269,7 +288,9 @@ class TrainingCore:
         rest = [inputs[i] for i in self._beside]
         aside = writer.fresh("aside")
         writer.line(f"{aside} = [{', '.join(rest)}]")
-        writer.line(f"{left} = apply({', '.join([aside, *through])})")
+        # Autograd makes a node only if some input requires grad.
+        spark = [writer.bind(torch.empty(0, requires_grad=True), "spark")] if self._alone else []
+        writer.line(f"{left} = apply({', '.join([aside, *through, *spark])})")
         if self._aside:
             writer.line(f"{unpack([writer.variable(slot) for slot in self._aside])} = {aside}")
 
