@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from .._torch import OpOverload
+from ..errors import UnsupportedError
 from ..joint.ir import FlatGraph, Node
 from ..ops import IDENTITIES, aten
 
@@ -80,18 +81,36 @@ def _unbind(c: Carry) -> Node:
     return c.emit(aten.select_scatter.default, c.base, c.new, dim, c.step.index)
 
 
+def _as_strided(c: Carry) -> Node:
+    return c.emit(aten.as_strided_scatter.default, _detached(c), c.new, *c.args, **c.step.kwargs)
+
+
+def _detached(c: Carry) -> Node:
+    """The kernel of as_strided_scatter refuses a base that requires grad, as an input of a graph may."""
+    return c.emit(aten.detach.default, c.base) if c.base.op is None else c.base
+
+
+def _expand(c: Carry) -> Node:
+    if c.base_tensor.shape == c.view_tensor.shape:
+        return c.new
+    raise UnsupportedError(
+        "a write into a part of an expanded tensor cannot be compiled yet. Write to the tensor before it is expanded."
+    )
+
+
 def _by_geometry(c: Carry) -> Node:
     view = c.view_tensor
     offset = view.storage_offset() - c.base_tensor.storage_offset()
     numbers = [[c.graph.number(n) if not isinstance(n, int) else n for n in ns] for ns in (view.shape, view.stride())]
-    return c.emit(aten.as_strided_scatter.default, c.base, c.new, *numbers, offset)
+    return c.emit(aten.as_strided_scatter.default, _detached(c), c.new, *numbers, offset)
 
 
 INVERSES: dict[OpOverload, Row] = {
     aten.select.int: _scatter(aten.select_scatter.default),
     aten.slice.Tensor: _scatter(aten.slice_scatter.default),
     aten.diagonal.default: _scatter(aten.diagonal_scatter.default),
-    aten.as_strided.default: _scatter(aten.as_strided_scatter.default),
+    aten.as_strided.default: _as_strided,
+    aten.expand.default: _expand,
     aten.t.default: _same(aten.t.default),
     aten.transpose.int: _same(aten.transpose.int),
     aten._conj.default: _same(aten._conj_physical.default),
