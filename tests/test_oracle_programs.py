@@ -281,6 +281,13 @@ def a_view_and_its_value_later(x):
 
 
 @program(lambda: leaf(4))
+def a_value_and_itself_detached(x):
+    """A-5: two objects, also without gradients."""
+    t = x * 2
+    return t, t.detach()
+
+
+@program(lambda: leaf(4))
 def one_view_of_an_intermediate(x):
     """A-6"""
     return (x * 2).view(2, 2)
@@ -423,6 +430,12 @@ def a_write_to_one_of_several_views(x):
 
 
 @program(lambda: plain(3))
+def requires_grad_inside(x):
+    """M-7 (Z)"""
+    return x.requires_grad_() * 2
+
+
+@program(lambda: plain(3))
 def a_written_input_that_is_returned(x):
     """M-12"""
     return x.add_(1)
@@ -543,6 +556,12 @@ def shape_changed_and_changed_back(x):
 
 
 # ------------------------------------------------------------------------------------------- random, modes
+@program(lambda: leaf(4, 3, 3))
+def dropout_of_a_transposed_tensor(x):
+    """R-4: numbers are drawn in the order of memory."""
+    return F.dropout(x.transpose(0, 1), 0.5)
+
+
 @program(lambda: leaf(64))
 def dropout(x):
     """R-4"""
@@ -680,6 +699,12 @@ def results_of_several_outputs(x):
     return values, indices, top, x.sort(0).values
 
 
+@program(lambda: leaf(3, 4))
+def variance(x):
+    """F-11: its derivative divides by a size."""
+    return x.var()
+
+
 @program(lambda: [leaf(2), leaf(3)])
 def foreach_operators(xs):
     """Z"""
@@ -794,6 +819,7 @@ MODULES = {
         lambda: (leaf(1, 1, 5, 5),),
     ),
     "gru of two layers": (lambda: nn.GRU(3, 4, num_layers=2, dropout=0.5), lambda: (leaf(2, 1, 3),)),
+    "transformer layer": (lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), lambda: (leaf(2, 3, 4),)),
     "attention with weights": (
         lambda: nn.MultiheadAttention(4, 2, kdim=3, vdim=5, batch_first=True),
         lambda: (leaf(2, 3, 4), leaf(2, 5, 3), leaf(2, 5, 5)),
@@ -802,17 +828,6 @@ MODULES = {
         lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)),
         lambda: (leaf(2, 3),),
     ),
-}
-
-# Their backward sums over a tangent (J-3).
-SUMS_TANGENTS = {
-    "attention with weights",
-    "batch norm",
-    "batch norm in eval",
-    "batch norm without statistics",
-    "instance norm",
-    "nested modules",
-    "nested modules in eval",
 }
 
 
@@ -861,6 +876,7 @@ SERVED_BY_SYMBOLS = [
     "cross_entropy",
     "convolution",
     "results_of_several_outputs",
+    "variance",
 ]
 
 
@@ -881,7 +897,7 @@ def test_what_a_function_closes_over(name):
 def test_a_module_does_what_eager_does(name):
     """F-9"""
     make, arguments = MODULES[name]
-    check_core(make(), *arguments(), sums_tangents=name in SUMS_TANGENTS)
+    check_core(make(), *arguments())
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -889,6 +905,11 @@ def test_a_module_does_what_eager_does_without_gradients(name):
     """F-9, F-6"""
     make, arguments = MODULES[name]
     check_core(make(), *arguments(), training=False)
+
+
+def test_an_lstm_trains():
+    """Z: within a tolerance, for eager has a fused kernel of its own that no graph can run."""
+    check_core(nn.LSTM(3, 4), leaf(2, 1, 3), bitwise=False)
 
 
 def test_a_module_with_a_keyword_argument():
@@ -916,16 +937,6 @@ def test_a_program_compiled_with_another_default_dtype():
         check_core(lambda x: x * torch.ones(3) + 0.1, leaf(3))
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-def test_a_value_and_itself_detached():
-    """A-5"""
-
-    def twice(x):
-        t = x * 2
-        return t, t.detach()
-
-    check_core(twice, leaf(4))
 
 
 def test_the_table_is_not_empty_handed():

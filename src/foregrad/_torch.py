@@ -228,11 +228,8 @@ def set_autocast_state(state: AutocastState) -> None:
 @contextlib.contextmanager
 def autocast_off() -> Iterator[None]:
     """Run without autocast: the casts are in the graph already."""
-    guard = torch._C._DisableAutocast()
-    try:
+    with torch._C._DisableAutocast():
         yield
-    finally:
-        del guard
 
 
 # ---------------------------------------------------------------------------------------------- operators

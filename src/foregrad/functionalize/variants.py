@@ -17,6 +17,16 @@ _BY_HAND: dict[OpOverload, OpOverload] = {
     aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
     aten.native_batch_norm.default: aten._native_batch_norm_legit_functional.default,
     aten._batch_norm_with_update.default: aten._batch_norm_with_update_functional.default,
+    aten.cudnn_batch_norm.default: aten._batch_norm_with_update_functional.default,
+}
+# Arguments that the functional operator takes for granted.
+_TAKEN_FOR_GRANTED = {aten.cudnn_batch_norm.default: frozenset({"training"})}
+# Batch norm writes to its running statistics only if it has them and trains: position of the flag.
+TRAINING_FLAG = {
+    aten.native_batch_norm.default: 5,
+    aten._native_batch_norm_legit.default: 5,
+    aten.cudnn_batch_norm.default: 5,
+    aten.miopen_batch_norm.default: 5,
 }
 
 
@@ -60,7 +70,8 @@ def functional_variant(op: OpOverload) -> Variant | None:
             found = next((o for o in overloads if _same_types(o, wanted)), None)
         if found is None:
             return None
-    return Variant(found, op_info(op).written, outs, _missing_defaults(op, found, outs))
+    dropped = outs | _TAKEN_FOR_GRANTED.get(op, frozenset())
+    return Variant(found, op_info(op).written, dropped, _missing_defaults(op, found, dropped))
 
 
 def _same_types(candidate: OpOverload, wanted: list[tuple[str, str]]) -> bool:
@@ -70,9 +81,9 @@ def _same_types(candidate: OpOverload, wanted: list[tuple[str, str]]) -> bool:
     return [str(a.type) for a in arguments] == [kind for _, kind in wanted]
 
 
-def _missing_defaults(op: OpOverload, functional: OpOverload, outs: frozenset[str]) -> tuple[tuple[int, Any], ...]:
+def _missing_defaults(op: OpOverload, functional: OpOverload, dropped: frozenset[str]) -> tuple[tuple[int, Any], ...]:
     """The dispatcher drops arguments that equal the writer's defaults; the functional operator may have none."""
-    if outs:
+    if dropped:
         return ()
     missing = []
     for i, (own, other) in enumerate(zip(op._schema.arguments, functional._schema.arguments, strict=False)):

@@ -24,7 +24,7 @@ from ..record.lines import where
 from ..record.recorder import Step
 from ..record.recording import RecordedInput, Recording
 from .operators import IN_GRAPHS, RANDOM_FILL
-from .variants import Variant, functional_variant
+from .variants import TRAINING_FLAG, Variant, functional_variant
 from .views import SCATTERS, Carry, ViewStep, carry_back
 
 # In-place changes of shape whose view has another overload.
@@ -243,6 +243,10 @@ class Functionalizer:
         if self._fills_with_random(step):
             self._random_fill(step)
             return
+        flag = TRAINING_FLAG.get(step.op)
+        if flag is not None and (step.args[op_info(step.op).written[0]] is None or not step.args[flag]):
+            self._pure(step)  # batch norm that has or updates no running statistics
+            return
         variant = functional_variant(step.op)
         if variant is None:
             raise UnsupportedError(
@@ -250,9 +254,6 @@ class Functionalizer:
                 "compiled yet."
             )
         targets = [self._positional(step, i) for i in variant.written]
-        if variant.op._schema.name.endswith("_legit_functional") and (targets[0] is None or not step.args[5]):
-            self._pure(step)  # batch norm that keeps or writes no running statistics
-            return
         node = self._functional_call(step, variant)
         returns = len(variant.op._schema.returns)
         values = (
@@ -264,7 +265,7 @@ class Functionalizer:
             value.value = out
             self.add_fresh(out, value)
         for value, target in zip(values[fresh:], targets, strict=True):
-            self._write_targets(step, value, target, exact=returns > 1 or self._keeps_layout(step, variant, target))
+            self._write_targets(step, value, target, self._result(step, variant, target) if returns == 1 else None)
 
     def _fills_with_random(self, step: Step) -> bool:
         """Whether a random operator overwrites a tensor whose layout decides the order of its draws."""
@@ -304,7 +305,8 @@ class Functionalizer:
             self._draws[self._position] = node
         return node
 
-    def _write_targets(self, step: Step, value: Node, target: Any, exact: bool) -> None:
+    def _write_targets(self, step: Step, value: Node, target: Any, result: Tensor | None) -> None:
+        """Store new values; `result` has the layout of the functional operator where it is not the target's own."""
         if target is None:
             return
         if isinstance(target, (list, tuple)):
@@ -318,27 +320,27 @@ class Functionalizer:
                 element = self.graph.call(operator.getitem, (value, i), {}, item)
                 self._store(step, self.state_of(item), element, exact=True)
         else:
-            value.value = self._shape_now(target)
-            self._store(step, self.state_of(target), value, exact)
+            value.value = self._shape_now(target) if result is None else result
+            self._store(step, self.state_of(target), value, exact=result is None)
 
-    def _keeps_layout(self, step: Step, variant: Variant, target: Tensor) -> bool:
-        """Whether the functional operator gives its result the strides that the written tensor keeps."""
+    def _result(self, step: Step, variant: Variant, target: Any) -> Tensor | None:
+        """The abstract result of the functional operator, if it has other strides than the written tensor."""
         if not isinstance(target, Tensor):
-            return True
+            return None
         tensors = [a for a in step.args if isinstance(a, Tensor)]
         shape = target.shape, target.stride()
-        if torch.Tag.pointwise in variant.op.tags and all((t.shape, t.stride()) == shape for t in tensors):
-            return not has_gaps(target)
-        if variant.dropped:
-            return False
+        alike = torch.Tag.pointwise in variant.op.tags and all((t.shape, t.stride()) == shape for t in tensors)
+        if alike and not has_gaps(target):
+            return None
         names = [a.name for a in step.op._schema.arguments]
-        args = list(step.args)
+        args = [a for name, a in zip(names, step.args, strict=False) if name not in variant.dropped]
         for position, default in variant.defaults:
             if position >= len(args) and names[position] not in step.kwargs:
                 args.append(default)
+        kwargs = {name: a for name, a in step.kwargs.items() if name not in variant.dropped}
         with torch.no_grad():
-            result = self._engine.run(variant.op, (type(target),), tuple(args), step.kwargs)
-        return bool(result.stride() == target.stride())
+            result = self._engine.run(variant.op, (type(target),), tuple(args), kwargs)
+        return None if result.stride() == target.stride() else result
 
     def _copy(self, step: Step) -> None:
         target, source = step.args[0], step.args[1]

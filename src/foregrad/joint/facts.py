@@ -19,6 +19,7 @@ from ..functionalize.views import ViewStep
 from ..functionalize.walk import Functionalizer, TensorState
 from ..ops import Kind, op_info
 from ..record.lines import where
+from ..record.recorder import Step
 from ..record.recording import RecordedInput, Recording
 from ..schemas import OutputType
 
@@ -83,10 +84,15 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput) -> Inpu
         written=bool(writes),
         all_writes_without_grad=bool(writes) and not any(step.grad_enabled for step in writes),
         write_seen_by_autograd=bool(writes) and seen.grad_fn is not recorded.start_node,
-        version_change=0 if seen.is_inference() else seen._version,
+        version_change=0 if seen.is_inference() else seen._version + sum(map(_uncounted, writes)),
         requires_grad=seen.requires_grad,
         made_to_require_grad=seen.requires_grad and recorded.leaf is None and seen.is_leaf,
     )
+
+
+def _uncounted(step: Step) -> bool:
+    """Whether a write moves the version counter of a real tensor, but not that of an abstract one."""
+    return step.op._schema.name.startswith("aten::_foreach_")
 
 
 # ----------------------------------------------------------------------------------------------- outputs

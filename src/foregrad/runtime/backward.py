@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,7 @@ class Backward:
         self._strides = strides  # of the saved tensors, as the forward's compiler reported them
         self._config = config
         self.deterministic = deterministic
+        self._lock = threading.RLock()
         self._compiled: Boxed | None = None
         self._partial: dict[tuple[bool, ...], Boxed] = {}
 
@@ -82,10 +84,11 @@ class Backward:
 
     def compile(self, place: Callable[[Boxed], None]) -> None:
         """Compile the backward, once."""
-        if self._compiled is None:
-            with garbage_collection_paused():
-                self._compiled = self._compile(self.module)
-            place(checked(self._compiled, "backward", self.module, place))
+        with self._lock:  # several threads may run their first backward at once
+            if self._compiled is None:
+                with garbage_collection_paused():
+                    self._compiled = self._compile(self.module)
+                place(checked(self._compiled, "backward", self.module, place))
 
     def _compile(self, module: fx.GraphModule) -> Boxed:
         values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
@@ -102,9 +105,11 @@ class Backward:
         mask = tuple(tangent is not None for tangent in tangents)
         if not any(mask):
             return [None] * len(self._joint.inputs)
-        if mask not in self._partial:
-            slots: list[Returned] = [t.of for t, used in zip(self._joint.signature.tangents, mask, strict=True) if used]
-            self._partial[mask] = self._compile(self._joint.tape.partial_backward(slots, self._saved.names))
+        with self._lock:
+            if mask not in self._partial:
+                signature = self._joint.signature
+                slots: list[Returned] = [t.of for t, used in zip(signature.tangents, mask, strict=True) if used]
+                self._partial[mask] = self._compile(self._joint.tape.partial_backward(slots, self._saved.names))
         sizes = ctx.sizes if self._saved.sizes else ()
         given = [self._tangent(i, tangent) for i, tangent in enumerate(tangents)]
         return list(self._partial[mask]([*sizes, *ctx.saved_tensors, *given]))

@@ -73,6 +73,8 @@ def _inference(
     joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool
 ) -> tuple[InferenceCore, Parts]:
     name = writer.fresh("inference_graph")
+    if config.options.verify:
+        verify_graph(joint.module)
     examples = example_values(joint.recording.engine, joint.primal_values)
     compiled, _ = compile_graph(
         config.inference_compiler or config.fw_compiler, joint.module, examples, "inference", config

@@ -217,8 +217,8 @@ def _take_view(writer: Writer, output: Output, base: Slot, rebuild: Rebuild, tak
             _replay(writer, name, source, rebuild.steps, {})
     else:
         _replay(writer, name, source, rebuild.steps, taken)
-    if rebuild.becomes_leaf:
-        writer.line(f"{name}.requires_grad_()")
+    if rebuild.becomes_leaf:  # a view made under no_grad requires grad already, and has nothing to differentiate
+        writer.line(f"if not {name}.requires_grad: {name}.requires_grad_()")
 
 
 def _replay(writer: Writer, name: str, source: str, steps: Sequence[ViewStep], taken: dict[str, str]) -> None:

@@ -1,0 +1,72 @@
+"""The functional twin of an operator that writes."""
+
+import pytest
+import torch
+
+from foregrad.functionalize.variants import functional_variant
+from foregrad.ops import Kind, op_info
+
+aten = torch.ops.aten
+
+TWINS = {
+    aten.add_.Tensor: aten.add.Tensor,
+    aten.mul_.Scalar: aten.mul.Scalar,
+    aten.relu_.default: aten.relu.default,
+    aten.index_put_.default: aten.index_put.default,
+    aten.scatter_.src: aten.scatter.src,
+    aten.normal_.default: aten.normal_functional.default,
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.add.out: aten.add.Tensor,
+    aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
+    aten.native_batch_norm.default: aten._native_batch_norm_legit_functional.default,
+    aten._foreach_add_.Scalar: aten._foreach_add.Scalar,
+}
+
+
+@pytest.mark.parametrize("op", TWINS, ids=str)
+def test_a_writer_has_its_functional_twin(op):
+    """M-1"""
+    assert functional_variant(op).op is TWINS[op]
+
+
+def test_every_in_place_operator_of_torch_has_a_twin_that_writes_nothing():
+    """M-1: whatever is found must be functional."""
+    found = 0
+    for name in dir(aten):
+        if not name.endswith("_") or name.startswith("__"):
+            continue
+        packet = getattr(aten, name)
+        for overload in packet.overloads():
+            op = getattr(packet, overload)
+            if not torch._C._dispatch_has_kernel(op.name()):
+                continue  # known to TorchScript only
+            if op_info(op).kind is Kind.WRITE and (variant := functional_variant(op)) is not None:
+                assert not variant.op._schema.is_mutable, op
+                found += 1
+    assert found > 200
+
+
+@pytest.mark.parametrize(
+    ("op", "kind"),
+    [
+        (aten.sin.default, Kind.PURE),
+        (aten.view.default, Kind.VIEW),
+        (aten.detach.default, Kind.VIEW),
+        (aten.split.Tensor, Kind.VIEW),
+        (aten.add_.Tensor, Kind.WRITE),
+        (aten.add.out, Kind.WRITE),
+        (aten.native_batch_norm.default, Kind.WRITE),
+        (aten.t_.default, Kind.RESHAPE),
+        (aten.set_.source_Tensor, Kind.RESHAPE),
+        (aten.resize_.default, Kind.RESHAPE),
+    ],
+    ids=str,
+)
+def test_operators_are_told_apart_by_their_schema(op, kind):
+    assert op_info(op).kind is kind
+
+
+def test_random_operators_are_known():
+    """R-4"""
+    assert op_info(aten.rand.default).random and op_info(aten.native_dropout.default).random
+    assert not op_info(aten.sin.default).random

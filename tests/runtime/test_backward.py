@@ -1,0 +1,240 @@
+"""The backward of a compiled program: when it is compiled, what it is given, what it refuses."""
+
+import pytest
+import torch
+
+import foregrad
+from foregrad.errors import BackwardError, UnsupportedError
+from helpers import Graphs, grab, leaf, nop, plain
+
+
+def test_the_backward_is_compiled_at_its_first_call_and_once():
+    """J-7"""
+    compiled, graphs = grab(lambda x: x.sin())
+    y = compiled(leaf(2))
+    assert graphs.order == ["forward"]
+    y.sum().backward()
+    compiled(leaf(2)).sum().backward()
+    assert graphs.order == ["forward", "backward"]
+
+
+def test_a_failing_ahead_of_time_backward_is_only_logged(caplog):
+    """J-7"""
+    tries = []
+
+    def compiler(graph, inputs):
+        tries.append(1)
+        if len(tries) == 1:
+            raise ValueError("not now")
+        return foregrad.make_boxed_func(graph.forward)
+
+    compiled = foregrad.aot_function(lambda x: x.sin().expand(3, x.shape[0]), nop, compiler, dynamic=True)
+    x = leaf(2)
+    y = compiled(x)
+    assert len(tries) == 1 and "will be tried again" in caplog.text
+    y.sum().backward()
+    assert len(tries) == 2 and torch.allclose(x.grad, 3 * plain(2).cos())
+
+
+def test_a_tangent_is_laid_out_as_the_backward_was_compiled_for():
+    """J-3"""
+    seen = []
+
+    def compiler(graph, inputs):
+        return foregrad.make_boxed_func(lambda *args: (seen.append(args[-1].stride()), graph(*args))[1])
+
+    for output, stride in [(lambda x: x.sin(), (3, 1)), (lambda x: x.sin().t(), (1, 3))]:
+        y = foregrad.aot_function(output, nop, compiler)(leaf(2, 3))
+        for tangent in (torch.ones(y.shape), torch.ones(y.shape[::-1]).t(), torch.ones(()).expand(y.shape)):
+            y.backward(tangent, retain_graph=True)
+        assert seen == [stride] * 3
+        seen.clear()
+
+
+def test_an_input_of_an_output_that_takes_no_part_gets_none():
+    """J-5 (Z)"""
+    x, w = leaf(2), leaf(2)
+    a, _ = grab(lambda x, w: (x * 2, w * 3))[0](x, w)
+    a.sum().backward()
+    assert x.grad.tolist() == [2, 2] and w.grad is None
+
+
+def test_each_mask_of_tangents_is_compiled_once():
+    """J-5"""
+    compiled, graphs = grab(lambda x, w: (x * w, w.exp(), x.sin()))
+    for _ in range(2):
+        x, w = leaf(2), leaf(2)
+        a, b, c = compiled(x, w)
+        torch.autograd.backward([a, c], [torch.ones(2)] * 2)
+        assert torch.allclose(x.grad, plain(2) + plain(2).cos()) and w.grad.tolist() == [1, 2]
+    assert graphs.order == ["forward", "backward"]
+    a, b, c = compiled(x, w)
+    b.sum().backward()
+    assert graphs.order == ["forward", "backward", "backward"]
+
+
+def test_saved_tensors_go_through_autograds_own_store():
+    """J-6"""
+    log, compiled = [], grab(lambda x: x.sin() * x)[0]
+    note = lambda name: lambda t: (log.append(name), t)[1]  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(note("pack"), note("unpack")):
+        y = compiled(leaf(2))
+    y.sum().backward()
+    assert log.count("pack") == log.count("unpack") > 0
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        y.sum().backward()
+
+
+def test_an_overwritten_saved_input_is_noticed():
+    """J-6: version checks apply."""
+    x = leaf(2)
+    y = grab(lambda x: x.sin())[0](x)
+    with torch.no_grad():
+        x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_a_backward_can_be_repeated_while_the_graph_is_retained():
+    """J-17 (Z)"""
+    x = leaf(2)
+    y = grab(lambda x: x.exp())[0](x).sum()
+    y.backward(retain_graph=True)
+    y.backward()
+    assert torch.allclose(x.grad, 2 * plain(2).exp())
+
+
+def test_saved_tensors_are_freed_after_a_backward():
+    """J-6"""
+    import weakref
+
+    saved = []
+
+    def compiler(graph, inputs):
+        def run(*args):
+            result = graph(*args)
+            saved.extend(weakref.ref(t) for t in result[1:])
+            return result
+
+        return foregrad.make_boxed_func(run)
+
+    x = leaf(3)
+    y = foregrad.aot_function(lambda x: x.exp().sin(), compiler, nop)(x)
+    assert saved and all(ref() is not None for ref in saved)
+    y.sum().backward()
+    assert all(ref() is None or ref() is x for ref in saved)
+
+
+def test_the_tape_of_an_input_without_a_gradient_is_not_walked():
+    """J-4"""
+    y = leaf(2).exp()
+    y.sum().backward()
+    x = leaf(2)
+    compiled, graphs = grab(lambda x, y: x - 3 * y.detach())
+    compiled(x, y).sum().backward()
+    assert x.grad.tolist() == [1, 1] and graphs.outputs("backward")[1] is None
+
+
+def test_determinism_switched_on_later_is_refused():
+    """J-9"""
+    y = grab(lambda x: x.sin())[0](leaf(2))
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(BackwardError, match=r"This compiled backward function is being run with.*Switch it on"):
+            y.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_determinism_switched_off_later_is_fine():
+    """J-9"""
+    x = leaf(2)
+    torch.use_deterministic_algorithms(True)
+    try:
+        y = grab(lambda x: x.sin())[0](x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    y.sum().backward()
+    assert torch.allclose(x.grad, plain(2).cos())
+
+
+def test_double_backward_is_refused_for_now():
+    """J-10: the first gradients come out connected, and say why they cannot be differentiated."""
+    x = leaf(2)
+    (g,) = torch.autograd.grad(grab(lambda x: x.sin())[0](x).sum(), x, create_graph=True)
+    assert g.requires_grad and torch.allclose(g, plain(2).cos())
+    with pytest.raises(BackwardError, match=r"Double backward.*not supported yet.*or run the original function"):
+        g.sum().backward()
+
+
+def test_what_autograd_refuses_is_raised_in_backward_and_not_before():
+    """Z: the forward is kept."""
+
+    def program(x):
+        y = x.exp()
+        z = y.sin()
+        y.add_(1)
+        return z
+
+    y = grab(program)[0](leaf(2))
+    assert torch.equal(y, plain(2).exp().sin()) and y.requires_grad
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_an_error_of_a_user_written_backward_is_raised_in_backward():
+    """Z"""
+
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            raise KeyError("on purpose")
+
+    y = grab(Broken.apply)[0](leaf(2))
+    assert y.tolist() == [2, 4]
+    with pytest.raises(KeyError, match="on purpose"):
+        y.sum().backward()
+
+
+def test_a_write_in_backward_is_refused_for_now():
+    """M-14"""
+
+    class Tick(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, b):
+            ctx.save_for_backward(b)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            ctx.saved_tensors[0].add_(1)
+            return g * 2, None
+
+    b = torch.zeros(2)
+    with pytest.raises(UnsupportedError, match=r"args\[1\] is written in backward.*cannot be compiled yet"):
+        grab(Tick.apply)[0](leaf(2), b)
+    assert b.tolist() == [0, 0]
+
+
+def test_reported_strides_reach_the_examples_of_the_backward():
+    """J-8"""
+    from torch._guards import TracingContext, tracing
+
+    context, graphs = TracingContext(torch._subclasses.FakeTensorMode()), Graphs()
+
+    def forward(graph, inputs):
+        context.output_strides.extend([(2, 1), (1, 2)])
+        return foregrad.make_boxed_func(graph.forward)
+
+    class Sine(torch.nn.Module):
+        def forward(self, x):
+            return (x.sin(),)
+
+    with tracing(context):
+        call = foregrad.aot_module_simplified(Sine(), (leaf(2, 2),), forward, graphs.compiler("backward"))
+    call(leaf(2, 2))[0].sum().backward()
+    assert graphs.examples["backward"][0].stride() == (1, 2)

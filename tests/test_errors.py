@@ -1,0 +1,336 @@
+"""Bad input: what went wrong, where, and the way out, in the user's words; and nothing of the user's is touched."""
+
+import pathlib
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
+
+import foregrad
+from foregrad import ForegradError, errors
+from foregrad.errors import (
+    CaptureError,
+    CompilerError,
+    DataDependentError,
+    EagerFallbackWarning,
+    EscapeError,
+    FakeModeError,
+    MissingInputError,
+    StateChangeError,
+    UnknownOutputError,
+    UnsupportedError,
+)
+from helpers import grab, leaf, nop, plain
+
+HERE = pathlib.Path(__file__).name
+KEPT: list = []
+TABLE: dict = {}
+
+
+class Box:
+    """A container that nobody has registered."""
+
+    def __init__(self, inside):
+        self.inside = inside
+
+
+class Holder(nn.Module):
+    """Does something to itself in each call."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+        self.calls = 0
+        self.last = None
+        self.seen = []
+
+    def forward(self, x):
+        self.what(self, x)
+        return x * 2
+
+
+def compile_and_call(fn, *args, **options):
+    compiled = foregrad.aot_module if isinstance(fn, nn.Module) else foregrad.aot_function
+    return compiled(fn, nop, **options)(*args)
+
+
+# ----------------------------------------------------------------------------------------- reading a value
+READS = {
+    "item": (lambda x: x * x.sum().item(), r"item\(\)"),
+    "bool": (lambda x: x if x.sum() > 0 else -x, r"bool\(\)"),
+    "float": (lambda x: x * float(x.sum()), r"float\(\)"),
+    "int": (lambda x: x * int(x.sum()), r"int\(\)"),
+    "complex": (lambda x: x * complex(x.sum()), r"complex\(\)"),
+    "tolist": (lambda x: x * x.tolist()[0], r"(tolist|item)\(\)"),
+    "numpy": (lambda x: x * float(x.detach().numpy()[0]), r"numpy\(\)"),
+    "data_ptr": (lambda x: x * x.data_ptr(), r"data_ptr\(\)"),
+    "storage": (lambda x: x * x.untyped_storage().nbytes(), r"untyped_storage\(\)"),
+    "index": (lambda x: x * [1, 2][x.argmax()], "an index"),
+    "a range": (lambda x: [x for _ in range(x.argmax())], "an index"),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reading_a_value_names_the_line_and_the_way_out(name):
+    program, words = READS[name]
+    message = rf"{words} of a recorded tensor, at .*{HERE}:\d+.*torch.where"
+    with pytest.raises(DataDependentError, match=message) as caught:
+        compile_and_call(program, leaf(2))
+    assert "fallback='eager'" in str(caught.value) and isinstance(caught.value, RuntimeError)
+
+
+def test_reading_a_tensor_of_the_closure_names_the_line_too():
+    """F-14: its value would be baked in."""
+    scale = plain(1)
+    with pytest.raises(DataDependentError, match=rf"item\(\) .*{HERE}:\d+"):
+        compile_and_call(lambda x: x * scale.item(), leaf(2))
+
+
+def test_a_constant_of_the_program_may_be_read():
+    assert compile_and_call(lambda x: x * torch.tensor(3.0).item(), plain(2)).tolist() == [3, 6]
+
+
+DATA_DEPENDENT = {
+    "nonzero": lambda x: x.nonzero(),
+    "masked_select": lambda x: x.masked_select(x > 1),
+    "an index of bools": lambda x: x[x > 1],
+    "unique": lambda x: x.unique(),
+    "repeat_interleave": lambda x: torch.repeat_interleave(x.long()),
+}
+
+
+@pytest.mark.parametrize("name", DATA_DEPENDENT)
+def test_a_size_that_depends_on_data_names_operator_line_and_way_out(name):
+    with pytest.raises(DataDependentError, match=rf"aten\..*{HERE}:\d+.*depends on the data.*torch.where") as caught:
+        compile_and_call(DATA_DEPENDENT[name], plain(3))
+    assert "fallback='eager'" in str(caught.value)
+
+
+def test_batch_norm_with_a_cumulative_average_reads_its_count():
+    with pytest.raises(DataDependentError, match=r"float\(\) of a recorded tensor"):
+        compile_and_call(nn.BatchNorm1d(2, momentum=None), plain(3, 2))
+
+
+# ---------------------------------------------------------------------------------------------- operators
+@pytest.fixture
+def without_shape_inference():
+    library = torch.library.Library("foregrad_tests", "DEF")
+    library.define("opaque(Tensor x) -> Tensor")
+    library.impl("opaque", lambda x: x.clone(), "CPU")
+    yield torch.ops.foregrad_tests.opaque
+    library._destroy()
+
+
+def test_an_operator_without_shape_inference_names_how_to_register_one(without_shape_inference):
+    with pytest.raises(
+        CaptureError, match=rf"foregrad_tests.opaque.*{HERE}:\d+.*no shape inference.*register_fake.*fallback='eager'"
+    ):
+        compile_and_call(lambda x: without_shape_inference(x) + 1, plain(2))
+
+
+def test_a_device_that_this_build_lacks_raises_eagers_error():
+    """Trap 11: an abstract tensor must not pretend."""
+    device = next(d for d in ("cuda", "xpu", "mps") if not torch.get_device_module(d).is_available())
+    for program in (lambda x: x + torch.ones(2, device=device), lambda x: x.to(device) * 2):
+        with pytest.raises((RuntimeError, AssertionError, NotImplementedError)) as eager:
+            program(leaf(2))
+        with pytest.raises(type(eager.value)) as ours:
+            compile_and_call(program, leaf(2))
+        assert str(ours.value)[:40] == str(eager.value)[:40]
+
+
+# ---------------------------------------------------------------------------------------- inputs, outputs
+def test_an_unregistered_container_in_the_output():
+    """F-4"""
+    with pytest.raises(UnknownOutputError, match=r"Found <class .*Box'> in output, which is not a known type.*tuple"):
+        compile_and_call(lambda x: (x + 1, Box(x)), plain(2))
+
+
+def test_fake_inputs_of_two_modes():
+    """F-12"""
+    one, other = (FakeTensorMode().from_tensor(plain(2)) for _ in range(2))
+
+    class Add(nn.Module):
+        def forward(self, a, b):
+            return (a + b,)
+
+    with pytest.raises(FakeModeError, match=r"two fake modes.*one FakeTensorMode") as caught:
+        foregrad.aot_module_simplified(Add(), [one, other], nop)
+    assert isinstance(caught.value, AssertionError)
+
+
+def test_an_input_whose_storage_was_freed():
+    x = plain(2)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(MissingInputError, match=r"args\[0\]\[1\] was freed.*untyped_storage\(\)\.resize_"):
+        compile_and_call(lambda pair: pair[1] * 2, (plain(2), x))
+
+
+def test_a_compiler_that_is_none_of_the_three():
+    with pytest.raises(CompilerError, match=r"compiler.* the inference graph"):
+        foregrad.aot_function(lambda x: x * 2, None)(plain(2))
+
+
+# ------------------------------------------------------------------------------------------------- escapes
+def test_a_tensor_that_escapes_into_a_closure_list():
+    kept = [1]
+
+    def program(x):
+        y = x * 2
+        kept.append(y)
+        return y
+
+    with pytest.raises(EscapeError, match=rf"escapes into kept.*{HERE}:\d+: y = x \* 2.*return the tensor"):
+        compile_and_call(program, plain(2))
+    assert kept == [1]
+
+
+def test_a_tensor_that_escapes_into_a_global_list():
+    with pytest.raises(EscapeError, match=rf"escapes into KEPT.*{HERE}:\d+.*return the tensor"):
+        compile_and_call(lambda x: (KEPT.append(x + 1), x)[1], plain(2))
+    assert KEPT == []
+
+
+def test_a_tensor_that_escapes_into_a_dict():
+    with pytest.raises(EscapeError, match=rf"escapes into TABLE.*{HERE}:\d+.*return the tensor"):
+        compile_and_call(lambda x: (TABLE.update(last=x + 1), x)[1], plain(2))
+    assert TABLE == {}
+
+
+def test_a_tensor_that_escapes_into_a_list_of_a_module():
+    module = Holder(lambda m, x: m.seen.append(x * 3))
+    with pytest.raises(ForegradError, match="seen"):
+        compile_and_call(module, plain(2))
+    assert module.seen == []
+
+
+def test_a_tensor_assigned_to_a_module_attribute_is_refused_for_now():
+    module = Holder(lambda m, x: setattr(m, "last", x.detach()))
+    with pytest.raises(UnsupportedError, match=r"last.*[Rr]eturn the tensor"):
+        compile_and_call(module, plain(2))
+    assert module.last is None
+
+
+def test_a_count_in_a_plain_attribute_is_refused_by_name():
+    """F-2 (Z)"""
+    module = Holder(lambda m, x: setattr(m, "calls", m.calls + 1))
+    with pytest.raises(StateChangeError, match=r"changes .*calls.*buffer.*fallback='eager'"):
+        compile_and_call(module, plain(2))
+    assert module.calls == 0
+
+
+# ------------------------------------------------------------------------------------ not yet, on purpose
+def test_a_tensor_subclass_is_refused_for_now():
+    """T-1"""
+    with pytest.raises(UnsupportedError, match=r"args\[0\] is a TwoTensor.*cannot be compiled yet"):
+        compile_and_call(lambda x: x * 2, TwoTensor(plain(2), plain(2)))
+
+
+def test_a_sparse_tensor_is_refused_for_now():
+    with pytest.raises(UnsupportedError, match=r"args\[0\] .*torch.sparse_coo.*only dense strided"):
+        compile_and_call(lambda x: x * 2, torch.eye(2).to_sparse())
+
+
+def test_a_written_input_that_shares_storage_is_refused_for_now():
+    """B-1"""
+    t = plain(4)
+    with pytest.raises(UnsupportedError, match=r"args\[0\] is written and shares its storage with args\[1\].*clone"):
+        compile_and_call(lambda a, b: (a.add_(1), b * 2)[1], t, t[1:])
+    assert t.tolist() == [1, 2, 3, 4]
+
+
+RESHAPES = {
+    "t_": lambda x: x.t_(),
+    "unsqueeze_": lambda x: x.unsqueeze_(0),
+    "resize_": lambda x: x.resize_(2),
+    "set_": lambda x: x.set_(torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("name", RESHAPES)
+def test_a_shape_changed_in_place_is_refused_for_now(name):
+    """M-3, M-10"""
+    x = plain(2, 3)
+    with pytest.raises(UnsupportedError, match="cannot be compiled yet"):
+        compile_and_call(lambda x: (RESHAPES[name](x), x * 2)[1], x)
+    assert x.shape == (2, 3) and x.tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+# --------------------------------------------------------------------------------- what an error leaves behind
+FAILURES = {
+    "reading a value": lambda x: x.add_(1) * x.sum().item(),
+    "a size that depends on data": lambda x: (torch.rand(2), x.add_(1).nonzero())[1],
+    "an unknown output": lambda x: Box(x.add_(1)),
+    "an error of the program": lambda x: x.add_(1) @ torch.rand(7),
+    "grad mode and autocast changed before": lambda x: (
+        torch.set_grad_enabled(False),
+        torch.set_autocast_enabled("cpu", True),
+        x.add_(1).item(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failed_compile_leaves_everything_as_it_was(name):
+    """F-12"""
+    x = leaf(2) * 1
+    before, version, state = x.detach().clone(), x._version, torch.get_rng_state()
+    cast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    compiled = foregrad.aot_function(FAILURES[name], nop)
+    for _ in range(2):
+        with pytest.raises((ForegradError, RuntimeError)):
+            compiled(x)
+        assert torch.equal(x, before) and x._version == version and x.grad_fn is not None
+        assert torch.equal(torch.get_rng_state(), state) and torch.is_grad_enabled()
+        assert (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")) == cast
+    assert compiled.specializations == []
+    assert foregrad.aot_function(lambda x: x * 2, nop)(plain(2)).tolist() == [2, 4]
+
+
+def test_a_compiler_that_fails_leaves_everything_as_it_was():
+    """F-12"""
+
+    def compiler(graph, inputs):
+        torch.rand(3)
+        raise ValueError("on purpose")
+
+    x, state = plain(2), torch.get_rng_state()
+    module = nn.BatchNorm1d(2)
+    for fn, args in ((lambda x: x.add_(1) * 2, (x,)), (module, (plain(3, 2),))):
+        compile_with = foregrad.aot_module if isinstance(fn, nn.Module) else foregrad.aot_function
+        with pytest.raises(CompilerError):
+            compile_with(fn, compiler)(*args)
+    assert x.tolist() == [1, 2] and torch.equal(torch.get_rng_state(), state)
+    assert module.num_batches_tracked.item() == 0 and module.running_mean.tolist() == [0, 0]
+
+
+# ------------------------------------------------------------------------------------------------- the family
+def test_every_error_belongs_to_one_family():
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    ours = [kind for kind in kinds if not issubclass(kind, Warning)]
+    assert len(ours) > 10 and all(issubclass(kind, ForegradError) for kind in ours)
+    for kind in ours:
+        if kind is not ForegradError:
+            assert issubclass(kind, (RuntimeError, AssertionError)), kind
+
+
+def test_what_cannot_be_compiled_can_run_eagerly_with_one_warning():
+    compiled, _ = grab(lambda x: x * x.sum().item(), fallback="eager")
+    with pytest.warns(EagerFallbackWarning, match=r"runs eagerly: item\(\) of a recorded tensor"):
+        assert compiled(plain(2)).tolist() == [3, 6]
+    assert compiled(plain(3)).tolist() == [6, 12, 18] and compiled.specializations == []
+
+
+def test_an_error_of_the_program_itself_is_never_hidden_by_the_fallback():
+    calls = []
+
+    def program(x):
+        calls.append(1)
+        raise KeyError("mine")
+
+    compiled, _ = grab(program, fallback="eager")
+    with pytest.raises(KeyError, match="mine"):
+        compiled(plain(2))
+    assert calls == [1]
