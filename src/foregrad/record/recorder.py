@@ -223,10 +223,11 @@ class Recorder(TorchDispatchMode):
             )
 
     def note_random_state(self) -> None:
-        """The default generator as the program finds it."""
-        state = torch.default_generator.get_state()
-        self._left[id(torch.default_generator)] = (torch.default_generator, state)
-        self._states_seen.append(state)
+        """The default generator as the program finds it, one draw on: a seed that is set again shows."""
+        with disable_modes(), without_function_modes():
+            self._states_seen.append(torch.default_generator.get_state())
+            torch.rand(1, device="cpu")
+            self._left[id(torch.default_generator)] = (torch.default_generator, torch.default_generator.get_state())
 
     def check_random_state(self) -> None:
         """The default generator must be where the program's own draws left it."""

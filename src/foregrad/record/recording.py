@@ -141,8 +141,8 @@ class Recording:
             if isinstance(value, Tensor):
                 reals.note_argument(argument.value, value)
         self._reals = reals
-        self.recorder.note_random_state()
         with self._modes(reals):
+            self.recorder.note_random_state()
             try:
                 self.result = program(seen)
                 self.recorder.check_random_state()

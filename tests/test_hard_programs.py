@@ -1,0 +1,210 @@
+"""Programs that were wrong once, each with what is hard about it."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch.autograd import Function
+from torch.nn import functional as F
+
+import foregrad
+from checking import check_core
+from helpers import grab, leaf, nop, plain
+
+
+class SavesWhatItComputes(Function):
+    """Keeps a value for backward that no output needs."""
+
+    @staticmethod
+    def forward(ctx, x, a):
+        ctx.save_for_backward(a.exp())
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0], None
+
+
+class DrawsInBackward(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * torch.rand_like(gradient)
+
+
+class GivesNoGradient(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+def nodes_named_like_builtins(x):
+    a, b, c = x.abs(), (x * 3).abs(), (x * 5).sum(0)
+    return a.sin(), b.sin(), c.sin()
+
+
+def a_partial_backward_after_a_write(x):
+    y = x * 2
+    y[:1].clamp_(0, 1)
+    return y, y.sin()
+
+
+def saved_before_its_source_is_overwritten(x, a):
+    y = SavesWhatItComputes.apply(x, a)
+    a.data.mul_(5)
+    return y
+
+
+def a_detached_view_beside_its_base(x):
+    y = x * 2
+    return y.t().detach(), y
+
+
+def one_value_twice_without_grad(x):
+    y = x.detach() * 2
+    return y, y.detach(), y.detach()
+
+
+def a_write_through_a_conjugate(z):
+    y = z * 1
+    y.conj().mul_(2)
+    return y
+
+
+def views_without_grad(x):
+    with torch.no_grad():
+        return x[1], x.t()
+
+
+def writes_of_foreach(xs):
+    torch._foreach_add_(xs, 1.0)
+    return xs[0] * 2
+
+
+def a_write_under_many_views(x):
+    y = x * 1
+    view = y
+    for _ in range(1500):
+        view = view.view(-1)
+    view.mul_(2)
+    return y
+
+
+PROGRAMS = {
+    nodes_named_like_builtins: lambda: (leaf(2, 3),),
+    a_partial_backward_after_a_write: lambda: (leaf(4, 6),),
+    saved_before_its_source_is_overwritten: lambda: (leaf(3), plain(3)),
+    a_detached_view_beside_its_base: lambda: (leaf(2, 3),),
+    one_value_twice_without_grad: lambda: (leaf(3),),
+    a_write_through_a_conjugate: lambda: (torch.tensor([1 + 2j, 3 - 1j], requires_grad=True),),
+    views_without_grad: lambda: (leaf(3, 4),),
+    writes_of_foreach: lambda: ([plain(2), plain(3)],),
+    a_write_under_many_views: lambda: (leaf(3),),
+    lambda x: F.silu(x, inplace=True): lambda: (leaf(3) * 1,),
+    lambda x: DrawsInBackward.apply(x * torch.rand_like(x)): lambda: (leaf(3),),
+    lambda x: GivesNoGradient.apply(x): lambda: (leaf(3),),
+    lambda x: x.detach().clone().requires_grad_() * 2: lambda: (leaf(3),),
+    lambda x: x.clone()[:, 1:].normal_(): lambda: (plain(4, 5, 6),),
+    lambda x: F.dropout(x.transpose(0, 1), 0.5): lambda: (leaf(4, 5),),
+    lambda x: torch.func.grad(lambda y: (y**2).sum())(x): lambda: (plain(3),),
+    lambda x: x.as_strided((2, 2), (1, 2)).fill_diagonal_(3.0): lambda: (plain(4),),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_a_hard_program_agrees_with_eager(program):
+    check_core(program, *PROGRAMS[program]())
+
+
+def test_autocast_switched_off_inside():
+    """J-11"""
+
+    def program(x):
+        with torch.autocast("cpu", enabled=False):
+            return x @ x
+
+    with torch.autocast("cpu", torch.bfloat16):
+        check_core(program, leaf(2, 2))
+
+
+def test_autocast_is_recorded_and_off_while_graphs_run():
+    """J-11"""
+    states = []
+
+    def compiler(graph, inputs):
+        states.append(torch.is_autocast_enabled("cpu"))
+        return foregrad.make_boxed_func(lambda *a: (states.append(torch.is_autocast_enabled("cpu")), graph(*a))[1])
+
+    with torch.autocast("cpu", torch.bfloat16):
+        y = foregrad.aot_function(lambda x, w: x @ w, compiler)(leaf(2, 2), leaf(2, 2))
+        assert torch.is_autocast_enabled("cpu")
+    y.float().sum().backward()
+    assert states == [False] * 4
+    assert y.dtype is torch.bfloat16
+
+
+def test_a_program_that_seeds_a_generator_is_refused():
+    def program(x):
+        torch.manual_seed(0)
+        return x + torch.rand(3)
+
+    with pytest.raises(foregrad.errors.UnsupportedError, match="random generator"):
+        foregrad.aot_function(program, nop)(plain(3))
+
+
+@pytest.mark.parametrize("hook", ["register_hook on a view", "retain_grad", "post accumulate"])
+def test_hooks_that_would_be_lost_are_refused(hook):
+    def program(x):
+        match hook:
+            case "register_hook on a view":
+                y = x[0]
+                y.register_hook(lambda g: g * 3)
+            case "retain_grad":
+                y = x * 2
+                y.retain_grad()
+            case _:
+                x.register_post_accumulate_grad_hook(lambda p: None)
+                y = x * 2
+        return y
+
+    with pytest.raises(foregrad.errors.UnsupportedError, match="hook"):
+        foregrad.aot_function(program, nop)(leaf(2, 3))
+
+
+def test_anomaly_mode_does_not_look_into_abstract_tensors():
+    with torch.autograd.set_detect_anomaly(True):
+        x = leaf(2)
+        foregrad.aot_function(lambda x: x.sin(), nop)(x).sum().backward()
+    assert torch.equal(x.grad, x.detach().cos())
+
+
+def test_several_threads_run_their_first_backward_at_once():
+    for _ in range(20):
+        compiled = foregrad.aot_function(lambda x: (x.sin() * x).sum(), nop)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda n: compiled(leaf(n)).backward(), [2, 3, 2, 3, 4, 2, 3, 4]))
+
+
+def test_abstract_values_have_the_strides_of_the_real_ones():
+    def program(x):
+        y = x * 1
+        y.t()[1].mul_(2)
+        return y
+
+    class Compare(torch.fx.Interpreter):
+        def run_node(self, node):
+            result = super().run_node(node)
+            if isinstance(result, torch.Tensor) and "val" in node.meta:
+                assert result.stride() == node.meta["val"].stride(), node
+            return result
+
+    compiled, graphs = grab(program)
+    compiled(plain(2, 2))
+    Compare(graphs.modules["inference"]).run(plain(2, 2))
