@@ -133,6 +133,16 @@ class Observation:
         )
 
     @property
+    def outputs_are_row_major(self) -> bool:
+        """Whether a contiguous tangent lies in memory as its output does.
+
+        >>> Observation(None, {}).outputs_are_row_major
+        True
+        """
+        able = [facts for facts in self.outputs.values() if facts.requires_grad]
+        return all(facts.stride == torch.empty(facts.shape, device="meta").stride() for facts in able)
+
+    @property
     def outlook(self) -> Outlook:
         """The outputs through which one can differentiate.
 
