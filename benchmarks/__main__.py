@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Foregrad against torch's AOTAutograd.")
     parser.add_argument("parts", nargs="*", metavar="PART", help="capture, runtime (default: both)")
     parser.add_argument("--models", default=",".join(MODELS), help="models to capture (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="processes a side (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="processes a side (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=40, help="rounds of the run time (default: %(default)s)")
     parser.add_argument("--strict", action="store_true", help="fail if a mark is missed")
     options = parser.parse_args()

@@ -17,9 +17,9 @@ from torch import Tensor
 from ..errors import EscapeError, StateChangeError, UnsupportedError
 from ..record.lines import where
 from ..record.recording import Recording
-from .equality import same_value
+from ..values import is_plain, same_value
 from .module_guard import module_dicts
-from .places import Surroundings, is_plain
+from .places import Surroundings
 
 _ABSENT = object()
 _DEPTH = 3

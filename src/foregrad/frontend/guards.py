@@ -29,7 +29,7 @@ from ..joint.facts import InputFacts
 from ..runtime.stages import literal
 from ..runtime.writer import Writer, tuple_of
 from ..slots import Hidden, Output, Primal
-from .equality import Remembered
+from ..values import Remembered
 from .module_guard import ModuleGuard
 from .places import Place, Surroundings
 from .tree import Tree, build_expression, write_take_apart

@@ -12,8 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .._torch import dict_version, global_module_hooks
-from .equality import Remembered, same_value
-from .places import is_plain
+from ..values import Remembered, is_plain, same_value
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 

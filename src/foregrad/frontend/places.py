@@ -14,24 +14,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from ..record.lines import is_users_code
+from ..values import is_plain
 
-PLAIN = (
-    int,
-    float,
-    complex,
-    bool,
-    str,
-    bytes,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-)
 _DEPTH = 3
 _MOST_ITEMS = 4096  # of a container that is looked into
 
@@ -56,16 +43,6 @@ class Place:
                 return f"{owner}.{self.key}"
             case "held":
                 return owner
-
-
-def is_plain(value: Any) -> bool:
-    """Whether a value is fully described by comparing it."""
-    kind = type(value)
-    if kind in (list, tuple, set, frozenset):
-        return len(value) <= 256 and all(map(is_plain, value))
-    if kind is dict:
-        return len(value) <= 256 and all(is_plain(k) and is_plain(v) for k, v in value.items())
-    return kind in PLAIN
 
 
 class Surroundings:

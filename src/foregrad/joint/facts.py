@@ -22,23 +22,9 @@ from ..record.lines import where
 from ..record.recorder import Step
 from ..record.recording import RecordedInput, Recording
 from ..schemas import OutputType
+from ..values import PLAIN
 
-KNOWN_CONSTANTS = (
-    int,
-    float,
-    complex,
-    bool,
-    str,
-    bytes,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.Size,
-    slice,
-    type(Ellipsis),
-)
+KNOWN_CONSTANTS = (*PLAIN, torch.Size, slice, type(Ellipsis))
 
 
 # ------------------------------------------------------------------------------------------------ inputs

@@ -1,10 +1,40 @@
-"""When two Python values are the same to a program: the same type, and equal in every bit that it can see."""
+"""Python values that a program depends on: which are plain, and when two of them are the same to it."""
 
 from __future__ import annotations
 
 import copy
 import math
 from typing import Any
+
+import torch
+
+PLAIN = (
+    int,
+    float,
+    complex,
+    bool,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is fully described by comparing it.
+
+    >>> is_plain([1, {"k": "v"}]), is_plain(object())
+    (True, False)
+    """
+    kind = type(value)
+    if kind in (list, tuple, set, frozenset):
+        return len(value) <= 256 and all(map(is_plain, value))
+    if kind is dict:
+        return len(value) <= 256 and all(is_plain(k) and is_plain(v) for k, v in value.items())
+    return kind in PLAIN
 
 
 def same_value(a: Any, b: Any) -> bool:
