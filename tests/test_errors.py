@@ -242,8 +242,6 @@ def test_a_written_input_that_shares_storage_is_refused_for_now():
 
 
 RESHAPES = {
-    "t_": lambda x: x.t_(),
-    "unsqueeze_": lambda x: x.unsqueeze_(0),
     "resize_": lambda x: x.resize_(2),
     "set_": lambda x: x.set_(torch.ones(2)),
 }

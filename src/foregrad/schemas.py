@@ -72,8 +72,8 @@ class InputAliasInfo:
         writes = self.mutates_data or self.mutates_storage_metadata or self.mutation_inductor_storage_resize
         unseen_by_autograd = (
             (not self.mutates_metadata and not self.requires_grad)
-            or self.mutations_hidden_from_autograd
-            or self.mutations_under_no_grad_or_inference_mode
+            or (self.mutations_hidden_from_autograd and not self.mutates_metadata)
+            or (self.mutations_under_no_grad_or_inference_mode and not self.mutates_metadata)
         )
         if self.keep_input_mutations and writes and unseen_by_autograd:
             return MutationType.MUTATED_IN_GRAPH

@@ -148,7 +148,7 @@ def _capture(
     try:
         recording.run(program, inputs, found, place_of)
         result = flatten(recording.result, "output")
-        joint = build_joint(recording, result.leaves, result.paths, config.options.view_replay_for_aliased_outputs)
+        joint = build_joint(recording, result.leaves, result.paths, config)
     finally:
         refusal = snapshot.undo(recording)
     if refusal is not None:

@@ -137,8 +137,8 @@ class GuardedEntry:
         names = [writer.variable(facts.recorded.slot) for facts in tensors]
         check = tensor_guard(
             [self._real(facts) for facts in tensors],
-            [_fixed(facts.recorded.seen.shape) for facts in tensors],
-            [_fixed(facts.recorded.seen.stride()) for facts in tensors],
+            [_fixed(geometry(facts).shape) for facts in tensors],
+            [_fixed(geometry(facts).stride()) for facts in tensors],
         )
         _require(writer, [f"{writer.bind(check, 'tensors_match')}({', '.join(names)})"], miss)
         conditions = []
@@ -147,7 +147,7 @@ class GuardedEntry:
             if real.requires_grad:  # any other tensor is a leaf
                 conditions.append(f"{name}.is_leaf" if real.is_leaf else f"not {name}.is_leaf")
             conditions.append(f"{name}._is_view()" if real._is_view() else f"not {name}._is_view()")
-            if not isinstance(facts.recorded.seen.storage_offset(), SymInt):
+            if not isinstance(geometry(facts).storage_offset(), SymInt):
                 conditions.append(f"{name}.storage_offset() == {real.storage_offset()}")
         _require(writer, conditions, miss)
         if any(facts.written for facts in tensors):
@@ -174,10 +174,18 @@ class GuardedEntry:
         if shape_env is None:
             return
         symbolic = [f for f in self.joint.inputs if isinstance(f.recorded.seen, (FakeTensor, SymInt))]
-        expression = shape_guard_expression(shape_env, [facts.recorded.seen for facts in symbolic])
+        expression = shape_guard_expression(
+            shape_env, [f.geometry if f.geometry is not None else f.recorded.seen for f in symbolic]
+        )
         if expression is not None:
             names = ", ".join(writer.variable(facts.recorded.slot) for facts in symbolic)
             _require(writer, [f"{writer.bind(shape_guard(expression, len(symbolic)), 'sizes_fit')}({names})"], miss)
+
+
+def geometry(facts: InputFacts) -> Tensor:
+    """An abstract tensor with the shape of an input before the program ran."""
+    assert facts.geometry is not None
+    return facts.geometry
 
 
 def _require(writer: Writer, conditions: Sequence[str], miss: str) -> None:

@@ -92,6 +92,7 @@ class Functionalizer:
         self._states: dict[int, TensorState] = {}
         self._draws: dict[int, Node] = {}
         self._position = 0
+        self.reshapes: dict[int, list[Step]] = {}  # in-place changes of shape, by id of the tensor
 
     # ------------------------------------------------------------------------------------------- reading
     def state_of(self, tensor: Tensor) -> TensorState:
@@ -232,6 +233,7 @@ class Functionalizer:
         functional = _VIEW_FORMS.get(step.op) or getattr(getattr(aten, name, None), step.op._overloadname, None)
         if functional is None or op_info(functional).kind is not Kind.VIEW:
             raise UnsupportedError(f"{step.op}, at {where(step.stack)}, cannot be compiled yet.")
+        self.reshapes.setdefault(id(tensor), []).append(step)
         self._position += 1  # the shapes from here on
         self._add_view(self.state_of(tensor), tensor, ViewStep(functional, tuple(step.args[1:]), step.kwargs, None))
 

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from ..errors import ForegradError, UnsupportedError
 from ..functionalize.walk import Functionalizer
+from ..options import AOTConfig
 from ..record.recording import Recording
 from ..slots import Base, Grad, Output, Primal, Returned, Tangent, Updated
 from .facts import (
@@ -22,6 +23,7 @@ from .facts import (
     OutputClassifier,
     OutputFacts,
     Plain,
+    SameAsInput,
     input_facts,
     refuse_backward_writes,
 )
@@ -70,7 +72,7 @@ class Joint:
         return sum(node.op is not operator.getitem for node in self.part.nodes)
 
 
-def build_joint(recording: Recording, leaves: Sequence[Any], paths: Sequence[str], replay_views: bool) -> Joint:
+def build_joint(recording: Recording, leaves: Sequence[Any], paths: Sequence[str], config: AOTConfig) -> Joint:
     """The joint graph of a recording whose flat results are `leaves`, found at `paths` in the user's result."""
     graph = FlatGraph()
     functionalizer = Functionalizer(recording, graph)
@@ -78,8 +80,10 @@ def build_joint(recording: Recording, leaves: Sequence[Any], paths: Sequence[str
         functionalizer.add_input(recorded)
     functionalizer.run(recording.steps[: recording.forward_end], 0)
     graph.stack, graph.backward = (), False
-    inputs = tuple(input_facts(functionalizer, recorded) for recorded in recording.inputs)
-    outputs = OutputClassifier(recording, functionalizer, leaves, paths, replay_views).classify()
+    keep = config.keep_inference_input_mutations
+    inputs = tuple(input_facts(functionalizer, recorded, keep) for recorded in recording.inputs)
+    replay = config.options.view_replay_for_aliased_outputs
+    outputs = OutputClassifier(recording, functionalizer, leaves, paths, replay).classify()
     tape = Tape(recording, functionalizer, inputs, outputs)
     if recording.depend_on(list(tape.targets.values()), outputs.fresh_leaves):
         raise UnsupportedError(
@@ -131,15 +135,22 @@ def _forward_values(
 ) -> dict[Returned, Any]:
     """The values that the forward returns: updated inputs, the user's outputs, bases."""
     values: dict[Returned, Any] = {}
-    for facts in inputs:
-        if facts.written:
-            values[Updated(facts.recorded.slot)] = functionalizer.node_of(facts.recorded.seen)
+    kept: dict[Primal, Node] = {}
+    for facts, placeholder in zip(inputs, functionalizer.graph.placeholders, strict=False):
+        slot = facts.recorded.slot
+        if facts.written_in_graph:
+            new = functionalizer.node_of(facts.recorded.seen)
+            kept[slot] = functionalizer.graph.write_placeholder(placeholder, new)
+        elif facts.written or facts.reshapes:
+            values[Updated(slot)] = functionalizer.node_of(facts.recorded.seen)
     for i, (result, tensor) in enumerate(zip(outputs.results, outputs.tensors, strict=True)):
         match result:
             case Constant(value):
                 values[Output(i)] = value
             case Number(value):
                 values[Output(i)] = functionalizer.graph.number(value)
+            case SameAsInput(recorded) if recorded.slot in kept:
+                values[Output(i)] = kept[recorded.slot]
             case _:
                 assert tensor is not None
                 values[Output(i)] = functionalizer.node_of(tensor)
@@ -162,7 +173,7 @@ class Tape:
         self._functionalizer = functionalizer
         self.targets: dict[Returned, Tensor] = {}
         for facts in inputs:
-            if facts.write_seen_by_autograd:
+            if facts.write_seen_by_autograd and not facts.written_in_graph:
                 self.targets[Updated(facts.recorded.slot)] = facts.recorded.seen
         for i, result in enumerate(outputs.results):
             if isinstance(result, Plain) and result.differentiable:

@@ -35,26 +35,29 @@ class InputFacts:
     recorded: RecordedInput
     is_leaf: bool
     written: bool
+    written_in_graph: bool  # the graph itself holds the write
+    reshapes: tuple[Step, ...]  # in-place changes of shape to carry out on the caller's tensor
     all_writes_without_grad: bool
     write_seen_by_autograd: bool  # the caller's tensor must continue the tape
     version_change: int
+    geometry: Tensor | None  # an abstract tensor with the shape that the input came with
     requires_grad: bool  # after the program ran
     made_to_require_grad: bool  # by `requires_grad_()` in the program
 
 
-def input_facts(functionalizer: Functionalizer, recorded: RecordedInput) -> InputFacts:
-    """Read off what happened to an input in the forward."""
+def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_writes: bool) -> InputFacts:
+    """Read off what happened to an input in the forward; `keep_writes` lets the graph write where autograd is blind."""
     seen = recorded.seen
     if not isinstance(seen, Tensor):
-        return InputFacts(recorded, False, False, False, False, 0, False, False)
+        return untouched(recorded, requires_grad=False)
     if recorded.same_as is not None:  # everything is said of the first
-        return InputFacts(recorded, recorded.was_leaf, False, False, False, 0, seen.requires_grad, False)
+        return untouched(recorded, requires_grad=seen.requires_grad)
     state = functionalizer.state_of(seen)
-    if state.parent is not None:
-        raise UnsupportedError(
-            f"the program changes the shape of {recorded.slot} in place, which cannot be compiled yet."
-        )
+    reshapes = tuple(functionalizer.reshapes.get(id(seen), ()))
+    if _geometry(seen) == _geometry(state.root.tensor):  # changes that cancel out
+        reshapes = ()
     writes = state.storage.writes
+    without_grad = bool(writes) and not any(step.grad_enabled for step in writes)
     if seen.is_leaf and seen.grad is not None:
         raise UnsupportedError(f"the program assigns .grad of {recorded.slot}, which cannot be compiled yet.")
     if recorded.leaf is not None and not seen.requires_grad:
@@ -68,12 +71,21 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput) -> Inpu
         recorded=recorded,
         is_leaf=recorded.was_leaf,
         written=bool(writes),
-        all_writes_without_grad=bool(writes) and not any(step.grad_enabled for step in writes),
+        written_in_graph=keep_writes and bool(writes) and not reshapes and (without_grad or not seen.requires_grad),
+        reshapes=reshapes,
+        all_writes_without_grad=without_grad,
         write_seen_by_autograd=bool(writes) and seen.grad_fn is not recorded.start_node,
         version_change=0 if seen.is_inference() else seen._version + sum(map(_uncounted, writes)),
+        geometry=state.root.tensor,
         requires_grad=seen.requires_grad,
         made_to_require_grad=seen.requires_grad and recorded.leaf is None and seen.is_leaf,
     )
+
+
+def untouched(recorded: RecordedInput, requires_grad: bool) -> InputFacts:
+    """The facts about an input that nothing was done to."""
+    geometry = recorded.seen if recorded.is_tensor else None
+    return InputFacts(recorded, recorded.was_leaf, False, False, (), False, False, 0, geometry, requires_grad, False)
 
 
 def _uncounted(step: Step) -> bool:
@@ -318,7 +330,8 @@ def refuse_backward_writes(functionalizer: Functionalizer, inputs: Sequence[Reco
     """Writes to an input that the backward makes."""
     for recorded in inputs:
         if isinstance(recorded.seen, Tensor):
-            for step in functionalizer.state_of(recorded.seen).storage.writes:
+            writes = functionalizer.state_of(recorded.seen).storage.writes
+            for step in (*writes, *functionalizer.reshapes.get(id(recorded.seen), ())):
                 if step.backward:
                     raise UnsupportedError(
                         f"{recorded.slot} is written in backward, at {where(step.stack)}, which cannot be compiled yet."

@@ -99,6 +99,12 @@ class FlatGraph:
         """A tensor, or another object, that is part of the program."""
         return self.call(get_constant, (held,), {}, value)
 
+    def write_placeholder(self, placeholder: Node, new: Node) -> Node:
+        """Let the graph itself write to one of its inputs, as the last thing that happens to it."""
+        node = self.call(aten.copy_.default, (placeholder, new), {}, placeholder.value)
+        node.impure = True
+        return node
+
     def number(self, value: Any) -> Any:
         """A node for a symbolic number, or the number itself."""
         expression = expression_of(value)

@@ -41,7 +41,7 @@ def _input(facts: InputFacts, keep: bool) -> InputAliasInfo:
     return InputAliasInfo(
         is_leaf=facts.is_leaf,
         mutates_data=facts.written,
-        mutates_metadata=False,
+        mutates_metadata=bool(facts.reshapes),
         mutations_hidden_from_autograd=facts.recorded.is_tensor and not facts.written,
         mutations_under_no_grad_or_inference_mode=facts.all_writes_without_grad,
         mutation_inductor_storage_resize=False,

@@ -20,6 +20,7 @@ from .writer import Writer, tuple_of, unpack
 def values_needed(joint: Joint) -> list[Returned]:
     """Which of the graph's results the stages around it read."""
     needed: list[Returned] = []
+    unwritten = {facts.recorded.slot for facts in joint.inputs if not facts.written}
     for slot in joint.signature.returned:
         match slot:
             case Output(index):
@@ -28,6 +29,8 @@ def values_needed(joint: Joint) -> list[Returned]:
                         needed.append(slot)
                     case ViewOfInput(rebuild=r) | ViewOfBase(rebuild=r) | ViewOfOutput(rebuild=r) if r.steps is None:
                         needed.append(slot)
+            case Updated(of) if of in unwritten:  # its shape is set without looking at the graph's result
+                continue
             case _:
                 needed.append(slot)
     return needed
@@ -35,7 +38,9 @@ def values_needed(joint: Joint) -> list[Returned]:
 
 def inputs_kept(joint: Joint) -> set[Primal]:
     """Inputs that are needed after the graph has run: written ones, and those that an output is or views."""
-    kept: set[Primal] = {facts.recorded.slot for facts in joint.inputs if facts.written}
+    kept: set[Primal] = {
+        facts.recorded.slot for facts in joint.inputs if facts.written or facts.reshapes or facts.version_change
+    }
     for result in joint.outputs.results:
         if isinstance(result, (SameAsInput, ViewOfInput)):
             kept.add(result.input.slot)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import SymInt, Tensor
 
-from .._torch import mark_dynamic_dims, set_grad_enabled, set_version
+from .._torch import OpOverload, mark_dynamic_dims, set_grad_enabled, set_version
 from ..errors import AssumptionError
 from ..functionalize.views import ViewStep
 from ..joint.build import Joint
@@ -31,6 +31,7 @@ from ..joint.facts import (
     ViewOfOutput,
 )
 from ..ops import aten
+from ..record.recorder import Step
 from ..slots import Base, Output, Primal, Slot, Updated
 from .writer import Writer
 
@@ -90,25 +91,50 @@ class RequireGrad:
 
 @dataclass(frozen=True)
 class WriteBack:
-    """Inputs that the program wrote to get their new values, in input order."""
+    """Inputs that the program changed: first their shape, then their data, in input order."""
 
     inputs: tuple[InputFacts, ...]
 
     def enter(self, writer: Writer) -> None:
-        """Nothing."""
+        """Note the versions that the graph's own writes would move."""
+        for facts in self.inputs:
+            if facts.written_in_graph and self._must_set_version(facts):
+                self._note_version(writer, facts)
 
     def leave(self, writer: Writer) -> None:
         for facts in self.inputs:
-            target, new = writer.variable(facts.recorded.slot), writer.variable(Updated(facts.recorded.slot))
-            counted = facts.version_change == 1 or facts.recorded.was_inference
-            if not counted:
-                version = writer.fresh("version")
-                writer.line(f"{version} = {target}._version")
-            # A write that autograd did not see in eager must not be seen here.
-            through = target if facts.write_seen_by_autograd or not facts.requires_grad else f"{target}.detach()"
-            writer.line(f"{through}.copy_({new})")
-            if not counted:
-                writer.line(f"{writer.bind(set_version, 'set_version')}({target}, {version} + {facts.version_change})")
+            target, set_version_of = writer.variable(facts.recorded.slot), self._must_set_version(facts)
+            if set_version_of and not facts.written_in_graph:
+                self._note_version(writer, facts)
+            for step in facts.reshapes:
+                _reshape(writer, target, step)
+            if facts.written and not facts.written_in_graph:
+                new = writer.variable(Updated(facts.recorded.slot))
+                # A write that autograd did not see in eager must not be seen here.
+                unseen = facts.requires_grad and not facts.write_seen_by_autograd
+                writer.line(f"{target}{'.detach()' if unseen else ''}.copy_({new})")
+            if set_version_of:
+                setter, before = writer.bind(set_version, "set_version"), writer.variables["version of", target]
+                writer.line(f"{setter}({target}, {before} + {facts.version_change})")
+
+    def _must_set_version(self, facts: InputFacts) -> bool:
+        moves = len(facts.reshapes) + facts.written
+        return facts.version_change != moves and not facts.recorded.was_inference
+
+    def _note_version(self, writer: Writer, facts: InputFacts) -> None:
+        target = writer.variable(facts.recorded.slot)
+        version = writer.variables["version of", target] = writer.fresh("version")
+        writer.line(f"{version} = {target}._version")
+
+
+def _reshape(writer: Writer, target: str, step: Step) -> None:
+    """Change the shape of the caller's tensor as the program did."""
+    call = f"{_op_name(writer, step.op)}({', '.join([target, *_arguments(writer, step.args[1:], step.kwargs)])})"
+    if step.grad_enabled:
+        writer.line(call)
+    else:
+        with writer.block(f"with {writer.bind(torch.no_grad, 'no_grad')}():"):
+            writer.line(call)
 
 
 @dataclass(frozen=True)
@@ -189,9 +215,9 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list
     if dims:
         stages.append(DynamicMarks(dims))
     stages.append(Aliases(joint.outputs))
-    written = tuple(facts for facts in joint.inputs if facts.written)
-    if written:
-        stages.append(WriteBack(written))
+    changed = tuple(facts for facts in joint.inputs if facts.written or facts.reshapes or facts.version_change)
+    if changed:
+        stages.append(WriteBack(changed))
     return stages
 
 
@@ -225,10 +251,8 @@ def _replay(writer: Writer, name: str, source: str, steps: Sequence[ViewStep], t
     """Call the recorded views one after another; a split is called once for all its pieces."""
     current = source
     for step in steps:
-        op = writer.bind(step.op, f"{step.op._schema.name.split('::')[1]}_{step.op._overloadname}")
-        arguments = [current, *(literal(writer, a) for a in step.args)]
-        arguments += [f"{key}={literal(writer, a)}" for key, a in step.kwargs.items()]
-        call = f"{op}({', '.join(arguments)})"
+        arguments = [current, *_arguments(writer, step.args, step.kwargs)]
+        call = f"{_op_name(writer, step.op)}({', '.join(arguments)})"
         if step.index is None:
             writer.line(f"{name} = {call}")
         else:
@@ -240,6 +264,14 @@ def _replay(writer: Writer, name: str, source: str, steps: Sequence[ViewStep], t
         current = name
     if not steps:
         writer.line(f"{name} = {writer.bind(aten.alias.default, 'alias')}({source})")
+
+
+def _op_name(writer: Writer, op: OpOverload) -> str:
+    return writer.bind(op, f"{op._schema.name.split('::')[1]}_{op._overloadname}")
+
+
+def _arguments(writer: Writer, args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
+    return [*(literal(writer, a) for a in args), *(f"{key}={literal(writer, a)}" for key, a in kwargs.items())]
 
 
 def literal(writer: Writer, value: Any) -> str:
