@@ -150,6 +150,44 @@ def test_autocast_is_recorded_and_off_while_graphs_run():
     assert y.dtype is torch.bfloat16
 
 
+def test_a_program_may_leave_another_autocast_state():
+    """J-11 (Z)"""
+    before = torch.get_autocast_dtype("cpu")
+
+    def program(x):
+        torch.set_autocast_dtype("cpu", torch.float16)
+        return x * 2
+
+    compiled = foregrad.aot_function(program, nop)
+    try:
+        for _ in range(2):
+            torch.set_autocast_dtype("cpu", before)
+            compiled(leaf(2))
+            assert torch.get_autocast_dtype("cpu") is torch.float16
+    finally:
+        torch.set_autocast_dtype("cpu", before)
+
+
+def test_a_partial_backward_that_keeps_the_graph_says_that_it_cannot_be_differentiated():
+    """J-10"""
+    x = leaf(2)
+    first, _ = foregrad.aot_function(lambda x: (x.sin(), x.cos()), nop)(x)
+    (gradient,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+    assert gradient.requires_grad
+    with pytest.raises(foregrad.errors.BackwardError, match="Double backward"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("option", ["functionalize_rng_ops", "unlift_effect_tokens"])
+def test_options_for_later_are_refused(option):
+    """R-1, E-4"""
+    with (
+        foregrad.config.patch(**{option: True}),
+        pytest.raises(foregrad.errors.UnsupportedError, match=f"{option} is not supported yet"),
+    ):
+        foregrad.aot_function(torch.sin, nop)
+
+
 def test_a_program_that_seeds_a_generator_is_refused():
     def program(x):
         torch.manual_seed(0)

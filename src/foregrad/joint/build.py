@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from .._torch import AutocastState
 from ..errors import ForegradError, UnsupportedError
 from ..functionalize.walk import Functionalizer
 from ..options import AOTConfig
@@ -53,6 +54,7 @@ class Joint:
     tangent_values: tuple[Tensor, ...]
     backward_error: Exception | None  # what autograd said when it was asked for the gradients
     grad_mode_after: bool | None  # set if the program changed it for its caller
+    autocast_after: AutocastState | None  # likewise
     recording: Recording
     tape: Tape
 
@@ -109,7 +111,6 @@ def build_joint(recording: Recording, leaves: Sequence[Any], paths: Sequence[str
     name_nodes(live, [node.name for node in graph.placeholders])
     primals = tuple(recorded.slot for recorded in recording.inputs)
     grads = tuple(Grad(slot) if node is not None else None for slot, node in zip(primals, gradients, strict=True))
-    changed = recording.grad_enabled_after != recording.grad_enabled
     return Joint(
         part=Part(graph.placeholders, live, [*forward.values(), *(gradients if tangents else ())]),
         signature=Signature(primals, tangents, tuple(forward), grads),
@@ -118,10 +119,15 @@ def build_joint(recording: Recording, leaves: Sequence[Any], paths: Sequence[str
         primal_values=tuple(recorded.seen for recorded in recording.inputs),
         tangent_values=tuple(tape.tangents.values()),
         backward_error=error,
-        grad_mode_after=recording.grad_enabled_after if changed else None,
+        grad_mode_after=_if_changed(recording.grad_enabled, recording.grad_enabled_after),
+        autocast_after=_if_changed(recording.autocast, recording.autocast_after),
         recording=recording,
         tape=tape,
     )
+
+
+def _if_changed(before: Any, after: Any) -> Any:
+    return after if after != before else None
 
 
 def _placeholder_names(primals: int, tangents: int) -> list[str]:
@@ -223,7 +229,7 @@ def _between(given: Sequence[Node], wanted: Sequence[Node]) -> list[Node]:
                 done.add(id(node))
                 order.append(node)
             continue
-        if node.op is None or node.impure:
+        if node.op is None or (node.impure and not node.backward):
             raise UnsupportedError("this backward needs a value of the forward that was not saved for it.")
         pending.append((node, True))
         pending.extend((item, False) for item in node.inputs())

@@ -30,9 +30,10 @@ from ..errors import CaptureError, DataDependentError, UnsupportedError
 from ..ops import Kind, aten, op_info
 from .engine import Engine
 from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
+from .randomness import Generators
+from .tape import tape_edges
 
 _DEVICE_OF = torch.ops.prim.device.default
-_FRESH_CONSTANTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default)
 
 
 class Step:
@@ -76,10 +77,7 @@ class Recorder(TorchDispatchMode):
         self._decompositions = decompositions
         self._from_nodes = from_nodes  # the program is a graph whose nodes know the user's lines better than frames do
         self._stacks: dict[int, Stack] = {}  # of the forward, by autograd's sequence number
-        self._draws: dict[Any, int] = {}
-        self._generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}  # with their states before the recording
-        self._left: dict[int, tuple[torch.Generator, torch.Tensor]] = {}  # where the last draw left each generator
-        self._states_seen: list[torch.Tensor] = []
+        self.generators = Generators(lambda: where(user_stack(2)))
         self._devices: set[torch.device] = set()
         self._finished_node: int | None = None  # set by hooks on nodes whose gradients are summed up
         self._watched: set[Any] = set()
@@ -159,16 +157,8 @@ class Recorder(TorchDispatchMode):
         """
         self._finished_node = None
         producers: dict[Any, list[Any]] = {}
-        pending = [t.grad_fn for t in targets if t.grad_fn is not None]
-        seen = set(pending)
-        while pending:
-            node = pending.pop()
-            for following, _ in node.next_functions:
-                if following is not None:
-                    producers.setdefault(following, []).append(node)
-                    if following not in seen:
-                        seen.add(following)
-                        pending.append(following)
+        for node, following in tape_edges(targets):
+            producers.setdefault(following, []).append(node)
         for several in producers.values():
             if len(several) > 1:
                 for node in several:
@@ -187,64 +177,9 @@ class Recorder(TorchDispatchMode):
             self._devices.add(device)
 
     def _draw(self, op: OpOverload, kwargs: dict[str, Any], args: tuple[Any, ...]) -> int | None:
-        """Tell a replayed random draw from a new one.
-
-        Checkpointing restores a generator's state outside the dispatcher and runs a random operator once more. The
-        generator's own state names the draw: the same state again is the same draw.
-        """
+        """The earlier step whose draw this random operator replays, if it does."""
         generator = kwargs.get("generator") or self._default_generator(args, kwargs)
-        with disable_modes(), without_function_modes():
-            state = generator.get_state()
-            self._generators.setdefault(id(generator), (generator, state))
-            key = (op, bytes(state.numpy().data))
-            replayed = self._draws.get(key)
-            if replayed is None and not self.backward:
-                self._refuse_reseeding(generator, state)
-            self._states_seen.append(state)
-            torch.rand(1, generator=generator, device=generator.device)
-            self._left[id(generator)] = (generator, generator.get_state())
-        self._draws.setdefault(key, len(self.steps))
-        return replayed
-
-    def _refuse_reseeding(self, generator: torch.Generator, state: torch.Tensor) -> None:
-        """A graph draws from the generators as they are: a program must not set their state.
-
-        Another thread may draw at the same time, so only a state that was seen before, or that of a fresh seed, is
-        taken for one that the program has set.
-        """
-        _, left = self._left.get(id(generator), (generator, state))
-        if torch.equal(left, state):
-            return
-        fresh = torch.Generator(generator.device).manual_seed(generator.initial_seed()).get_state()
-        if torch.equal(state, fresh) or any(torch.equal(state, seen) for seen in self._states_seen):
-            raise UnsupportedError(
-                f"the program sets the state of a random generator, at {where(user_stack(4))} or before: this "
-                "cannot be compiled yet. Seed outside the program, or compile with fallback='eager'."
-            )
-
-    def note_random_state(self) -> None:
-        """The default generator as the program finds it, one draw on: a seed that is set again shows."""
-        with disable_modes(), without_function_modes():
-            self._states_seen.append(torch.default_generator.get_state())
-            torch.rand(1, device="cpu")
-            self._left[id(torch.default_generator)] = (torch.default_generator, torch.default_generator.get_state())
-
-    def check_random_state(self) -> None:
-        """The default generator must be where the program's own draws left it."""
-        with disable_modes(), without_function_modes():
-            self._refuse_reseeding(torch.default_generator, torch.default_generator.get_state())
-
-    def resume_generators(self) -> None:
-        """Draw in backward from where the forward left off."""
-        for generator, state in self._left.values():
-            self._generators.setdefault(id(generator), (generator, generator.get_state()))
-            generator.set_state(state)
-
-    def restore_generators(self) -> None:
-        """Recording consumes no random numbers."""
-        for generator, state in self._generators.values():
-            generator.set_state(state)
-        self._generators.clear()
+        return self.generators.draw(op, generator, len(self.steps), may_reseed=self.backward)
 
     def _default_generator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator:
         tensors = [a for a in args if self._engine.is_abstract(a)]

@@ -29,6 +29,7 @@ from ..slots import Hidden, Input, Primal
 from .engine import Engine
 from .reals import RealTensors
 from .recorder import Recorder, Step
+from .tape import tape_edges
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
         if not value.is_leaf:
             with disable_modes(), torch.enable_grad():
                 seen = _NonLeaf.apply(leaf, [engine.twin(value, argument.slot, argument.dynamic)])
-    vars(seen).update({k: v for k, v in vars(value).items() if not isinstance(value, FakeTensor)})
+    if not isinstance(value, FakeTensor):
+        vars(seen).update(vars(value))  # attributes that the user has put on the tensor
     if isinstance(value, torch.nn.Parameter):
         seen._is_param = True
     return RecordedInput(argument.slot, seen, leaf, seen.grad_fn, value.is_leaf, value.is_inference())
@@ -142,10 +144,10 @@ class Recording:
                 reals.note_argument(argument.value, value)
         self._reals = reals
         with self._modes(reals):
-            self.recorder.note_random_state()
+            self.recorder.generators.begin()
             try:
                 self.result = program(seen)
-                self.recorder.check_random_state()
+                self.recorder.generators.check()
             finally:
                 self.grad_enabled_after = torch.is_grad_enabled()
                 self.autocast_after = autocast_state()
@@ -179,7 +181,7 @@ class Recording:
                 with recording_autograd(), reals, self.recorder:
                     yield
             finally:
-                self.recorder.restore_generators()
+                self.recorder.generators.restore()
 
     def seen(self, tensor: Tensor) -> Tensor:
         """The abstract tensor for a tensor of the result: itself, or the twin of a real one that was passed through."""
@@ -197,7 +199,7 @@ class Recording:
         leaves = [i.differentiated for i in differentiable if i.differentiated is not None]
         hidden = [i for i in differentiable if not isinstance(i.slot, Input)]
         with self._modes(self._reals), torch.no_grad():
-            self.recorder.resume_generators()
+            self.recorder.generators.resume()
             found = gradients_of(targets, tangents, leaves + [self.real_tensors[i.slot] for i in hidden])
             by_slot = dict(zip((i.slot for i in differentiable), found, strict=False))
             for item, extra in zip(hidden, found[len(leaves) :], strict=True):
@@ -208,16 +210,5 @@ class Recording:
 
     def depend_on(self, targets: Sequence[Tensor], leaves: Sequence[Tensor]) -> bool:
         """Whether any target is differentiable with respect to a leaf that the program made."""
-        if not targets or not leaves:
-            return False
         wanted = {id(leaf) for leaf in leaves}
-        pending = [target.grad_fn for target in targets if target.grad_fn is not None]
-        seen = set(pending)
-        while pending:
-            for following, _ in pending.pop().next_functions:
-                if id(getattr(following, "variable", None)) in wanted:
-                    return True
-                if following is not None and following not in seen:
-                    seen.add(following)
-                    pending.append(following)
-        return False
+        return bool(wanted) and any(id(getattr(node, "variable", None)) in wanted for _, node in tape_edges(targets))

@@ -112,7 +112,10 @@ class Backward:
                 self._partial[mask] = self._compile(self._joint.tape.partial_backward(slots, self._saved.names))
         sizes = ctx.sizes if self._saved.sizes else ()
         given = [self._tangent(i, tangent) for i, tangent in enumerate(tangents)]
-        return list(self._partial[mask]([*sizes, *ctx.saved_tensors, *given]))
+        saved = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return self.connected(lambda: self._partial[mask]([*sizes, *saved, *given]), (*saved, *given))
+        return list(self._partial[mask]([*sizes, *saved, *given]))
 
     def _tangent(self, index: int, tangent: Tensor | None) -> Tensor:
         """A tangent in the recorded layout. One that did not arrive is not read, but must have its shape."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,14 +59,17 @@ def repeated_results(joint: Joint) -> set[Returned]:
     return repeated
 
 
+def _autocast_off(writer: Writer, autocast: bool) -> contextlib.AbstractContextManager[None]:
+    """A block without autocast, if it was on while recording: its casts are in the graph already."""
+    if not autocast:
+        return contextlib.nullcontext()
+    return writer.block(f"with {writer.bind(autocast_off, 'autocast_off')}():")
+
+
 def _run_graph(writer: Writer, names: Sequence[str], call: str, autocast: bool) -> None:
-    """Call a graph and name its results; the casts of autocast are in the graph already."""
-    text = f"{unpack(list(names))} = {call}" if names else call
-    if autocast:
-        with writer.block(f"with {writer.bind(autocast_off, 'autocast_off')}():"):
-            writer.line(text)
-    else:
-        writer.line(text)
+    """Call a graph and name its results."""
+    with _autocast_off(writer, autocast):
+        writer.line(f"{unpack(list(names))} = {call}" if names else call)
 
 
 class InferenceCore:
@@ -195,9 +199,7 @@ class TrainingCore:
 
     def _differentiable(self, slot: Returned, name: str) -> str:
         """Autograd must not take a result for a view of something inside the graph."""
-        result = self._joint.outputs.results[slot.index] if isinstance(slot, Output) else None
-        is_view = (isinstance(result, Plain) and result.is_view) or isinstance(slot, Updated)
-        return f"{name}.detach()" if is_view else name
+        return f"{name}.detach()" if self._is_view(slot) or isinstance(slot, Updated) else name
 
     def _aside_values(self, returned: dict[Returned, str]) -> list[str]:
         """A result that autograd does not track must be a tensor of its own beside one that it does."""
@@ -221,16 +223,16 @@ class TrainingCore:
                 return
             lead = "" if self._all_through() else "None, "
             picked = ", ".join(f"g[{i}]" for i in self._through) or "None"
+            if not self._backward.deterministic:
+                check = writer.bind(deterministic_enabled, "deterministic_algorithms_enabled")
+                with writer.block(f"if {check}():"):
+                    writer.line(f"{writer.bind(self._backward.refuse_nondeterminism, 'refuse_nondeterminism')}()")
             partial = writer.bind(self._backward.partial, "partial_backward")
             with writer.block(f"if {' or '.join(f'{t} is None' for t in tangents)}:"):
                 writer.line(f"g = {partial}(ctx, {tuple_of(tangents)})")
                 writer.line(f"return ({lead}{picked},)")
             for name, value in zip(tangents, joint.tangent_values, strict=True):
                 self._coerce(writer, name, value)
-            if not self._backward.deterministic:
-                check = writer.bind(deterministic_enabled, "deterministic_algorithms_enabled")
-                with writer.block(f"if {check}():"):
-                    writer.line(f"{writer.bind(self._backward.refuse_nondeterminism, 'refuse_nondeterminism')}()")
             sizes = ["*ctx.sizes"] if self._saved.sizes else []
             saved = ["*ctx.saved_tensors"] if self._saved.tensors else []
             call = f"backward_graph([{', '.join([*sizes, *saved, *tangents])}])"
@@ -239,15 +241,9 @@ class TrainingCore:
                 sources = tuple_of([*saved, *tangents])
                 writer.line(f"g = {connected}(lambda: {call}, {sources})")
                 writer.line(f"return ({lead}{picked},)")
-            self._run_backward(writer, call)
-            writer.line("return tuple(g)" if self._all_through() else f"return ({lead}{picked},)")
-
-    def _run_backward(self, writer: Writer, call: str) -> None:
-        if self._autocast:
-            with writer.block(f"with {writer.bind(autocast_off, 'autocast_off')}():"):
+            with _autocast_off(writer, self._autocast):
                 writer.line(f"g = {call}")
-        else:
-            writer.line(f"g = {call}")
+            writer.line("return tuple(g)" if self._all_through() else f"return ({lead}{picked},)")
 
     def _coerce(self, writer: Writer, name: str, tangent: Tensor) -> None:
         size, stride = tuple(tangent.shape), tuple(tangent.stride())

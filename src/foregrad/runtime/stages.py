@@ -13,7 +13,14 @@ from typing import Any, Protocol
 import torch
 from torch import SymInt, Tensor
 
-from .._torch import OpOverload, mark_dynamic_dims, set_grad_enabled, set_version
+from .._torch import (
+    AutocastState,
+    OpOverload,
+    mark_dynamic_dims,
+    set_autocast_state,
+    set_grad_enabled,
+    set_version,
+)
 from ..errors import AssumptionError
 from ..functionalize.views import ViewStep
 from ..joint.build import Joint
@@ -201,6 +208,20 @@ class GradModeAfter:
         writer.line(f"{writer.bind(set_grad_enabled, 'set_grad_enabled')}({self.enabled})")
 
 
+@dataclass(frozen=True)
+class AutocastAfter:
+    """A program that leaves another autocast state to its caller."""
+
+    state: AutocastState
+
+    def enter(self, writer: Writer) -> None:
+        """Nothing."""
+
+    def leave(self, writer: Writer) -> None:
+        setter = writer.bind(set_autocast_state, "set_autocast_state")
+        writer.line(f"{setter}({writer.bind(self.state, 'autocast_state')})")
+
+
 def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list[Stage]:
     """The stages that a program needs, outermost first."""
     stages: list[Stage] = []
@@ -209,6 +230,8 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list
     made = tuple(facts.recorded.slot for facts in joint.inputs if facts.made_to_require_grad)
     if made:
         stages.append(RequireGrad(made))
+    if joint.autocast_after is not None:
+        stages.append(AutocastAfter(joint.autocast_after))
     if joint.grad_mode_after is not None:
         stages.append(GradModeAfter(joint.grad_mode_after))
     dims = tuple((i, dynamic_dims(t)) for i, t in enumerate(joint.outputs.tensors) if t is not None and dynamic_dims(t))

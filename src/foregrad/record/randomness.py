@@ -1,0 +1,84 @@
+"""Random numbers while recording: none are consumed, and a replayed draw is told from a new one.
+
+Checkpointing restores a generator's state outside the dispatcher and runs a random operator once more. The
+generator's own state names the draw: the same state again is the same draw. So that successive draws have different
+states, each recorded draw moves its generator by one number; every state is put back after the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._torch import disable_modes, without_function_modes
+from ..errors import UnsupportedError
+
+
+class Generators:
+    """The generators that a program draws from."""
+
+    def __init__(self, where: Callable[[], str]) -> None:
+        self._where = where  # the user's line, for an error
+        self._draws: dict[Any, int] = {}
+        self._before: dict[int, tuple[torch.Generator, Tensor]] = {}  # states to put back
+        self._left: dict[int, tuple[torch.Generator, Tensor]] = {}  # where the last draw left each generator
+        self._states_seen: list[Tensor] = []
+
+    def begin(self) -> None:
+        """Note the default generator as the program finds it, and move it on: a seed that is set again shows."""
+        default = torch.default_generator
+        with disable_modes(), without_function_modes():
+            self._states_seen.append(default.get_state())
+            torch.rand(1, device="cpu")
+            self._left[id(default)] = (default, default.get_state())
+
+    def draw(self, what: Any, generator: torch.Generator, position: int, may_reseed: bool) -> int | None:
+        """Note a draw at a position of the recording; gives the position of the draw that it replays, if any."""
+        with disable_modes(), without_function_modes():
+            state = generator.get_state()
+            self._before.setdefault(id(generator), (generator, state))
+            key = (what, bytes(state.numpy().data))
+            replayed = self._draws.get(key)
+            if replayed is None and not may_reseed:
+                self._refuse_reseeding(generator, state)
+            self._states_seen.append(state)
+            torch.rand(1, generator=generator, device=generator.device)
+            self._left[id(generator)] = (generator, generator.get_state())
+        self._draws.setdefault(key, position)
+        return replayed
+
+    def _refuse_reseeding(self, generator: torch.Generator, state: Tensor) -> None:
+        """A graph draws from the generators as they are: a program must not set their state.
+
+        Another thread may draw at the same time, so only a state that was seen before, or that of a fresh seed, is
+        taken for one that the program has set.
+        """
+        _, left = self._left.get(id(generator), (generator, state))
+        if torch.equal(left, state):
+            return
+        fresh = torch.Generator(generator.device).manual_seed(generator.initial_seed()).get_state()
+        if torch.equal(state, fresh) or any(torch.equal(state, seen) for seen in self._states_seen):
+            raise UnsupportedError(
+                f"the program sets the state of a random generator, at {self._where()} or before: this cannot be "
+                "compiled yet. Seed outside the program, or compile with fallback='eager'."
+            )
+
+    def check(self) -> None:
+        """At the end of the program the default generator must be where the program's own draws left it."""
+        with disable_modes(), without_function_modes():
+            self._refuse_reseeding(torch.default_generator, torch.default_generator.get_state())
+
+    def resume(self) -> None:
+        """Draw in backward from where the forward left off."""
+        for generator, state in self._left.values():
+            self._before.setdefault(id(generator), (generator, generator.get_state()))
+            generator.set_state(state)
+
+    def restore(self) -> None:
+        """Put every generator back."""
+        for generator, state in self._before.values():
+            generator.set_state(state)
+        self._before.clear()
