@@ -68,6 +68,21 @@ def test_a_change_of_shape_alone_has_no_tangent():
     assert graphs.inputs("backward") == ["tangents_1"]
 
 
+def test_compilers_see_the_shape_that_the_input_comes_with():
+    """M-3"""
+    compiled, graphs = grab(lambda x: (x.t_(), x * 2)[1])
+    compiled(plain(2, 3))
+    assert graphs.examples["inference"][0].shape == (2, 3)
+    assert graphs.modules["inference"].graph.find_nodes(op="placeholder")[0].meta["val"].shape == (2, 3)
+
+
+def test_values_have_the_shape_that_they_had():
+    compiled, graphs = grab(lambda x: ((y := x * 2).unsqueeze_(0), y + 1)[1])
+    compiled(plain(2, 3))
+    shapes = {n.name: tuple(n.meta["val"].shape) for n in graphs.modules["inference"].graph.nodes if "val" in n.meta}
+    assert shapes == {"arg0_1": (2, 3), "mul": (2, 3), "unsqueeze": (1, 2, 3), "add": (1, 2, 3)}
+
+
 def test_changes_that_cancel_out_return_nothing():
     """M-5"""
     compiled, graphs = grab(cancelling_changes)

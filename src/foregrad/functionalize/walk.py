@@ -153,9 +153,10 @@ class Functionalizer:
     # ------------------------------------------------------------------------------------------- walking
     def add_input(self, recorded: RecordedInput) -> Node:
         """Give an input of the recording its placeholder."""
-        node = self.graph.placeholder(recorded.slot, recorded.seen)
+        shape = self._shape_now(recorded.seen)
+        node = self.graph.placeholder(recorded.slot, shape)
         if isinstance(recorded.seen, Tensor) and recorded.same_as is None:
-            self._states[id(recorded.seen)] = TensorState(Storage(recorded), node, self._shape_now(recorded.seen))
+            self._states[id(recorded.seen)] = TensorState(Storage(recorded), node, shape)
             if recorded.leaf is not None and recorded.leaf is not recorded.seen:
                 self._states[id(recorded.leaf)] = self._states[id(recorded.seen)]
         return node
@@ -180,19 +181,20 @@ class Functionalizer:
             else:
                 self._reshape(step)
 
-    def _shape_now(self, tensor: Tensor) -> Tensor:
+    def _shape_now(self, value: Any) -> Any:
         """The tensor itself, or a copy of its metadata from before an operator like `t_` changed it."""
-        for position, before in self._shapes_before.get(id(tensor), ()):
+        for position, before in self._shapes_before.get(id(value), ()):
             if position >= self._position:
                 return before
-        return tensor
+        return value
 
     def _pure(self, step: Step) -> None:
         if step.repeats is not None and step.repeats in self._draws:
             node = self._draws[step.repeats]
         else:
             op = IN_GRAPHS.get(step.op, step.op)
-            node = self.graph.call(op, self._args(step.args), self._kwargs(step.kwargs), step.out)
+            shape = self._shape_now(step.out)
+            node = self.graph.call(op, self._args(step.args), self._kwargs(step.kwargs), shape)
             if op_info(step.op).impure:
                 node.impure = True
                 self._draws[self._position] = node

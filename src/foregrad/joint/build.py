@@ -116,7 +116,7 @@ def build_joint(recording: Recording, leaves: Sequence[Any], paths: Sequence[str
         signature=Signature(primals, tangents, tuple(forward), grads),
         inputs=inputs,
         outputs=outputs,
-        primal_values=tuple(recorded.seen for recorded in recording.inputs),
+        primal_values=tuple(node.value for node in graph.placeholders[: len(inputs)]),
         tangent_values=tuple(tape.tangents.values()),
         backward_error=error,
         grad_mode_after=_if_changed(recording.grad_enabled, recording.grad_enabled_after),

@@ -52,21 +52,13 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
         return untouched(recorded, requires_grad=False)
     if recorded.same_as is not None:  # everything is said of the first
         return untouched(recorded, requires_grad=seen.requires_grad)
+    _refuse_lost_effects(recorded)
     state = functionalizer.state_of(seen)
     reshapes = tuple(functionalizer.reshapes.get(id(seen), ()))
     if _geometry(seen) == _geometry(state.root.tensor):  # changes that cancel out
         reshapes = ()
     writes = state.storage.writes
     without_grad = bool(writes) and not any(step.grad_enabled for step in writes)
-    if seen.is_leaf and seen.grad is not None:
-        raise UnsupportedError(f"the program assigns .grad of {recorded.slot}, which cannot be compiled yet.")
-    if recorded.leaf is not None and not seen.requires_grad:
-        raise UnsupportedError(f"the program makes {recorded.slot} not require grad, which cannot be compiled yet.")
-    if seen.retains_grad or seen._post_accumulate_grad_hooks:
-        raise UnsupportedError(
-            f"the program calls retain_grad() on {recorded.slot} or gives it a post-accumulate hook, which cannot be "
-            "compiled yet. Do so before the call."
-        )
     return InputFacts(
         recorded=recorded,
         is_leaf=recorded.was_leaf,
@@ -80,6 +72,20 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
         requires_grad=seen.requires_grad,
         made_to_require_grad=seen.requires_grad and recorded.leaf is None and seen.is_leaf,
     )
+
+
+def _refuse_lost_effects(recorded: RecordedInput) -> None:
+    """What a program does to an input that a compiled call would not do to the caller's tensor."""
+    seen, slot = recorded.seen, recorded.slot
+    if seen.is_leaf and seen.grad is not None:
+        raise UnsupportedError(f"the program assigns .grad of {slot}, which cannot be compiled yet.")
+    if recorded.leaf is not None and not seen.requires_grad:
+        raise UnsupportedError(f"the program makes {slot} not require grad, which cannot be compiled yet.")
+    if seen.retains_grad or seen._post_accumulate_grad_hooks:
+        raise UnsupportedError(
+            f"the program calls retain_grad() on {slot} or gives it a post-accumulate hook, which cannot be compiled "
+            "yet. Do so before the call."
+        )
 
 
 def untouched(recorded: RecordedInput, requires_grad: bool) -> InputFacts:
