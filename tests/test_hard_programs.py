@@ -97,7 +97,28 @@ def a_write_under_many_views(x):
     return y
 
 
+def a_view_written_after_its_base_changed_shape(x):
+    v = x[0]
+    x.t_()
+    v.mul_(2)
+    return x * 1
+
+
+def a_detached_view_of_the_old_shape(x):
+    y = x.detach()
+    x.t_()
+    return y
+
+
+def a_view_of_the_old_shape(x):
+    v = x.view(-1)
+    x.t_()
+    return v
+
+
 PROGRAMS = {
+    a_detached_view_of_the_old_shape: lambda: (plain(2, 3),),
+    a_view_of_the_old_shape: lambda: (plain(2, 3),),
     nodes_named_like_builtins: lambda: (leaf(2, 3),),
     a_partial_backward_after_a_write: lambda: (leaf(4, 6),),
     saved_before_its_source_is_overwritten: lambda: (leaf(3), plain(3)),
@@ -132,6 +153,45 @@ def test_autocast_switched_off_inside():
 
     with torch.autocast("cpu", torch.bfloat16):
         check_core(program, leaf(2, 2))
+
+
+def test_backward_runs_outside_the_autocast_of_the_forward():
+    """J-11"""
+
+    def gradient(fn):
+        x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = fn(x)
+        y.sum().backward()
+        return x.grad
+
+    assert torch.equal(gradient(torch.linalg.inv), gradient(foregrad.aot_function(torch.linalg.inv, nop)))
+
+
+def test_a_shape_that_changes_for_two_names_of_one_tensor_with_symbolic_sizes():
+    x = plain(2, 3)
+    total = foregrad.aot_function(lambda a, b: (a.t_(), b.sum())[1], nop, dynamic=True)(x, x)
+    assert total == 21
+    assert x.shape == (3, 2)
+
+
+@pytest.mark.parametrize("program", [a_view_of_the_old_shape, a_view_written_after_its_base_changed_shape])
+def test_views_of_the_old_shape_of_a_differentiable_tensor_are_refused(program):
+    with pytest.raises(
+        foregrad.errors.UnsupportedError, match="changes the shape of a tensor of which a view was taken"
+    ):
+        foregrad.aot_function(program, nop)(leaf(2, 3) * 1)
+
+
+@pytest.mark.parametrize("make", [lambda: plain(2, 3), lambda: leaf(2, 3)], ids=["saved", "leaf"])
+def test_shapes_that_autograd_would_trip_over_are_refused(make):
+    def program(x, w):
+        with torch.no_grad():
+            x.t_()
+        return x * w
+
+    with pytest.raises(foregrad.errors.UnsupportedError, match="shape"):
+        foregrad.aot_function(program, nop)(make(), leaf(1))
 
 
 def test_autocast_is_recorded_and_off_while_graphs_run():

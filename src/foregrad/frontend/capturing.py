@@ -132,7 +132,6 @@ def _capture(
 ) -> Capture:
     surroundings = Surroundings(function, zip(flat.paths, flat.leaves, strict=True))
     found = [argument for argument, _ in state]
-    engine = engine_for([(argument.slot, argument.value) for argument in (*found, *inputs)], config.dynamic_shapes)
     hidden: dict[Hidden, Place] = {}
 
     def place_of(tensor: Tensor) -> Hidden:
@@ -143,6 +142,7 @@ def _capture(
         hidden[slot] = place
         return slot
 
+    engine = engine_for([(argument.slot, argument.value) for argument in (*found, *inputs)], config.dynamic_shapes)
     snapshot = Snapshot(surroundings)
     recording = Recording(engine, dict(config.decompositions or {}), from_nodes=isinstance(function, fx.GraphModule))
     try:

@@ -191,11 +191,12 @@ class Tape:
             tangent = self.tangents[slot] = recording.engine.like(target, dense=True)
             functionalizer.add_fresh(tangent, functionalizer.graph.placeholder(Tangent(slot), tangent))
 
-    def differentiate(self, slots: Sequence[Returned]) -> list[Node | None]:
+    def differentiate(self, slots: Sequence[Returned], autocast: bool = False) -> list[Node | None]:
         """Gradients of some of the targets, as nodes of the flat graph, one or None for each input."""
         recording, functionalizer = self._recording, self._functionalizer
         start = len(recording.steps)
-        found = recording.differentiate([self.targets[s] for s in slots], [self.tangents[s] for s in slots])
+        targets, tangents = [self.targets[s] for s in slots], [self.tangents[s] for s in slots]
+        found = recording.differentiate(targets, tangents, autocast)
         functionalizer.run(recording.steps[start:], start)
         refuse_backward_writes(functionalizer, recording.inputs)
         return [None if g is None else functionalizer.node_of(g) for g in found]
@@ -203,9 +204,10 @@ class Tape:
     def partial_backward(self, slots: Sequence[Returned], saved: Sequence[str]) -> fx.GraphModule:
         """The backward for some of the tangents, over the values that the forward saved (their names are given).
 
-        It has the same inputs as the backward for all of them; the other tangents are not read.
+        It has the same inputs as the backward for all of them; the other tangents are not read. It is recorded under
+        the autocast state of the caller.
         """
-        gradients = self.differentiate(slots)
+        gradients = self.differentiate(slots, autocast=True)
         graph = self._functionalizer.graph
         by_name = {node.name: node for node in (*graph.placeholders, *graph.nodes) if node.name}
         given = [by_name[name] for name in saved]

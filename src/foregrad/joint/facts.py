@@ -51,12 +51,17 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
     if not isinstance(seen, Tensor):
         return untouched(recorded, requires_grad=False)
     if recorded.same_as is not None:  # everything is said of the first
-        return untouched(recorded, requires_grad=seen.requires_grad)
+        shape = functionalizer.state_of(seen).root.tensor
+        return untouched(recorded, requires_grad=seen.requires_grad, geometry=shape)
     _refuse_lost_effects(recorded)
     state = functionalizer.state_of(seen)
     reshapes = tuple(functionalizer.reshapes.get(id(seen), ()))
     if _geometry(seen) == _geometry(state.root.tensor):  # changes that cancel out
         reshapes = ()
+    if reshapes and seen.is_leaf and seen.requires_grad:
+        raise UnsupportedError(
+            f"the program changes the shape of the leaf {recorded.slot}, which cannot be compiled yet."
+        )
     writes = state.storage.writes
     without_grad = bool(writes) and not any(step.grad_enabled for step in writes)
     return InputFacts(
@@ -88,9 +93,8 @@ def _refuse_lost_effects(recorded: RecordedInput) -> None:
         )
 
 
-def untouched(recorded: RecordedInput, requires_grad: bool) -> InputFacts:
+def untouched(recorded: RecordedInput, requires_grad: bool, geometry: Tensor | None = None) -> InputFacts:
     """The facts about an input that nothing was done to."""
-    geometry = recorded.seen if recorded.is_tensor else None
     return InputFacts(recorded, recorded.was_leaf, False, False, (), False, False, 0, geometry, requires_grad, False)
 
 

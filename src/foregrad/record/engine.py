@@ -34,7 +34,6 @@ from ..slots import Primal
 # FakeTensorMode asks many questions before it comes to the same kernels.
 DIRECT = frozenset(
     {
-        aten.addmm.default,
         aten.alias.default,
         aten.bmm.default,
         aten.detach.default,

@@ -106,6 +106,7 @@ class Recorder(TorchDispatchMode):
         if "device" in kwargs:
             self._require_device(kwargs["device"])
         if info.kind is Kind.RESHAPE:
+            self._refuse_views_of_old_shape(op, args[0], stack)
             before = self._run(aten.detach.default, types, (args[0],), {})
             self.shapes_before.setdefault(id(args[0]), []).append((len(self.steps), before))
         try:
@@ -125,6 +126,17 @@ class Recorder(TorchDispatchMode):
         repeats = self._draw(op, kwargs, args) if info.random else None
         self.steps.append(Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, repeats))
         return out
+
+    def _refuse_views_of_old_shape(self, op: OpOverload, tensor: torch.Tensor, stack: Stack) -> None:
+        """Autograd replays views from the shape that their base has now."""
+        views = (
+            step for step in self.steps if step.args and step.args[0] is tensor and op_info(step.op).kind is Kind.VIEW
+        )
+        if tensor.requires_grad and any(step.op is not aten.detach.default for step in views):
+            raise UnsupportedError(
+                f"{op}, at {where(stack)}, changes the shape of a tensor of which a view was taken before, which cannot "
+                "be compiled yet. Change the shape first, or take a view of another shape instead."
+            )
 
     def _decompose(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replace an operator by others: on the user's wish, or because it is a mere composition."""

@@ -20,6 +20,7 @@ from .._torch import (
     AutocastState,
     FakeTensor,
     ambient_state_kept,
+    autocast_off,
     autocast_state,
     disable_modes,
     gradients_of,
@@ -187,8 +188,13 @@ class Recording:
         """The abstract tensor for a tensor of the result: itself, or the twin of a real one that was passed through."""
         return tensor if self.engine.is_abstract(tensor) else self._reals.twin_of(tensor)
 
-    def differentiate(self, targets: Sequence[Tensor], tangents: Sequence[Tensor]) -> list[Tensor | None]:
+    def differentiate(
+        self, targets: Sequence[Tensor], tangents: Sequence[Tensor], autocast: bool
+    ) -> list[Tensor | None]:
         """Record a backward behind the forward: a gradient, or None, for each input.
+
+        With `autocast` it is recorded under the autocast state of the caller, otherwise without any: what counts in
+        eager is the state in which backward is called, not that of the forward.
 
         A custom function that was applied to a real parameter has its edge to the real tensor and not to the twin:
         gradients are taken for both, and added.
@@ -198,7 +204,8 @@ class Recording:
         differentiable = [i for i in self.inputs if i.differentiated is not None]
         leaves = [i.differentiated for i in differentiable if i.differentiated is not None]
         hidden = [i for i in differentiable if not isinstance(i.slot, Input)]
-        with self._modes(self._reals), torch.no_grad():
+        casts = contextlib.nullcontext() if autocast else autocast_off()
+        with self._modes(self._reals), torch.no_grad(), casts:
             self.recorder.generators.resume()
             found = gradients_of(targets, tangents, leaves + [self.real_tensors[i.slot] for i in hidden])
             by_slot = dict(zip((i.slot for i in differentiable), found, strict=False))

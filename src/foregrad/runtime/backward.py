@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor, fx
 
-from .._torch import garbage_collection_paused, hint_of
+from .._torch import any_autocast_enabled, autocast_off, autocast_state, garbage_collection_paused, hint_of
 from ..errors import BackwardError
 from ..joint.build import Joint
 from ..options import AOTConfig
@@ -62,7 +62,7 @@ class Backward:
         self.deterministic = deterministic
         self._lock = threading.RLock()
         self._compiled: Boxed | None = None
-        self._partial: dict[tuple[bool, ...], Boxed] = {}
+        self._partial: dict[Any, Boxed] = {}  # by which tangents arrive, and the autocast state
 
     # -------------------------------------------------------------------------------------- the usual backward
     def install(self, place: Callable[[Boxed], None]) -> None:
@@ -101,21 +101,27 @@ class Backward:
 
     # ----------------------------------------------------------------------------------------- the rare ones
     def partial(self, ctx: Any, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Gradients when some outputs take no part: an input that only they depend on gets None."""
+        """Gradients when some outputs take no part, or when autocast is on.
+
+        An input that only the missing outputs depend on gets None; under autocast the backward itself is cast.
+        """
         mask = tuple(tangent is not None for tangent in tangents)
+        key = mask, autocast_state() if any_autocast_enabled() else None
         if not any(mask):
             return [None] * len(self._joint.inputs)
         with self._lock:
-            if mask not in self._partial:
+            if key not in self._partial:
                 signature = self._joint.signature
                 slots: list[Returned] = [t.of for t, used in zip(signature.tangents, mask, strict=True) if used]
-                self._partial[mask] = self._compile(self._joint.tape.partial_backward(slots, self._saved.names))
+                self._partial[key] = self._compile(self._joint.tape.partial_backward(slots, self._saved.names))
         sizes = ctx.sizes if self._saved.sizes else ()
         given = [self._tangent(i, tangent) for i, tangent in enumerate(tangents)]
         saved = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return self.connected(lambda: self._partial[mask]([*sizes, *saved, *given]), (*saved, *given))
-        return list(self._partial[mask]([*sizes, *saved, *given]))
+        compiled = self._partial[key]
+        with autocast_off():  # the casts are in the graph
+            if torch.is_grad_enabled():
+                return self.connected(lambda: compiled([*sizes, *saved, *given]), (*saved, *given))
+            return list(compiled([*sizes, *saved, *given]))
 
     def _tangent(self, index: int, tangent: Tensor | None) -> Tensor:
         """A tangent in the recorded layout. One that did not arrive is not read, but must have its shape."""

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor
 
-from .._torch import autocast_off, boundary_apply, deterministic_enabled, set_grad_enabled
+from .._torch import any_autocast_enabled, autocast_off, boundary_apply, deterministic_enabled, set_grad_enabled
 from ..joint.build import Joint
-from ..joint.facts import Number, Plain, SameAsInput, ViewOfBase, ViewOfInput, ViewOfOutput
+from ..joint.facts import Number, Plain, Result, SameAsInput, ViewOfBase, ViewOfInput, ViewOfOutput
 from ..ops import Kind, op_info
 from ..slots import Output, Primal, Returned, Updated
 from .backward import Backward, Saved, restride
@@ -25,11 +25,9 @@ def values_needed(joint: Joint) -> list[Returned]:
     for slot in joint.signature.returned:
         match slot:
             case Output(index):
-                match joint.outputs.results[index]:
-                    case Plain() | Number():
-                        needed.append(slot)
-                    case ViewOfInput(rebuild=r) | ViewOfBase(rebuild=r) | ViewOfOutput(rebuild=r) if r.steps is None:
-                        needed.append(slot)
+                result = joint.outputs.results[index]
+                if isinstance(result, (Plain, Number)) or gives_geometry(result):
+                    needed.append(slot)
             case Updated(of) if of in unwritten:  # its shape is set without looking at the graph's result
                 continue
             case _:
@@ -46,6 +44,15 @@ def inputs_kept(joint: Joint) -> set[Primal]:
         if isinstance(result, (SameAsInput, ViewOfInput)):
             kept.add(result.input.slot)
     return kept
+
+
+def gives_geometry(result: Result) -> bool:
+    """Whether the graph's own result only says where a view lies; it may be an input that changes its shape later."""
+    match result:
+        case ViewOfInput(rebuild=r) | ViewOfBase(rebuild=r) | ViewOfOutput(rebuild=r):
+            return r.steps is None
+        case _:
+            return False
 
 
 def repeated_results(joint: Joint) -> set[Returned]:
@@ -118,7 +125,7 @@ class InferenceCore:
         alike = repeated_results(self._joint)
         for i, result in enumerate(self._joint.outputs.results):
             plain_view = isinstance(result, Plain) and result.is_view and self._joint.recording.grad_enabled
-            if plain_view or Output(i) in alike:
+            if plain_view or Output(i) in alike or gives_geometry(result):
                 name = writer.variable(Output(i))
                 writer.line(f"{name} = {name}.detach()")
 
@@ -206,7 +213,9 @@ class TrainingCore:
         alike = repeated_results(self._joint)
         node = dict(zip(self._joint.signature.returned, self._joint.part.outputs, strict=False))
         tracked = {id(node[slot]) for slot in self._tangents}
-        apart = [s in alike or id(node[s]) in tracked or self._is_view(s) for s in self._aside]
+        results = self._joint.outputs.results
+        shapes = {Output(i) for i, result in enumerate(results) if gives_geometry(result)}
+        apart = [s in alike or s in shapes or id(node[s]) in tracked or self._is_view(s) for s in self._aside]
         return [f"{returned[s]}.detach()" if a else returned[s] for s, a in zip(self._aside, apart, strict=True)]
 
     def _is_view(self, slot: Returned) -> bool:
@@ -228,7 +237,8 @@ class TrainingCore:
                 with writer.block(f"if {check}():"):
                     writer.line(f"{writer.bind(self._backward.refuse_nondeterminism, 'refuse_nondeterminism')}()")
             partial = writer.bind(self._backward.partial, "partial_backward")
-            with writer.block(f"if {' or '.join(f'{t} is None' for t in tangents)}:"):
+            autocast = writer.bind(any_autocast_enabled, "any_autocast_enabled")
+            with writer.block(f"if {' or '.join(f'{t} is None' for t in tangents)} or {autocast}():"):
                 writer.line(f"g = {partial}(ctx, {tuple_of(tangents)})")
                 writer.line(f"return ({lead}{picked},)")
             for name, value in zip(tangents, joint.tangent_values, strict=True):
@@ -241,8 +251,7 @@ class TrainingCore:
                 sources = tuple_of([*saved, *tangents])
                 writer.line(f"g = {connected}(lambda: {call}, {sources})")
                 writer.line(f"return ({lead}{picked},)")
-            with _autocast_off(writer, self._autocast):
-                writer.line(f"g = {call}")
+            writer.line(f"g = {call}")
             writer.line("return tuple(g)" if self._all_through() else f"return ({lead}{picked},)")
 
     def _coerce(self, writer: Writer, name: str, tangent: Tensor) -> None:

@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch import any_autocast_enabled, deterministic_enabled
-from ..errors import CompilerError
+from .._torch import OpOverload, any_autocast_enabled, deterministic_enabled
+from ..errors import CompilerError, UnsupportedError
 from ..joint.build import Joint
 from ..joint.graph import to_fx
 from ..joint.metadata import describe
 from ..joint.verify import verify_graph
 from ..logs import show_graph
+from ..ops import Kind, op_info
 from ..options import AOTConfig
 from ..partition import cut, default_partition
 from ..schemas import ViewAndMutationMeta
-from .backward import Backward, saved_between
+from .backward import Backward, Saved, saved_between
 from .boundary import InferenceCore, TrainingCore
 from .compilers import Boxed, checked, compile_graph, example_values
 from .entry import Entry
@@ -91,6 +92,7 @@ def _training(
     returned = len(joint.signature.returned)
     forward, backward = partition(joint, config)
     saved = saved_between(forward, returned)
+    _refuse_saved_reshapes(joint, saved)
     examples = example_values(joint.recording.engine, joint.primal_values)
     name = writer.fresh("forward_graph")
     compiled, strides = compile_graph(config.fw_compiler, forward, examples, "forward", config)
@@ -101,6 +103,24 @@ def _training(
     runner.install(_install(writer, writer.fresh("backward_graph")))
     metadata = describe(joint, config, saved_sizes=len(saved.sizes))
     return TrainingCore(joint, saved, runner, entry.guarded, autocast), (forward, backward, metadata)
+
+
+def _refuse_saved_reshapes(joint: Joint, saved: Saved) -> None:
+    """Autograd would take the change of shape behind the forward for a write to what it has saved."""
+    names = {_origin(node).name for node in saved.tensors}
+    for node, facts in zip(joint.part.placeholders, joint.inputs, strict=False):
+        if node.name in names and facts.version_change and not facts.written:
+            raise UnsupportedError(
+                f"the program changes the shape of {facts.recorded.slot} in place and needs it for the backward, which "
+                "cannot be compiled yet. Use a view of it instead."
+            )
+
+
+def _origin(node: fx.Node) -> fx.Node:
+    """What a view, or a view of a view, was taken from."""
+    while isinstance(node.target, OpOverload) and op_info(node.target).kind is Kind.VIEW:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
 
 
 def partition(joint: Joint, config: AOTConfig) -> tuple[fx.GraphModule, fx.GraphModule]:
