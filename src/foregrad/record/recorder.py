@@ -134,7 +134,7 @@ class Recorder(TorchDispatchMode):
         )
         if tensor.requires_grad and any(step.op is not aten.detach.default for step in views):
             raise UnsupportedError(
-                f"{op}, at {where(stack)}, changes the shape of a tensor of which a view was taken before, which cannot "
+                f"{op}, at {where(stack)}, changes the shape of a tensor of which a view was taken before: this cannot "
                 "be compiled yet. Change the shape first, or take a view of another shape instead."
             )
 
