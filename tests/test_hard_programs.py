@@ -1,5 +1,7 @@
 """Programs that were wrong once, each with what is hard about it."""
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -288,6 +290,19 @@ def test_several_threads_run_their_first_backward_at_once():
         compiled = foregrad.aot_function(lambda x: (x.sin() * x).sum(), nop)
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda n: compiled(leaf(n)).backward(), [2, 3, 2, 3, 4, 2, 3, 4]))
+
+
+def test_a_program_does_not_keep_a_replaced_parameter_alive():
+    """F-9"""
+    linear = torch.nn.Linear(3, 1)
+    compiled = foregrad.aot_module(linear, nop)
+    compiled(plain(2, 3)).sum().backward()
+    old = weakref.ref(linear.weight)
+    linear.weight = torch.nn.Parameter(torch.zeros(1, 3))
+    gc.collect()
+    assert old() is None
+    compiled(plain(2, 3)).sum().backward()
+    assert linear.weight.grad.tolist() == [[5, 7, 9]]
 
 
 def test_abstract_values_have_the_strides_of_the_real_ones():

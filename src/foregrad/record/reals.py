@@ -8,10 +8,10 @@ the real tensor, so that `self.count += 1` assigns to the module what was there 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -58,19 +58,28 @@ class RealTensors(TorchFunctionMode):
         self._abstract = engine.is_abstract
         self._knows_value = engine.knows_value
         self._adopt = adopt  # makes a hidden input of a tensor that was not known before
-        self._twins: dict[int, tuple[Tensor, Tensor]] = {}  # by id of the real tensor, which is kept alive here
-        self._reals: dict[int, Tensor] = {}
+        self._twins: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}  # by id of the real tensor
+        self._reals: dict[int, weakref.ref[Tensor]] = {}  # by id of the twin
         self._arguments: dict[int, Tensor] = {}  # the real tensors of the arguments, by id of what the program sees
 
     def register(self, real: Tensor, twin: Tensor) -> None:
         """From now on `twin` stands for `real`."""
-        self._twins.setdefault(id(real), (real, twin))
-        self._reals[id(twin)] = real
+        self._note(real, twin)
+        self._reals[id(twin)] = weakref.ref(real)
+
+    def _note(self, real: Tensor, twin: Tensor) -> None:
+        if self._known_twin(real) is None:
+            self._twins[id(real)] = weakref.ref(real), twin
+
+    def _known_twin(self, real: Tensor) -> Tensor | None:
+        """The twin, unless the id belonged to a tensor that is gone."""
+        known = self._twins.get(id(real))
+        return known[1] if known is not None and known[0]() is real else None
 
     def note_argument(self, real: Tensor, seen: Tensor) -> None:
         """`seen` is what the program was given for `real`; the program finding `real` by itself finds the same."""
         self._arguments[id(seen)] = real
-        self._twins.setdefault(id(real), (real, seen))
+        self._note(real, seen)
 
     def release_arguments(self) -> None:
         """Forget the real tensors of the arguments."""
@@ -80,11 +89,11 @@ class RealTensors(TorchFunctionMode):
 
     def twin_of(self, real: Tensor) -> Tensor:
         """The twin of a real tensor, adopted if it is met for the first time."""
-        known = self._twins.get(id(real))
-        if known is None:
-            self.register(real, self._adopt(real))
-            known = self._twins[id(real)]
-        return known[1]
+        twin = self._known_twin(real)
+        if twin is None:
+            twin = self._adopt(real)
+            self.register(real, twin)
+        return twin
 
     def _swap(self, value: Any) -> Any:
         if self._abstract(value):
@@ -128,4 +137,7 @@ class RealTensors(TorchFunctionMode):
                 "tensor in place or pass it as an argument, or compile with fallback='eager'."
             )
         result = func(*self._swap(args), **{name: self._swap(value) for name, value in kwargs.items()})
-        return self._reals.get(id(result), result) if isinstance(result, torch.Tensor) else result
+        if isinstance(result, Tensor) and id(result) in self._reals:
+            real = self._reals[id(result)]()
+            return result if real is None else real
+        return result

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -114,6 +115,7 @@ class Recording:
         self.engine = engine
         self.inputs: list[RecordedInput] = []
         self.real_tensors: dict[Primal, Tensor] = {}
+        self._found: dict[Primal, weakref.ref[Tensor]] = {}  # what is left of them once they are released
         self._by_identity: dict[int, RecordedInput] = {}
         self.result: Any = None
         self.forward_end = 0
@@ -168,12 +170,16 @@ class Recording:
         return recorded.seen
 
     def release_arguments(self) -> None:
-        """Let go of the arguments that the program was recorded on; a compiled program holds no data of its own."""
-        for recorded in self.inputs:
-            if isinstance(recorded.slot, Input):
-                self.real_tensors.pop(recorded.slot, None)
+        """Let go of the tensors that the program was recorded on; a compiled program holds no data of its own."""
+        self._found = {s: weakref.ref(t) for s, t in self.real_tensors.items() if not isinstance(s, Input)}
+        self.real_tensors.clear()
         self._by_identity.clear()
         self._reals.release_arguments()
+
+    def _real(self, slot: Primal) -> Tensor | None:
+        """The real tensor that the program found, if it is still there."""
+        found = self._found.get(slot)
+        return self.real_tensors.get(slot) if found is None else found()
 
     @contextlib.contextmanager
     def _modes(self, reals: RealTensors) -> Iterator[None]:
@@ -203,11 +209,15 @@ class Recording:
         self.recorder.watch_gradient_sums(targets)
         differentiable = [i for i in self.inputs if i.differentiated is not None]
         leaves = [i.differentiated for i in differentiable if i.differentiated is not None]
-        hidden = [i for i in differentiable if not isinstance(i.slot, Input)]
+        reals: dict[Primal, Tensor | None] = {}
+        for i in differentiable:
+            if not isinstance(i.slot, Input):
+                reals[i.slot] = self._real(i.slot)
+        hidden = [i for i in differentiable if reals.get(i.slot) is not None]
         casts = contextlib.nullcontext() if autocast else autocast_off()
         with self._modes(self._reals), torch.no_grad(), casts:
             self.recorder.generators.resume()
-            found = gradients_of(targets, tangents, leaves + [self.real_tensors[i.slot] for i in hidden])
+            found = gradients_of(targets, tangents, leaves + [real for real in reals.values() if real is not None])
             by_slot = dict(zip((i.slot for i in differentiable), found, strict=False))
             for item, extra in zip(hidden, found[len(leaves) :], strict=True):
                 if extra is not None:
