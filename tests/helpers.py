@@ -56,23 +56,11 @@ class Graphs:
 
 
 def grab(fn: Callable[..., Any], **options: Any) -> tuple[Any, Graphs]:
-    """Compile a function with compilers that keep their graphs."""
+    """Compile a function or a module with compilers that keep their graphs."""
     graphs = Graphs()
-    compiled = foregrad.aot_function(
+    transform = foregrad.aot_module if isinstance(fn, torch.nn.Module) else foregrad.aot_function
+    compiled = transform(
         fn,
-        graphs.compiler("forward"),
-        graphs.compiler("backward"),
-        inference_compiler=graphs.compiler("inference"),
-        **options,
-    )
-    return compiled, graphs
-
-
-def grab_module(module: torch.nn.Module, **options: Any) -> tuple[Any, Graphs]:
-    """Compile a module with compilers that keep their graphs."""
-    graphs = Graphs()
-    compiled = foregrad.aot_module(
-        module,
         graphs.compiler("forward"),
         graphs.compiler("backward"),
         inference_compiler=graphs.compiler("inference"),

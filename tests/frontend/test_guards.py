@@ -9,7 +9,7 @@ from torch import nn
 import foregrad
 from foregrad.errors import EagerFallbackWarning
 from foregrad.frontend.guards import sharing_pattern
-from helpers import grab, grab_module, leaf, nop, plain
+from helpers import grab, leaf, nop, plain
 
 
 def programs(compiled):
@@ -199,7 +199,7 @@ def test_a_plain_attribute_of_a_module_is_guarded():
             return x * self.factor + self.options["shift"]
 
     module = Scale()
-    compiled, _ = grab_module(module)
+    compiled, _ = grab(module)
     assert compiled(plain(1)).item() == 3
     module.factor = 5
     assert compiled(plain(1)).item() == 6
@@ -211,7 +211,7 @@ def test_a_plain_attribute_of_a_module_is_guarded():
 
 def test_a_hook_on_a_module_is_guarded():
     module = nn.Linear(2, 2)
-    compiled, _ = grab_module(module)
+    compiled, _ = grab(module)
     before = compiled(plain(1, 2))
     handle = module.register_forward_hook(lambda m, args, out: out * 10)
     assert torch.equal(compiled(plain(1, 2)), before * 10)
@@ -221,7 +221,7 @@ def test_a_hook_on_a_module_is_guarded():
 
 def test_a_replaced_submodule_is_seen():
     module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    compiled, _ = grab_module(module)
+    compiled, _ = grab(module)
     compiled(plain(1, 2))
     module[1] = nn.Tanh()
     assert torch.equal(compiled(plain(1, 2)), module(plain(1, 2)))
@@ -229,7 +229,7 @@ def test_a_replaced_submodule_is_seen():
 
 def test_a_parameter_that_is_frozen_later_gets_another_program():
     module = nn.Linear(2, 2)
-    compiled, graphs = grab_module(module)
+    compiled, graphs = grab(module)
     compiled(plain(1, 2))
     module.requires_grad_(False)
     assert not compiled(plain(1, 2)).requires_grad and graphs.order == ["forward", "inference"]

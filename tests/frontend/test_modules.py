@@ -6,7 +6,7 @@ from torch import nn
 
 import foregrad
 from foregrad.errors import ConfigError, GraphOutputError
-from helpers import Graphs, grab_module, leaf, nop, plain
+from helpers import Graphs, grab, leaf, nop, plain
 
 
 class Net(nn.Module):
@@ -32,7 +32,7 @@ def simplified(body, *args, **options):
 
 def test_parameters_then_buffers_are_leading_inputs_after_the_arguments_are_known():
     """F-9, V-8"""
-    compiled, graphs = grab_module(Net(lambda m, x: x * m.w + m.n))
+    compiled, graphs = grab(Net(lambda m, x: x * m.w + m.n))
     compiled(torch.ones(2)).sum().backward()
     assert len(graphs.inputs("forward")) == 3 and compiled.orig_module.w.grad.tolist() == [1, 1]
     slots = [str(slot) for slot in compiled.specializations[0]._program.joint.signature.primals]
@@ -51,7 +51,7 @@ def test_the_compiled_module_is_a_module_with_the_same_parameters():
 def test_a_replaced_parameter_is_looked_up():
     """F-9 (Z)"""
     module = nn.Linear(2, 1, bias=False)
-    compiled, _ = grab_module(module)
+    compiled, _ = grab(module)
     compiled(torch.ones(1, 2)).sum().backward()
     module.weight = nn.Parameter(torch.zeros(1, 2))
     compiled(torch.ones(1, 2)).sum().backward()
@@ -61,7 +61,7 @@ def test_a_replaced_parameter_is_looked_up():
 def test_an_optimizer_step_reaches_the_next_call():
     """F-9"""
     module = nn.Linear(3, 1)
-    compiled, graphs = grab_module(module)
+    compiled, graphs = grab(module)
     optimizer = torch.optim.SGD(compiled.parameters(), lr=0.005)
     losses = []
     for _ in range(5):
@@ -76,7 +76,7 @@ def test_an_optimizer_step_reaches_the_next_call():
 def test_training_and_eval_have_a_program_each():
     """F-2"""
     module = nn.Sequential(nn.Dropout(0.5))
-    compiled, _ = grab_module(module)
+    compiled, _ = grab(module)
     compiled(torch.ones(64))
     module.eval()
     assert compiled(torch.ones(64)).sum() == 64
@@ -88,7 +88,7 @@ def test_training_and_eval_have_a_program_each():
 def test_running_statistics_advance_as_in_eager():
     """M-1, trap 3 of batch norm: its schema does not tell that it writes."""
     ours, theirs = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
-    compiled, _ = grab_module(ours)
+    compiled, _ = grab(ours)
     for i in range(3):
         x = plain(4, 3) * (i + 1)
         assert torch.equal(compiled(x), theirs(x))
@@ -100,7 +100,7 @@ def test_a_shared_parameter_gets_the_sum_of_its_gradients():
     """F-9: duplicates are kept, one for each name."""
     module = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     module[1].weight = module[0].weight
-    compiled, graphs = grab_module(module)
+    compiled, graphs = grab(module)
     compiled(torch.eye(2)).sum().backward()
     ours, module[0].weight.grad = module[0].weight.grad, None
     module(torch.eye(2)).sum().backward()

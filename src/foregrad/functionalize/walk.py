@@ -86,7 +86,6 @@ class Functionalizer:
 
     def __init__(self, recording: Recording, graph: FlatGraph) -> None:
         self.graph = graph
-        self._recording = recording
         self._shapes_before = recording.recorder.shapes_before
         self._engine = recording.engine
         self._states: dict[int, TensorState] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import SymInt, Tensor
@@ -43,8 +43,8 @@ from ..slots import Base, Output, Primal, Slot, Updated
 from .writer import Writer
 
 
-class Stage(Protocol):
-    """One concern: what it writes before the inner stages, and what behind them."""
+class Stage:
+    """One concern: what it writes before the inner stages, and what behind them; by default nothing."""
 
     def enter(self, writer: Writer) -> None:
         """Lines on the way in."""
@@ -54,7 +54,7 @@ class Stage(Protocol):
 
 
 @dataclass(frozen=True)
-class Assumptions:
+class Assumptions(Stage):
     """Under `debug_assert`: check what the program was compiled for, where no guard does."""
 
     inputs: tuple[InputFacts, ...]
@@ -71,9 +71,6 @@ class Assumptions:
             elif facts.recorded.leaf is None:
                 writer.line(f"if {name}.requires_grad: {broken}({i}, 'would not require grad')")
 
-    def leave(self, writer: Writer) -> None:
-        """Nothing."""
-
     def _broken(self, index: int, fact: str) -> None:
         name = f"parameter/buffer {index}" if index < self.state else f"input {index - self.state}"
         raise AssumptionError(
@@ -83,7 +80,7 @@ class Assumptions:
 
 
 @dataclass(frozen=True)
-class RequireGrad:
+class RequireGrad(Stage):
     """Inputs that the program makes require grad."""
 
     slots: tuple[Primal, ...]
@@ -92,12 +89,9 @@ class RequireGrad:
         for slot in self.slots:
             writer.line(f"{writer.variable(slot)}.requires_grad_()")
 
-    def leave(self, writer: Writer) -> None:
-        """Nothing."""
-
 
 @dataclass(frozen=True)
-class WriteBack:
+class WriteBack(Stage):
     """Inputs that the program changed: first their shape, then their data, in input order."""
 
     inputs: tuple[InputFacts, ...]
@@ -145,13 +139,10 @@ def _reshape(writer: Writer, target: str, step: Step) -> None:
 
 
 @dataclass(frozen=True)
-class Aliases:
+class Aliases(Stage):
     """Outputs that are inputs, or views of something, are taken from the caller's own tensors."""
 
     outputs: OutputFacts
-
-    def enter(self, writer: Writer) -> None:
-        """Nothing."""
 
     def leave(self, writer: Writer) -> None:
         taken: dict[str, str] = {}
@@ -181,13 +172,10 @@ class Aliases:
 
 
 @dataclass(frozen=True)
-class DynamicMarks:
+class DynamicMarks(Stage):
     """Tell a front end which sizes of the outputs are symbolic."""
 
     dims: tuple[tuple[int, frozenset[int]], ...]
-
-    def enter(self, writer: Writer) -> None:
-        """Nothing."""
 
     def leave(self, writer: Writer) -> None:
         mark = writer.bind(mark_dynamic_dims, "mark_dynamic_dims")
@@ -196,26 +184,20 @@ class DynamicMarks:
 
 
 @dataclass(frozen=True)
-class GradModeAfter:
+class GradModeAfter(Stage):
     """A program that leaves another grad mode to its caller."""
 
     enabled: bool
-
-    def enter(self, writer: Writer) -> None:
-        """Nothing."""
 
     def leave(self, writer: Writer) -> None:
         writer.line(f"{writer.bind(set_grad_enabled, 'set_grad_enabled')}({self.enabled})")
 
 
 @dataclass(frozen=True)
-class AutocastAfter:
+class AutocastAfter(Stage):
     """A program that leaves another autocast state to its caller."""
 
     state: AutocastState
-
-    def enter(self, writer: Writer) -> None:
-        """Nothing."""
 
     def leave(self, writer: Writer) -> None:
         setter = writer.bind(set_autocast_state, "set_autocast_state")
