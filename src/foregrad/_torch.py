@@ -149,6 +149,28 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
     _autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
+def shares_version_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a write to one tensor counts for the other: true of `detach()`, false of `.data`. Only trying tells."""
+    if a.is_inference() or b.is_inference():
+        return False
+    before = a._version
+    moved = b._version
+    set_version(a, before + 1)
+    shared = b._version != moved
+    set_version(a, before)
+    return shared
+
+
+def copy_creation(view: torch.Tensor, real: torch.Tensor) -> None:
+    """Let autograd allow and forbid for a view what it does for another: made under no_grad, one of several results."""
+    _autograd._set_creation_meta(view, _autograd._get_creation_meta(real))
+
+
+def creation_of(view: torch.Tensor) -> str:
+    """How a view came to be, in autograd's words: DEFAULT, NO_GRAD_MODE, MULTI_OUTPUT_NODE, ..."""
+    return str(_autograd._get_creation_meta(view).name)
+
+
 def is_custom_function_node(node: Any) -> bool:
     """Whether an autograd node belongs to a user-written autograd.Function."""
     return isinstance(node, torch.autograd.function.BackwardCFunction)

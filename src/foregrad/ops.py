@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 import torch
 
@@ -36,6 +37,16 @@ SILENT_WRITERS: dict[OpOverload, tuple[int, ...]] = {
 
 # Views that are the same tensor for every purpose but autograd's.
 IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.lift.default})
+
+
+@dataclass(frozen=True, slots=True)
+class ViewStep:
+    """One call of a view operator: its arguments behind the first, and which of several results was taken."""
+
+    op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    index: int | None
 
 
 @dataclass(frozen=True, slots=True)

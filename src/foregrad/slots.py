@@ -50,7 +50,28 @@ class Hidden:
         return self.path
 
 
-Primal = Input | Param | Buffer | Hidden
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory that several inputs look at, where the program writes to it."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"shared memory {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """What some inputs of a shared memory are views of, beside other inputs that autograd does not relate to it."""
+
+    memory: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"root {self.index} in shared memory {self.memory}"
+
+
+Primal = Input | Param | Buffer | Hidden | Memory | Root
 
 
 @dataclass(frozen=True, slots=True)

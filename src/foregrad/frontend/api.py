@@ -207,7 +207,7 @@ def flat_entry(captured: Capture, boxed: bool) -> FlatEntry:
     recording = captured.joint.recording
     inputs = [recorded.slot for recorded in recording.inputs if isinstance(recorded.slot, Input)]
     fixed = [(slot, value) for slot, value in recording.real_tensors.items() if not isinstance(slot, Input)]
-    return FlatEntry(fixed, inputs, boxed)
+    return FlatEntry(fixed, inputs, boxed, captured.shared)
 
 
 def _with_module_methods(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.fx.traceback as fx_traceback
@@ -14,10 +14,10 @@ from ..errors import GraphOutputError, StateChangeError, UnsupportedError
 from ..joint.build import Joint, build_joint
 from ..options import AOTConfig
 from ..record.engine import engine_for
+from ..record.memory import SharedMemory, groups_by_storage, overlaps_somewhere, related_to, share
 from ..record.recording import Argument, Recording
 from ..slots import Buffer, Hidden, Input, Param, Primal
 from .escapes import Snapshot
-from .guards import sharing_pattern
 from .places import Place, Surroundings
 from .tree import Flat, Items, Leaf, flatten, unflatten
 
@@ -32,6 +32,7 @@ class Capture:
     state: tuple[tuple[Primal, Place], ...]
     hidden: dict[Hidden, Place]
     surroundings: Surroundings
+    shared: tuple[SharedMemory, ...]
 
     @property
     def joint_graph(self) -> fx.GraphModule:
@@ -64,7 +65,7 @@ def show_joint(joint: Joint) -> str:
 
 
 def _about_input(joint: Joint, index: int) -> str:
-    facts = joint.inputs[index]
+    facts = joint.primals[index]
     seen = facts.recorded.seen
     if not isinstance(seen, Tensor):
         return f" = {seen!r}"
@@ -142,19 +143,49 @@ def _capture(
         hidden[slot] = place
         return slot
 
-    engine = engine_for([(argument.slot, argument.value) for argument in (*found, *inputs)], config.dynamic_shapes)
-    snapshot = Snapshot(surroundings)
-    recording = Recording(engine, dict(config.decompositions or {}), from_nodes=isinstance(function, fx.GraphModule))
-    try:
-        recording.run(program, inputs, found, place_of)
-        result = flatten(recording.result, "output")
-        joint = build_joint(recording, result.leaves, result.paths, config)
-    finally:
-        refusal = snapshot.undo(recording)
-    if refusal is not None:
-        raise refusal
-    _refuse_shared_writes(joint)
-    return Capture(joint, flat, result, tuple((a.slot, place) for a, place in state), hidden, surroundings)
+    def attempt(shared: Sequence[SharedMemory]) -> tuple[Joint, Flat]:
+        hidden.clear()
+        dynamic = config.dynamic_shapes and not shared
+        given, around = (inputs, found) if dynamic else (_with_fixed_sizes(inputs), _with_fixed_sizes(found))
+        engine = engine_for([(argument.slot, argument.value) for argument in (*found, *inputs)], dynamic)
+        snapshot = Snapshot(surroundings)
+        from_nodes = isinstance(function, fx.GraphModule)
+        recording = Recording(engine, dict(config.decompositions or {}), from_nodes)
+        try:
+            recording.run(program, given, around, place_of, shared)
+            result = flatten(recording.result, "output")
+            joint = build_joint(recording, result.leaves, result.paths, config)
+        finally:
+            refusal = snapshot.undo(recording)
+        if refusal is not None:
+            raise refusal
+        return joint, result
+
+    joint, result = attempt(())
+    shared = written_memories(joint)
+    if shared:  # it was recorded as if its inputs lay apart
+        joint, result = attempt(shared)
+    places = tuple((a.slot, place) for a, place in state)
+    return Capture(joint, flat, result, places, hidden, surroundings, tuple(shared))
+
+
+def _with_fixed_sizes(arguments: Sequence[Argument]) -> list[Argument]:
+    return [replace(argument, dynamic=False) for argument in arguments]
+
+
+def written_memories(joint: Joint) -> list[SharedMemory]:
+    """Storages that the program wrote to and that several inputs look at, where they may overlap (B-1)."""
+    written = {facts.recorded.slot for facts in joint.inputs if facts.data_changed}
+    if not written:
+        return []
+    rebased = {facts.recorded.slot for facts in joint.inputs if facts.data_changed and facts.write_seen_by_autograd}
+    groups = [g for g in groups_by_storage(joint.recording.real_tensors) if not written.isdisjoint(g)]
+    groups = [g for g in groups if overlaps_somewhere(g.values()) or related_to(g, rebased)]
+    for group in groups:
+        if any(isinstance(tensor, FakeTensor) for tensor in group.values()):
+            names = ", ".join(map(str, group))
+            raise UnsupportedError(f"{names} share memory that is written, and are fake: this cannot be compiled yet.")
+    return [share(index, group) for index, group in enumerate(groups)]
 
 
 def _name(path: str) -> str:
@@ -182,21 +213,3 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         with fx_traceback.preserve_node_meta():
             return fx.Interpreter(function).run(*args)
     return function(*args, **kwargs)
-
-
-def _refuse_shared_writes(joint: Joint) -> None:
-    """An input that is written while another input looks at the same storage."""
-    reals = {slot: t for slot, t in joint.recording.real_tensors.items() if not isinstance(t, FakeTensor)}
-    if not any(facts.written for facts in joint.inputs):
-        return
-    slots = list(reals)
-    pattern = dict(zip(slots, sharing_pattern(list(reals.values())), strict=True))
-    for facts in joint.inputs:
-        slot = facts.recorded.slot
-        if facts.written and slot in reals:
-            shared = [s for s in slots if pattern[s] == pattern[slot] and reals[s] is not reals[slot]]
-            if shared:
-                raise UnsupportedError(
-                    f"{slot} is written and shares its storage with {shared[0]}, which cannot be compiled yet. Pass a "
-                    "clone of one of them, or compile with fallback='eager'."
-                )

@@ -184,6 +184,7 @@ def guarded_entry(capture: Capture) -> GuardedEntry:
         state=capture.state,
         hidden=capture.hidden,
         surroundings=capture.surroundings,
+        shared=capture.shared,
     )
 
 

@@ -6,6 +6,7 @@ apart, looks at the global state and the Python values, and checks all tensors i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,8 @@ from .._torch import (
 )
 from ..joint.build import Joint
 from ..joint.facts import InputFacts
+from ..record.memory import SharedMemory
+from ..runtime.entry import source_expression, write_shared_memory
 from ..runtime.stages import literal
 from ..runtime.writer import Writer, tuple_of
 from ..slots import Hidden, Output, Primal
@@ -48,6 +51,7 @@ class GuardedEntry:
     state: Sequence[tuple[Primal, Place]]  # parameters and buffers
     hidden: dict[Hidden, Place]
     surroundings: Surroundings
+    shared: Sequence[SharedMemory] = ()
     guarded: bool = True
     frees: Sequence[Primal] = ()
 
@@ -61,6 +65,7 @@ class GuardedEntry:
         self._check_constants(writer, miss)
         self._look_around(writer, miss)
         self._check_tensors(writer, miss)
+        self._check_shared(writer, miss)
         self._check_shapes(writer, miss)
 
     def leave(self, writer: Writer, results: int) -> None:
@@ -150,7 +155,7 @@ class GuardedEntry:
             if not isinstance(geometry(facts).storage_offset(), SymInt):
                 conditions.append(f"{name}.storage_offset() == {real.storage_offset()}")
         _require(writer, conditions, miss)
-        if any(facts.written for facts in tensors):
+        if any(facts.data_changed for facts in tensors):
             pattern = sharing_pattern([self._real(facts) for facts in tensors])
             _require(
                 writer, [f"{writer.bind(sharing_pattern, 'sharing_pattern')}({tuple_of(names)}) == {pattern}"], miss
@@ -166,6 +171,36 @@ class GuardedEntry:
                 conditions.append(f"{writer.variable(facts.recorded.slot)} is {writer.variable(first.recorded.slot)}")
         _require(writer, conditions, miss)
         return list(once.values())
+
+    def _check_shared(self, writer: Writer, miss: str) -> None:
+        """Shared memory: what autograd takes the inputs to be views of must be related as it was."""
+        if not self.shared:
+            return
+        conditions = []
+        for memory in self.shared:
+            for slot, real in self.joint.recording.real_tensors.items():
+                if any(real is member for member in memory.members) and real._base is not None:
+                    family = next(f for f in memory.families if f.root is real._base)
+                    root = source_expression(writer, family.source)
+                    conditions.append(f"{writer.variable(slot)}._base is {root}")
+            for one, other in itertools.pairwise(memory.families):
+                first, second = (source_expression(writer, family.source) for family in (one, other))
+                conditions.append(f"{first} is not {second}")
+        _require(writer, conditions, miss)
+        write_shared_memory(writer, self.shared)
+        roots = [(f.slot, f.root) for memory in self.shared for f in memory.families]
+        roots += [(memory.slot, memory.base) for memory in self.shared]
+        known = dict(roots)
+        check = tensor_guard(
+            list(known.values()),
+            [list(real.shape) for real in known.values()],
+            [list(real.stride()) for real in known.values()],
+        )
+        names = [writer.variable(slot) for slot in known]
+        conditions = [f"{writer.bind(check, 'roots_match')}({', '.join(names)})"]
+        for name, real in zip(names, known.values(), strict=True):
+            conditions.append(f"{name}.is_leaf" if real.is_leaf else f"not {name}.is_leaf")
+        _require(writer, conditions, miss)
 
     def _check_shapes(self, writer: Writer, miss: str) -> None:
         """Relations between sizes that the recording relied on."""

@@ -15,17 +15,7 @@ from torch import Tensor
 from .._torch import OpOverload
 from ..errors import UnsupportedError
 from ..joint.ir import FlatGraph, Node
-from ..ops import IDENTITIES, aten
-
-
-@dataclass(frozen=True, slots=True)
-class ViewStep:
-    """One view operator as it was recorded: its arguments behind the first, and which of several results was taken."""
-
-    op: OpOverload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    index: int | None
+from ..ops import IDENTITIES, ViewStep, aten
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,34 +19,46 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 
 from ..errors import CaptureError, UnsupportedError
 from ..joint.ir import FlatGraph, Node
-from ..ops import IDENTITIES, Kind, aten, op_info
+from ..ops import IDENTITIES, Kind, ViewStep, aten, op_info
 from ..record.engine import has_gaps
 from ..record.lines import where
 from ..record.recorder import Step
 from ..record.recording import RecordedInput, Recording
+from ..slots import Memory, Primal, Root
 from .operators import IN_GRAPHS, RANDOM_FILL
 from .variants import TRAINING_FLAG, Variant, functional_variant
-from .views import SCATTERS, Carry, ViewStep, carry_back
+from .views import SCATTERS, Carry, carry_back
 
 # In-place changes of shape whose view has another overload.
 _VIEW_FORMS = {aten.transpose_.default: aten.transpose.int}
 
 
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A write to memory, and the tensor through which it was made."""
+
+    step: Step
+    target: TensorState
+
+    def goes_through(self, state: TensorState) -> bool:
+        """Whether the written tensor is this one or a view of it."""
+        return self.target.chain_from(state) is not None
+
+
 class Storage:
     """Memory that tensors of the recording share."""
 
-    __slots__ = ("generation", "owner", "writes")
+    __slots__ = ("generation", "writes")
 
-    def __init__(self, owner: RecordedInput | None) -> None:
+    def __init__(self) -> None:
         self.generation = 0
-        self.owner = owner  # the input that it belongs to
-        self.writes: list[Step] = []
+        self.writes: list[Write] = []
 
 
 class TensorState:
     """What is known about one tensor object of the recording."""
 
-    __slots__ = ("generation", "node", "parent", "step", "storage", "tensor")
+    __slots__ = ("generation", "input", "node", "parent", "step", "storage", "tensor")
 
     def __init__(
         self,
@@ -60,6 +73,7 @@ class TensorState:
         self.tensor = tensor  # carries size, stride and dtype as they were here
         self.parent = parent
         self.step = step  # how the parent gives this tensor
+        self.input: RecordedInput | None = None  # that it is
         self.generation = storage.generation
 
     def chain_from(self, ancestor: TensorState) -> list[ViewStep] | None:
@@ -71,6 +85,16 @@ class TensorState:
                 steps.append(state.step)
             state = state.parent
         return None if state is None else steps[::-1]
+
+    @property
+    def owner(self) -> RecordedInput | None:
+        """The input that this tensor is, or was taken from."""
+        state: TensorState | None = self
+        while state is not None:
+            if state.input is not None:
+                return state.input
+            state = state.parent
+        return None
 
     @property
     def root(self) -> TensorState:
@@ -91,6 +115,7 @@ class Functionalizer:
         self._states: dict[int, TensorState] = {}
         self._draws: dict[int, Node] = {}
         self._position = 0
+        self._before: dict[Primal, TensorState] = {}  # the states that inputs started with
         self.reshapes: dict[int, list[Step]] = {}  # in-place changes of shape, by id of the tensor
 
     # ------------------------------------------------------------------------------------------- reading
@@ -101,7 +126,7 @@ class Functionalizer:
             if self._engine.is_abstract(tensor):
                 raise CaptureError("A recorded tensor came from outside the recorder's sight.")
             node = self.graph.constant(tensor, tensor)
-            state = self._states[id(tensor)] = TensorState(Storage(None), node, tensor)
+            state = self._states[id(tensor)] = TensorState(Storage(), node, tensor)
         return state
 
     def read(self, state: TensorState) -> Node:
@@ -150,19 +175,33 @@ class Functionalizer:
         return {name: self._arg(value) for name, value in values.items()} if values else {}
 
     # ------------------------------------------------------------------------------------------- walking
-    def add_input(self, recorded: RecordedInput) -> Node:
-        """Give an input of the recording its placeholder."""
+    def add_input(self, recorded: RecordedInput) -> None:
+        """Give an input of the recording its placeholder, or its place in memory that inputs share."""
         shape = self._shape_now(recorded.seen)
-        node = self.graph.placeholder(recorded.slot, shape)
-        if isinstance(recorded.seen, Tensor) and recorded.same_as is None:
-            self._states[id(recorded.seen)] = TensorState(Storage(recorded), node, shape)
-            if recorded.leaf is not None and recorded.leaf is not recorded.seen:
-                self._states[id(recorded.leaf)] = self._states[id(recorded.seen)]
-        return node
+        if recorded.parent is None or (isinstance(recorded.slot, Root) and recorded.required_grad):
+            self.graph.placeholder(recorded.slot, shape)
+        if not isinstance(recorded.seen, Tensor) or recorded.same_as is not None:
+            return
+        if recorded.parent is None:
+            state = TensorState(Storage(), self.graph.placeholders[-1], shape)
+        else:
+            state = self.state_of(recorded.parent.seen)
+            for step, tensor in recorded.views:
+                state = self._add_view(state, tensor, step)
+        if state.input is None or isinstance(state.input.slot, (Memory, Root)):  # the user's own name is better
+            state.input = recorded
+        self._before[recorded.slot] = state
+        self._states[id(recorded.seen)] = state
+        if recorded.leaf is not None and recorded.leaf is not recorded.seen:
+            self._states[id(recorded.leaf)] = state
+
+    def state_before(self, recorded: RecordedInput) -> TensorState:
+        """The state that an input started with."""
+        return self._before[recorded.slot]
 
     def add_fresh(self, tensor: Tensor, node: Node) -> None:
         """A tensor that starts with the value of a node."""
-        self._states[id(tensor)] = TensorState(Storage(None), node, self._shape_now(tensor))
+        self._states[id(tensor)] = TensorState(Storage(), node, self._shape_now(tensor))
 
     def run(self, steps: Sequence[Step], start: int) -> None:
         """Walk over steps, the first of which is number `start` of the recording."""
@@ -222,10 +261,11 @@ class Functionalizer:
             element = self.graph.call(operator.getitem, (node, i), {}, item)
             self._states[id(item)] = TensorState(parent.storage, element, self._shape_now(item), parent, view)
 
-    def _add_view(self, parent: TensorState, tensor: Tensor, view: ViewStep) -> None:
+    def _add_view(self, parent: TensorState, tensor: Tensor, view: ViewStep) -> TensorState:
         state = TensorState(parent.storage, parent.node, self._shape_now(tensor), parent, view)
         state.node = self._replay(self.read(parent), state)
         self._states[id(tensor)] = state
+        return state
 
     def _reshape(self, step: Step) -> None:
         """`t_` and its like: from here on the tensor is a view of what it was."""
@@ -377,7 +417,7 @@ class Functionalizer:
         for child, parent in itertools.pairwise(path):
             node = self._carry(child, parent, node)
         state.storage.generation += 1
-        state.storage.writes.append(step)
+        state.storage.writes.append(Write(step, state))
         path[-1].node, path[-1].generation = node, state.storage.generation
 
     def _carry(self, child: TensorState, parent: TensorState, node: Node) -> Node:

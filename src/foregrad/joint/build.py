@@ -4,7 +4,7 @@ functionalize the backward, drop what nobody needs."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -48,7 +48,9 @@ class Joint:
 
     part: Part
     signature: Signature
-    inputs: tuple[InputFacts, ...]
+    inputs: tuple[InputFacts, ...]  # of the user
+    memories: tuple[InputFacts, ...]  # that some of them share
+    primals: tuple[InputFacts, ...]  # what the graph takes: duplicates and shared memory are merged
     outputs: OutputFacts
     primal_values: tuple[Any, ...]
     tangent_values: tuple[Tensor, ...]
@@ -62,6 +64,13 @@ class Joint:
     def module(self) -> fx.GraphModule:
         """The graph as `torch.fx`, made when somebody looks at it."""
         return to_fx(self.part)
+
+    @property
+    def touched(self) -> list[InputFacts]:
+        """Everything that the program wrote to or changed the shape of: shared memory first, then inputs."""
+        members = [f for f in self.inputs if f.recorded.parent is not None and f.recorded.same_as is None]
+        changed = [f for f in (*self.memories, *self.inputs) if f.written or f.reshapes or f.version_change]
+        return changed + [f for f in members if f not in changed]
 
     @property
     def is_training(self) -> bool:
@@ -78,23 +87,24 @@ def build_joint(recording: Recording, leaves: Sequence[Any], paths: Sequence[str
     """The joint graph of a recording whose flat results are `leaves`, found at `paths` in the user's result."""
     graph = FlatGraph()
     functionalizer = Functionalizer(recording, graph)
-    for recorded in recording.inputs:
+    for recorded in recording.all_inputs:
         functionalizer.add_input(recorded)
     functionalizer.run(recording.steps[: recording.forward_end], 0)
     graph.stack, graph.backward = (), False
     keep = config.keep_inference_input_mutations
-    inputs = tuple(input_facts(functionalizer, recorded, keep) for recorded in recording.inputs)
+    facts = {r.slot: input_facts(functionalizer, r, keep) for r in (*recording.memories, *recording.inputs)}
+    primals = _primals(graph, facts)
     replay = config.options.view_replay_for_aliased_outputs
     outputs = OutputClassifier(recording, functionalizer, leaves, paths, replay).classify()
-    tape = Tape(recording, functionalizer, inputs, outputs)
+    tape = Tape(recording, functionalizer, facts, primals, outputs)
     if recording.depend_on(list(tape.targets.values()), outputs.fresh_leaves):
         raise UnsupportedError(
             "the program returns a tensor that it made require grad together with a result that is computed from it, "
             "which cannot be compiled yet. Pass that tensor as an argument, or compile with fallback='eager'."
         )
-    forward = _forward_values(functionalizer, inputs, outputs)
+    forward = _forward_values(functionalizer, facts.values(), outputs)
     tangents = tuple(Tangent(slot) for slot in tape.targets)
-    gradients: list[Node | None] = [None] * len(inputs)
+    gradients: list[Node | None] = [None] * len(primals)
     error = None
     if tangents:
         try:
@@ -103,20 +113,22 @@ def build_joint(recording: Recording, leaves: Sequence[Any], paths: Sequence[str
             raise
         except Exception as raised:  # eager raises it when backward is called, and so does the compiled program
             error = raised
-    for node, facts in zip(graph.placeholders, inputs, strict=False):
-        node.written = facts.written
+    for node, primal in zip(graph.placeholders, primals, strict=False):
+        node.written = primal.written
     live = live_nodes(graph, [*nodes_in(forward.values()), *gradients])
-    for node, name in zip(graph.placeholders, _placeholder_names(len(inputs), len(tangents)), strict=True):
+    for node, name in zip(graph.placeholders, _placeholder_names(len(primals), len(tangents)), strict=True):
         node.name = name
     name_nodes(live, [node.name for node in graph.placeholders])
-    primals = tuple(recorded.slot for recorded in recording.inputs)
-    grads = tuple(Grad(slot) if node is not None else None for slot, node in zip(primals, gradients, strict=True))
+    slots = tuple(primal.recorded.slot for primal in primals)
+    grads = tuple(Grad(slot) if node is not None else None for slot, node in zip(slots, gradients, strict=True))
     return Joint(
         part=Part(graph.placeholders, live, [*forward.values(), *(gradients if tangents else ())]),
-        signature=Signature(primals, tangents, tuple(forward), grads),
-        inputs=inputs,
+        signature=Signature(slots, tangents, tuple(forward), grads),
+        inputs=tuple(facts[recorded.slot] for recorded in recording.inputs),
+        memories=tuple(facts[recorded.slot] for recorded in recording.memories),
+        primals=primals,
         outputs=outputs,
-        primal_values=tuple(node.value for node in graph.placeholders[: len(inputs)]),
+        primal_values=tuple(node.value for node in graph.placeholders[: len(primals)]),
         tangent_values=tuple(tape.tangents.values()),
         backward_error=error,
         grad_mode_after=_if_changed(recording.grad_enabled, recording.grad_enabled_after),
@@ -124,6 +136,18 @@ def build_joint(recording: Recording, leaves: Sequence[Any], paths: Sequence[str
         recording=recording,
         tape=tape,
     )
+
+
+def _primals(graph: FlatGraph, facts: dict[Primal, InputFacts]) -> tuple[InputFacts, ...]:
+    """What the graph takes; the second place of a tensor that was passed twice is dropped if it is written (D-2)."""
+    kept = []
+    for node in graph.placeholders:
+        primal = facts[node.slot]  # type: ignore[index]
+        first = primal.recorded.same_as
+        if first is None or not (facts[first.slot].data_changed or facts[first.slot].reshapes):
+            kept.append((node, primal))
+    graph.placeholders[:] = [node for node, _ in kept]
+    return tuple(primal for _, primal in kept)
 
 
 def _if_changed(before: Any, after: Any) -> Any:
@@ -137,16 +161,17 @@ def _placeholder_names(primals: int, tangents: int) -> list[str]:
 
 
 def _forward_values(
-    functionalizer: Functionalizer, inputs: Sequence[InputFacts], outputs: OutputFacts
+    functionalizer: Functionalizer, inputs: Iterable[InputFacts], outputs: OutputFacts
 ) -> dict[Returned, Any]:
     """The values that the forward returns: updated inputs, the user's outputs, bases."""
     values: dict[Returned, Any] = {}
     kept: dict[Primal, Node] = {}
-    for facts, placeholder in zip(inputs, functionalizer.graph.placeholders, strict=False):
+    placeholders = {node.slot: node for node in functionalizer.graph.placeholders}
+    for facts in inputs:
         slot = facts.recorded.slot
         if facts.written_in_graph:
             new = functionalizer.node_of(facts.recorded.seen)
-            kept[slot] = functionalizer.graph.write_placeholder(placeholder, new)
+            kept[slot] = functionalizer.graph.write_placeholder(placeholders[slot], new)
         elif facts.written or facts.reshapes:
             values[Updated(slot)] = functionalizer.node_of(facts.recorded.seen)
     for i, (result, tensor) in enumerate(zip(outputs.results, outputs.tensors, strict=True)):
@@ -172,14 +197,16 @@ class Tape:
         self,
         recording: Recording,
         functionalizer: Functionalizer,
-        inputs: Sequence[InputFacts],
+        facts_by_slot: dict[Primal, InputFacts],
+        primals: Sequence[InputFacts],
         outputs: OutputFacts,
     ) -> None:
         self._recording = recording
+        self._primals = [facts.recorded.slot for facts in primals]
         self._functionalizer = functionalizer
         self.targets: dict[Returned, Tensor] = {}
-        for facts in inputs:
-            if facts.write_seen_by_autograd and not facts.written_in_graph:
+        for facts in facts_by_slot.values():
+            if facts.written and facts.write_seen_by_autograd and not facts.written_in_graph:
                 self.targets[Updated(facts.recorded.slot)] = facts.recorded.seen
         for i, result in enumerate(outputs.results):
             if isinstance(result, Plain) and result.differentiable:
@@ -192,14 +219,15 @@ class Tape:
             functionalizer.add_fresh(tangent, functionalizer.graph.placeholder(Tangent(slot), tangent))
 
     def differentiate(self, slots: Sequence[Returned], autocast: bool = False) -> list[Node | None]:
-        """Gradients of some of the targets, as nodes of the flat graph, one or None for each input."""
+        """Gradients of some of the targets, as nodes of the flat graph, one or None for each primal."""
         recording, functionalizer = self._recording, self._functionalizer
         start = len(recording.steps)
         targets, tangents = [self.targets[s] for s in slots], [self.tangents[s] for s in slots]
         found = recording.differentiate(targets, tangents, autocast)
         functionalizer.run(recording.steps[start:], start)
         refuse_backward_writes(functionalizer, recording.inputs)
-        return [None if g is None else functionalizer.node_of(g) for g in found]
+        gradients = [found.get(slot) for slot in self._primals]
+        return [None if g is None else functionalizer.node_of(g) for g in gradients]
 
     def partial_backward(self, slots: Sequence[Returned], saved: Sequence[str]) -> fx.GraphModule:
         """The backward for some of the tangents, over the values that the forward saved (their names are given).

@@ -15,13 +15,13 @@ from torch import SymFloat, SymInt, Tensor
 
 from .._torch import OpOverload, is_custom_function_node
 from ..errors import UnknownOutputError, UnsupportedError
-from ..functionalize.views import ViewStep
 from ..functionalize.walk import Functionalizer, TensorState
-from ..ops import Kind, op_info
+from ..ops import Kind, ViewStep, op_info
 from ..record.lines import where
 from ..record.recorder import Step
 from ..record.recording import RecordedInput, Recording
 from ..schemas import OutputType
+from ..slots import Memory, Root
 from ..values import PLAIN
 
 KNOWN_CONSTANTS = (*PLAIN, torch.Size, slice, type(Ellipsis))
@@ -34,7 +34,8 @@ class InputFacts:
 
     recorded: RecordedInput
     is_leaf: bool
-    written: bool
+    data_changed: bool  # the program wrote to it, or through it
+    written: bool  # its new data is written back; memory that inputs share is written back as a whole
     written_in_graph: bool  # the graph itself holds the write
     reshapes: tuple[Step, ...]  # in-place changes of shape to carry out on the caller's tensor
     all_writes_without_grad: bool
@@ -51,31 +52,35 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
     if not isinstance(seen, Tensor):
         return untouched(recorded, requires_grad=False)
     if recorded.same_as is not None:  # everything is said of the first
-        shape = functionalizer.state_of(seen).root.tensor
+        shape = functionalizer.state_before(recorded.same_as).tensor
         return untouched(recorded, requires_grad=seen.requires_grad, geometry=shape)
     _refuse_lost_effects(recorded)
     state = functionalizer.state_of(seen)
     reshapes = tuple(functionalizer.reshapes.get(id(seen), ()))
-    if _geometry(seen) == _geometry(state.root.tensor):  # changes that cancel out
+    cancelled = _geometry(seen) == _geometry(functionalizer.state_before(recorded).tensor)
+    if cancelled or isinstance(recorded.slot, (Memory, Root)):  # an input that is the root changes its shape itself
         reshapes = ()
     if reshapes and seen.is_leaf and seen.requires_grad:
         raise UnsupportedError(
             f"the program changes the shape of the leaf {recorded.slot}, which cannot be compiled yet."
         )
     writes = state.storage.writes
-    without_grad = bool(writes) and not any(step.grad_enabled for step in writes)
+    without_grad = bool(writes) and not any(write.step.grad_enabled for write in writes)
+    seen_by_autograd = bool(writes) and seen.grad_fn is not recorded.start_node
+    written = bool(writes) and (recorded.parent is None or (isinstance(recorded.slot, Root) and seen_by_autograd))
     return InputFacts(
         recorded=recorded,
         is_leaf=recorded.was_leaf,
-        written=bool(writes),
-        written_in_graph=keep_writes and bool(writes) and not reshapes and (without_grad or not seen.requires_grad),
+        data_changed=any(write.goes_through(state) for write in writes),
+        written=written,
+        written_in_graph=keep_writes and written and not reshapes and (without_grad or not seen.requires_grad),
         reshapes=reshapes,
         all_writes_without_grad=without_grad,
-        write_seen_by_autograd=bool(writes) and seen.grad_fn is not recorded.start_node,
-        version_change=0 if seen.is_inference() else seen._version + sum(map(_uncounted, writes)),
-        geometry=state.root.tensor,
+        write_seen_by_autograd=seen_by_autograd,
+        version_change=0 if seen.is_inference() else seen._version + sum(_uncounted(write.step) for write in writes),
+        geometry=functionalizer.state_before(recorded).tensor,
         requires_grad=seen.requires_grad,
-        made_to_require_grad=seen.requires_grad and recorded.leaf is None and seen.is_leaf,
+        made_to_require_grad=seen.requires_grad and not recorded.required_grad and seen.is_leaf,
     )
 
 
@@ -84,7 +89,7 @@ def _refuse_lost_effects(recorded: RecordedInput) -> None:
     seen, slot = recorded.seen, recorded.slot
     if seen.is_leaf and seen.grad is not None:
         raise UnsupportedError(f"the program assigns .grad of {slot}, which cannot be compiled yet.")
-    if recorded.leaf is not None and not seen.requires_grad:
+    if recorded.required_grad and not seen.requires_grad:
         raise UnsupportedError(f"the program makes {slot} not require grad, which cannot be compiled yet.")
     if seen.retains_grad or seen._post_accumulate_grad_hooks:
         raise UnsupportedError(
@@ -95,7 +100,9 @@ def _refuse_lost_effects(recorded: RecordedInput) -> None:
 
 def untouched(recorded: RecordedInput, requires_grad: bool, geometry: Tensor | None = None) -> InputFacts:
     """The facts about an input that nothing was done to."""
-    return InputFacts(recorded, recorded.was_leaf, False, False, (), False, False, 0, geometry, requires_grad, False)
+    return InputFacts(
+        recorded, recorded.was_leaf, False, False, False, (), False, False, 0, geometry, requires_grad, False
+    )
 
 
 def _uncounted(step: Step) -> bool:
@@ -218,6 +225,9 @@ class OutputClassifier:
         self._replay = replay
         self._leaves = [recording.seen(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._tensors = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
+        self._inputs: dict[int, RecordedInput] = {}
+        for recorded in recording.inputs:
+            self._inputs.setdefault(id(recorded.seen), recorded)
         self._position: dict[int, int] = {}
         for i, leaf in enumerate(self._leaves):
             self._position.setdefault(id(leaf), i)
@@ -251,9 +261,9 @@ class OutputClassifier:
         if not isinstance(leaf, Tensor):
             return _constant(leaf, self._paths[i])
         state = self._state(leaf)
-        owner = state.storage.owner
-        if owner is not None and owner.seen is leaf:
-            return SameAsInput(owner)
+        if id(leaf) in self._inputs:
+            return SameAsInput(self._inputs[id(leaf)])
+        owner = state.owner
         if self._position[id(leaf)] != i:
             return SameAsOutput(self._position[id(leaf)])
         if owner is not None:
@@ -341,7 +351,7 @@ def refuse_backward_writes(functionalizer: Functionalizer, inputs: Sequence[Reco
     for recorded in inputs:
         if isinstance(recorded.seen, Tensor):
             writes = functionalizer.state_of(recorded.seen).storage.writes
-            for step in (*writes, *functionalizer.reshapes.get(id(recorded.seen), ())):
+            for step in (*(w.step for w in writes), *functionalizer.reshapes.get(id(recorded.seen), ())):
                 if step.backward:
                     raise UnsupportedError(
                         f"{recorded.slot} is written in backward, at {where(step.stack)}, which cannot be compiled yet."

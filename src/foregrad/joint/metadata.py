@@ -40,9 +40,9 @@ def describe(joint: Joint, config: AOTConfig, saved_sizes: int | None) -> ViewAn
 def _input(facts: InputFacts, keep: bool) -> InputAliasInfo:
     return InputAliasInfo(
         is_leaf=facts.is_leaf,
-        mutates_data=facts.written,
+        mutates_data=facts.data_changed,
         mutates_metadata=bool(facts.reshapes),
-        mutations_hidden_from_autograd=facts.recorded.is_tensor and not facts.written,
+        mutations_hidden_from_autograd=facts.recorded.is_tensor and not facts.data_changed,
         mutations_under_no_grad_or_inference_mode=facts.all_writes_without_grad,
         mutation_inductor_storage_resize=False,
         mutates_storage_metadata=False,

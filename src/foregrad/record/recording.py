@@ -23,12 +23,15 @@ from .._torch import (
     ambient_state_kept,
     autocast_off,
     autocast_state,
+    copy_creation,
     disable_modes,
     gradients_of,
     recording_autograd,
 )
+from ..ops import ViewStep, aten
 from ..slots import Hidden, Input, Primal
 from .engine import Engine
+from .memory import Family, SharedMemory, in_order, root_of
 from .reals import RealTensors
 from .recorder import Recorder, Step
 from .tape import tape_edges
@@ -53,7 +56,10 @@ class RecordedInput:
     start_node: Any = None  # the autograd node of `seen` before the program ran
     was_leaf: bool = False
     was_inference: bool = False
+    required_grad: bool = False
     same_as: RecordedInput | None = None  # an earlier input that is the same tensor
+    parent: RecordedInput | None = None  # the input whose memory it looks at
+    views: tuple[tuple[ViewStep, Tensor], ...] = ()  # that give it from there, each with its result
 
     @property
     def is_tensor(self) -> bool:
@@ -62,8 +68,9 @@ class RecordedInput:
     @property
     def differentiated(self) -> Tensor | None:
         """What gradients are taken for: also an input that the program itself made require grad."""
-        if self.leaf is None and self.is_tensor and self.seen.requires_grad and self.seen.is_leaf and not self.same_as:
-            return self.seen
+        seen = self.seen
+        if self.leaf is None and self.is_tensor and seen.requires_grad and seen.is_leaf:
+            return None if self.same_as or self.parent else seen
         return self.leaf
 
 
@@ -101,11 +108,65 @@ def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
         if not value.is_leaf:
             with disable_modes(), torch.enable_grad():
                 seen = _NonLeaf.apply(leaf, [engine.twin(value, argument.slot, argument.dynamic)])
+    _copy_attributes(value, seen)
+    return _recorded(argument.slot, value, seen, leaf)
+
+
+def _recorded(slot: Primal, value: Tensor, seen: Tensor, leaf: Tensor | None = None, **more: Any) -> RecordedInput:
+    grad = value.requires_grad
+    return RecordedInput(slot, seen, leaf, seen.grad_fn, value.is_leaf, value.is_inference(), grad, **more)
+
+
+def _copy_attributes(value: Tensor, seen: Tensor) -> None:
     if not isinstance(value, FakeTensor):
-        vars(seen).update(vars(value))  # attributes that the user has put on the tensor
+        vars(seen).update(vars(value))  # that the user has put on the tensor
     if isinstance(value, torch.nn.Parameter):
         seen._is_param = True
-    return RecordedInput(argument.slot, seen, leaf, seen.grad_fn, value.is_leaf, value.is_inference())
+
+
+def stand_in_for_root(memory: RecordedInput, family: Family) -> RecordedInput:
+    """What autograd takes some inputs to be views of, where it is not the memory's own input: cut off from that."""
+    root = family.root
+    with disable_modes(), _as_inference_tensor(root), torch.no_grad():
+        views = _take_views(memory.seen, family.views)
+        seen, once_more = (views[-1][1].data if family.own_version else views[-1][1].detach() for _ in range(2))
+    leaf = None
+    if root.requires_grad:
+        leaf = seen.requires_grad_()
+        if not root.is_leaf:
+            with disable_modes(), torch.enable_grad():
+                seen = _NonLeaf.apply(leaf, [once_more])
+    views.append((ViewStep(aten.detach.default, (), {}, None), seen))
+    return _recorded(family.slot, root, seen, leaf, parent=memory, views=tuple(views))
+
+
+def stand_in_for_member(
+    memory: RecordedInput, root: RecordedInput, argument: Argument, shared: SharedMemory
+) -> RecordedInput:
+    """An input that is a view, for autograd too, of something that stands in already."""
+    value = argument.value
+    steps = shared.views_from(root_of(value), value)
+    if not steps:
+        return _recorded(argument.slot, value, root.seen, parent=root)
+    made_with_grad = value.requires_grad or not root.required_grad
+    with disable_modes(), _as_inference_tensor(value):
+        with torch.set_grad_enabled(made_with_grad):
+            seen = _take_views(root.seen, steps)[-1][1]
+        with torch.no_grad():  # writes are carried back to the memory itself, wherever the root lies in it
+            views = _take_views(memory.seen, shared.views_from(shared.base, value))
+    if seen._is_view() and value._is_view():
+        copy_creation(seen, value)
+    _copy_attributes(value, seen)
+    views[-1] = views[-1][0], seen
+    return _recorded(argument.slot, value, seen, parent=memory, views=tuple(views))
+
+
+def _take_views(tensor: Tensor, steps: Sequence[ViewStep]) -> list[tuple[ViewStep, Tensor]]:
+    views: list[tuple[ViewStep, Tensor]] = []
+    for step in steps:
+        tensor = step.op(tensor, *step.args, **step.kwargs)
+        views.append((step, tensor))
+    return views
 
 
 class Recording:
@@ -114,6 +175,9 @@ class Recording:
     def __init__(self, engine: Engine, decompositions: Mapping[Any, Callable[..., Any]], from_nodes: bool) -> None:
         self.engine = engine
         self.inputs: list[RecordedInput] = []
+        self.memories: list[RecordedInput] = []  # memory that inputs share, and roots in it
+        self._shared: dict[int, SharedMemory] = {}  # by id of the real tensors that look at it
+        self._roots: dict[int, RecordedInput] = {}  # by id of the real root
         self.real_tensors: dict[Primal, Tensor] = {}
         self._found: dict[Primal, weakref.ref[Tensor]] = {}  # what is left of them once they are released
         self._by_identity: dict[int, RecordedInput] = {}
@@ -136,8 +200,11 @@ class Recording:
         arguments: Sequence[Argument],
         state: Sequence[Argument],
         place_of: Callable[[Tensor], Hidden],
+        shared: Sequence[SharedMemory] = (),
     ) -> None:
         """Run the program: `state` is what it finds by itself, `arguments` is what it is called with."""
+        for memory in shared:
+            self._adopt_memory(memory)
         reals = RealTensors(self.engine, lambda real: self._adopt(Argument(place_of(real), real)))
         for argument in state:
             reals.register(argument.value, self._adopt(argument))
@@ -162,18 +229,44 @@ class Recording:
         if first is not None:
             recorded = dataclasses.replace(first, slot=argument.slot, leaf=None, same_as=first)
         else:
-            recorded = stand_in(self.engine, argument)
+            memory = self._shared.get(id(argument.value))
+            if memory is None:
+                recorded = stand_in(self.engine, argument)
+            else:
+                base = next(i for i in self.memories if i.slot == memory.slot)
+                recorded = stand_in_for_member(base, self._roots[id(root_of(argument.value))], argument, memory)
             self._by_identity[id(argument.value)] = recorded
         self.inputs.append(recorded)
         if isinstance(argument.value, Tensor):
             self.real_tensors[argument.slot] = argument.value
         return recorded.seen
 
+    def _adopt_memory(self, memory: SharedMemory) -> None:
+        """Memory that inputs share is seen before the inputs are."""
+        base = stand_in(self.engine, Argument(memory.slot, memory.base))
+        self.memories.append(base)
+        for family in memory.families:
+            root = base if family.is_memory else stand_in_for_root(base, family)
+            if root is not base:
+                self.memories.append(root)
+            self._roots[id(family.root)] = root
+        self._shared.update((id(member), memory) for member in memory.members)
+
+    @property
+    def all_inputs(self) -> list[RecordedInput]:
+        """Shared memory, then everything else in the order in which the graph takes it."""
+        if not self.memories:
+            return self.inputs
+        order = in_order([(i.slot, self.real_tensors.get(i.slot, i.seen)) for i in self.inputs])
+        by_slot = {i.slot: i for i in self.inputs}
+        return [*self.memories, *(by_slot[slot] for slot in order)]
+
     def release_arguments(self) -> None:
         """Let go of the tensors that the program was recorded on; a compiled program holds no data of its own."""
         self._found = {s: weakref.ref(t) for s, t in self.real_tensors.items() if not isinstance(s, Input)}
         self.real_tensors.clear()
         self._by_identity.clear()
+        self._shared.clear()
         self._reals.release_arguments()
 
     def _real(self, slot: Primal) -> Tensor | None:
@@ -196,8 +289,8 @@ class Recording:
 
     def differentiate(
         self, targets: Sequence[Tensor], tangents: Sequence[Tensor], autocast: bool
-    ) -> list[Tensor | None]:
-        """Record a backward behind the forward: a gradient, or None, for each input.
+    ) -> dict[Primal, Tensor | None]:
+        """Record a backward behind the forward: a gradient, or None, for each input that has one.
 
         With `autocast` it is recorded under the autocast state of the caller, otherwise without any: what counts in
         eager is the state in which backward is called, not that of the forward.
@@ -207,7 +300,7 @@ class Recording:
         """
         self.recorder.backward = True
         self.recorder.watch_gradient_sums(targets)
-        differentiable = [i for i in self.inputs if i.differentiated is not None]
+        differentiable = [i for i in (*self.memories, *self.inputs) if i.differentiated is not None]
         leaves = [i.differentiated for i in differentiable if i.differentiated is not None]
         reals: dict[Primal, Tensor | None] = {}
         for i in differentiable:
@@ -223,7 +316,7 @@ class Recording:
                 if extra is not None:
                     known = by_slot[item.slot]
                     by_slot[item.slot] = extra if known is None else known + extra
-        return [by_slot.get(i.slot) for i in self.inputs]
+        return by_slot
 
     def depend_on(self, targets: Sequence[Tensor], leaves: Sequence[Tensor]) -> bool:
         """Whether any target is differentiable with respect to a leaf that the program made."""

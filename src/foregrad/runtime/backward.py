@@ -108,7 +108,7 @@ class Backward:
         mask = tuple(tangent is not None for tangent in tangents)
         key = mask, autocast_state() if any_autocast_enabled() else None
         if not any(mask):
-            return [None] * len(self._joint.inputs)
+            return [None] * len(self._joint.primals)
         with self._lock:
             if key not in self._partial:
                 signature = self._joint.signature

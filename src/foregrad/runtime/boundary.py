@@ -21,14 +21,14 @@ from .writer import Writer, tuple_of, unpack
 def values_needed(joint: Joint) -> list[Returned]:
     """Which of the graph's results the stages around it read."""
     needed: list[Returned] = []
-    unwritten = {facts.recorded.slot for facts in joint.inputs if not facts.written}
+    written = {facts.recorded.slot for facts in joint.touched if facts.written}
     for slot in joint.signature.returned:
         match slot:
             case Output(index):
                 result = joint.outputs.results[index]
                 if isinstance(result, (Plain, Number)) or gives_geometry(result):
                     needed.append(slot)
-            case Updated(of) if of in unwritten:  # its shape is set without looking at the graph's result
+            case Updated(of) if of not in written:  # its shape is set without looking at the graph's result
                 continue
             case _:
                 needed.append(slot)
@@ -37,9 +37,7 @@ def values_needed(joint: Joint) -> list[Returned]:
 
 def inputs_kept(joint: Joint) -> set[Primal]:
     """Inputs that are needed after the graph has run: written ones, and those that an output is or views."""
-    kept: set[Primal] = {
-        facts.recorded.slot for facts in joint.inputs if facts.written or facts.reshapes or facts.version_change
-    }
+    kept: set[Primal] = {facts.recorded.slot for facts in joint.touched}
     for result in joint.outputs.results:
         if isinstance(result, (SameAsInput, ViewOfInput)):
             kept.add(result.input.slot)
@@ -142,10 +140,10 @@ class TrainingCore:
         signature = joint.signature
         self._through = [i for i, grad in enumerate(signature.grads) if grad is not None]
         if joint.backward_error is not None:  # nothing is known about single gradients: the outputs still require grad
-            self._through = [i for i, facts in enumerate(joint.inputs) if facts.recorded.leaf is not None]
+            self._through = [i for i, facts in enumerate(joint.primals) if facts.recorded.leaf is not None]
         self._alone = not self._through  # the outputs require grad, but no input gets any
         through = set(self._through)
-        self._beside = [i for i in range(len(joint.inputs)) if i not in through]
+        self._beside = [i for i in range(len(joint.primals)) if i not in through]
         self._tangents = [tangent.of for tangent in signature.tangents]
         tracked = set(self._tangents)
         self._aside = [slot for slot in values_needed(joint) if slot not in tracked]
@@ -169,7 +167,7 @@ class TrainingCore:
         return not self._beside and not self._aside and not self._alone
 
     def _input_names(self) -> list[str]:
-        return [f"i{n}" for n in range(len(self._joint.inputs))]
+        return [f"i{n}" for n in range(len(self._joint.primals))]
 
     def _forward(self, writer: Writer) -> None:
         joint, names = self._joint, self._input_names()

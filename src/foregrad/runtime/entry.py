@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..record.memory import SharedMemory, Source, over_storage
 from ..slots import Output, Primal
 from .writer import Writer
 
@@ -31,6 +32,26 @@ class Entry(Protocol):
         """The `return`."""
 
 
+def source_expression(writer: Writer, source: Source) -> str:
+    """Python text that finds a tensor which nobody passed, from an input that looks at its memory."""
+    member = writer.variable(source.member)
+    match source.how:
+        case "itself":
+            return member
+        case "root":
+            return f"{member}._base"
+        case "flat":
+            return f"{writer.bind(over_storage, 'over_storage')}({member}, {writer.bind(source.dtype, 'dtype')})"
+
+
+def write_shared_memory(writer: Writer, shared: Sequence[SharedMemory]) -> None:
+    """Lines that give shared memory, and the roots in it, their variables."""
+    for memory in shared:
+        sources = {memory.slot: memory.source, **{family.slot: family.source for family in memory.families}}
+        for slot, source in sources.items():
+            writer.line(f"{writer.variable(slot)} = {source_expression(writer, source)}")
+
+
 @dataclass(frozen=True)
 class FlatEntry:
     """Unpacked flat arguments, parameters as they were when the program was compiled, a flat list as the result."""
@@ -38,6 +59,7 @@ class FlatEntry:
     state: Sequence[tuple[Primal, Any]]
     inputs: Sequence[Primal]
     boxed: bool  # one list of arguments, which is emptied
+    shared: Sequence[SharedMemory] = ()
     guarded: bool = False
 
     @property
@@ -58,6 +80,7 @@ class FlatEntry:
             if names:
                 writer.line(f"{', '.join(names)}, = args")
             writer.line("args.clear()")
+        write_shared_memory(writer, self.shared)
 
     def leave(self, writer: Writer, results: int) -> None:
         writer.line(f"return [{', '.join(writer.variable(Output(i)) for i in range(results))}]")

@@ -108,7 +108,7 @@ def _training(
 def _refuse_saved_reshapes(joint: Joint, saved: Saved) -> None:
     """Autograd would take the change of shape behind the forward for a write to what it has saved."""
     names = {_origin(node).name for node in saved.tensors}
-    for node, facts in zip(joint.part.placeholders, joint.inputs, strict=False):
+    for node, facts in zip(joint.part.placeholders, joint.primals, strict=False):
         if node.name in names and facts.version_change and not facts.written:
             raise UnsupportedError(
                 f"the program changes the shape of {facts.recorded.slot} in place and needs it for the backward, which "
@@ -133,7 +133,7 @@ def partition(joint: Joint, config: AOTConfig) -> tuple[fx.GraphModule, fx.Graph
             values = list(joint.primal_values), list(joint.tangent_values)
             forward, backward = config.partition_fn(joint.module, values, num_fwd_outputs=returned)
     gradients: Any = backward.graph.output_node().args[0]
-    if len(gradients) != len(joint.inputs):
+    if len(gradients) != len(joint.primals):
         raise CompilerError("The partitioner returned a backward that does not give one gradient for each input.")
     if config.options.verify:
         verify_graph(forward)
@@ -151,7 +151,7 @@ def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, core: 
         entry.enter(writer)
         for stage in stages:
             stage.enter(writer)
-        core.write(writer, [writer.variable(facts.recorded.slot) for facts in joint.inputs])
+        core.write(writer, [writer.variable(facts.recorded.slot) for facts in joint.primals])
         for stage in reversed(stages):
             stage.leave(writer)
         entry.leave(writer, len(joint.outputs.results))

@@ -22,7 +22,6 @@ from .._torch import (
     set_version,
 )
 from ..errors import AssumptionError
-from ..functionalize.views import ViewStep
 from ..joint.build import Joint
 from ..joint.facts import (
     Constant,
@@ -37,9 +36,9 @@ from ..joint.facts import (
     ViewOfInput,
     ViewOfOutput,
 )
-from ..ops import aten
+from ..ops import ViewStep, aten
 from ..record.recorder import Step
-from ..slots import Base, Output, Primal, Slot, Updated
+from ..slots import Base, Memory, Output, Primal, Root, Slot, Updated
 from .writer import Writer
 
 
@@ -97,35 +96,38 @@ class WriteBack(Stage):
     inputs: tuple[InputFacts, ...]
 
     def enter(self, writer: Writer) -> None:
-        """Note the versions that the graph's own writes would move."""
-        for facts in self.inputs:
-            if facts.written_in_graph and self._must_set_version(facts):
-                self._note_version(writer, facts)
+        """Note the versions of inputs in shared memory: how its writes move them depends on how they came about."""
+        for facts in self._in_memory():
+            name = writer.variable(facts.recorded.slot)
+            version = writer.variables["version of", name] = writer.fresh("version")
+            writer.line(f"{version} = {name}._version")
 
     def leave(self, writer: Writer) -> None:
+        setter = writer.bind(set_version, "set_version")
         for facts in self.inputs:
-            target, set_version_of = writer.variable(facts.recorded.slot), self._must_set_version(facts)
-            if set_version_of and not facts.written_in_graph:
-                self._note_version(writer, facts)
             for step in facts.reshapes:
-                _reshape(writer, target, step)
+                _reshape(writer, writer.variable(facts.recorded.slot), step)
+        for facts in self.inputs:
+            target = writer.variable(facts.recorded.slot)
             if facts.written and not facts.written_in_graph:
                 new = writer.variable(Updated(facts.recorded.slot))
                 # A write that autograd did not see in eager must not be seen here.
                 unseen = facts.requires_grad and not facts.write_seen_by_autograd
                 writer.line(f"{target}{'.detach()' if unseen else ''}.copy_({new})")
-            if set_version_of:
-                setter, before = writer.bind(set_version, "set_version"), writer.variables["version of", target]
-                writer.line(f"{setter}({target}, {before} + {facts.version_change})")
+            missing = facts.version_change - len(facts.reshapes) - facts.written
+            if missing and facts.recorded.parent is None and _has_version(facts):
+                writer.line(f"{setter}({target}, {target}._version + {missing})")
+        for facts in self._in_memory():
+            name = writer.variable(facts.recorded.slot)
+            writer.line(f"{setter}({name}, {writer.variables['version of', name]} + {facts.version_change})")
 
-    def _must_set_version(self, facts: InputFacts) -> bool:
-        moves = len(facts.reshapes) + facts.written
-        return facts.version_change != moves and not facts.recorded.was_inference
+    def _in_memory(self) -> list[InputFacts]:
+        return [f for f in self.inputs if f.recorded.parent is not None and _has_version(f)]
 
-    def _note_version(self, writer: Writer, facts: InputFacts) -> None:
-        target = writer.variable(facts.recorded.slot)
-        version = writer.variables["version of", target] = writer.fresh("version")
-        writer.line(f"{version} = {target}._version")
+
+def _has_version(facts: InputFacts) -> bool:
+    """Whether anybody can look at the version counter."""
+    return not facts.recorded.was_inference and not isinstance(facts.recorded.slot, (Memory, Root))
 
 
 def _reshape(writer: Writer, target: str, step: Step) -> None:
@@ -220,9 +222,8 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list
     if dims:
         stages.append(DynamicMarks(dims))
     stages.append(Aliases(joint.outputs))
-    changed = tuple(facts for facts in joint.inputs if facts.written or facts.reshapes or facts.version_change)
-    if changed:
-        stages.append(WriteBack(changed))
+    if joint.touched:
+        stages.append(WriteBack(tuple(joint.touched)))
     return stages
 
 
