@@ -16,6 +16,7 @@ import torch
 import torch.utils._pytree as pytree  # the tree flattening that torch itself uses: containers registered there count
 from torch._C import _autograd, _dynamo
 from torch._guards import TracingContext  # front ends hand the fake mode and output strides over in it
+from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_auto_functionalize
 from torch._logging import getArtifactLogger, trace_structured  # TORCH_LOGS=aot_joint_graph,aot_graphs
 from torch._logging._internal import trace_log
 from torch._ops import HigherOrderOperator, OpOverload
@@ -58,6 +59,7 @@ __all__ = [
     "TracingContext",
     "UnsupportedOperatorException",
     "artifact_logger",
+    "auto_functionalized",
     "disable_modes",
     "free_symbols",
     "is_traceable_wrapper_subclass",
@@ -261,6 +263,11 @@ without_function_modes = torch._C.DisableTorchFunction  # the public context lea
 def is_composite(op: OpOverload) -> bool:
     """Whether an operator is a plain composition of others (it reaches a mode whole only in inference mode)."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+
+
+def auto_functionalizable(op: OpOverload) -> bool:
+    """Whether torch can make an operator that writes functional by cloning what it writes to."""
+    return bool(can_auto_functionalize(op))
 
 
 def make_fake(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -35,6 +35,12 @@ SILENT_WRITERS: dict[OpOverload, tuple[int, ...]] = {
     aten.miopen_batch_norm.default: (3, 4),
 }
 
+# Operators that change the geometry of their first argument, where no tag says so.
+_RESHAPING = ("aten::set_", "aten::resize_", "aten::resize_as_")
+
+# Views that autograd is not told about.
+SILENT_VIEWS = frozenset({aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default})
+
 # Views that are the same tensor for every purpose but autograd's.
 IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.lift.default})
 
@@ -58,6 +64,7 @@ class OpInfo:
     random: bool
     composite: bool
     impure: bool  # must run although nobody reads its result
+    has_out: bool  # takes `out=` tensors, which it may resize
 
 
 @functools.cache
@@ -68,19 +75,20 @@ def op_info(op: OpOverload | HigherOrderOperator) -> OpInfo:
     ('WRITE', 'VIEW')
     """
     if isinstance(op, HigherOrderOperator):
-        return OpInfo(Kind.HIGHER_ORDER, (), False, False, True)
+        return OpInfo(Kind.HIGHER_ORDER, (), False, False, True, False)
     arguments = op._schema.arguments
     declared = tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
     written = SILENT_WRITERS.get(op, declared)
     returns_alias = any(r.alias_info is not None for r in op._schema.returns)
-    if torch.Tag.inplace_view in op.tags or op in (aten.set_.source_Tensor, aten.resize_.default):
+    if torch.Tag.inplace_view in op.tags or op._schema.name in _RESHAPING:
         kind = Kind.RESHAPE
     elif written:
         kind = Kind.WRITE
-    elif returns_alias or op in IDENTITIES:
+    elif returns_alias or op in IDENTITIES or op in SILENT_VIEWS:
         kind = Kind.VIEW
     else:
         kind = Kind.PURE
     random = torch.Tag.nondeterministic_seeded in op.tags
     no_results = not op._schema.returns
-    return OpInfo(kind, written, random, is_composite(op), random or no_results)
+    has_out = any(a.is_out for a in arguments)
+    return OpInfo(kind, written, random, is_composite(op), random or no_results, has_out)

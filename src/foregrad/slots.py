@@ -85,6 +85,16 @@ class Updated:
 
 
 @dataclass(frozen=True, slots=True)
+class Grown:
+    """The data of a written input in the size that the program gave it."""
+
+    of: Primal
+
+    def __str__(self) -> str:
+        return f"grown {self.of}"
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """A leaf of the user's result."""
 
@@ -104,7 +114,7 @@ class Base:
         return f"base {self.index}"
 
 
-Returned = Updated | Output | Base
+Returned = Updated | Grown | Output | Base
 
 
 @dataclass(frozen=True, slots=True)

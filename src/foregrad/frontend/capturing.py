@@ -6,15 +6,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx, nn
 
 from .._torch import FakeTensor
-from ..errors import GraphOutputError, StateChangeError, UnsupportedError
+from ..errors import ForegradError, GraphOutputError, StateChangeError, UnsupportedError
 from ..joint.build import Joint, build_joint
 from ..options import AOTConfig
 from ..record.engine import engine_for
-from ..record.memory import SharedMemory, groups_by_storage, overlaps_somewhere, related_to, share
+from ..record.memory import (
+    SharedMemory,
+    WholeMemoryNeeded,
+    groups_by_storage,
+    lies_in_more,
+    overlaps_somewhere,
+    related_to,
+    share,
+)
 from ..record.recording import Argument, Recording
 from ..slots import Buffer, Hidden, Input, Param, Primal
 from .escapes import Snapshot
@@ -143,7 +152,7 @@ def _capture(
         hidden[slot] = place
         return slot
 
-    def attempt(shared: Sequence[SharedMemory]) -> tuple[Joint, Flat]:
+    def attempt(shared: Sequence[SharedMemory]) -> Attempt:
         hidden.clear()
         dynamic = config.dynamic_shapes and not shared
         given, around = (inputs, found) if dynamic else (_with_fixed_sizes(inputs), _with_fixed_sizes(found))
@@ -154,38 +163,88 @@ def _capture(
         try:
             recording.run(program, given, around, place_of, shared)
             result = flatten(recording.result, "output")
-            joint = build_joint(recording, result.leaves, result.paths, config)
-        finally:
-            refusal = snapshot.undo(recording)
+            joint = build_joint(recording, result.leaves, result.paths, snapshot.assigned(recording), config)
+        except WholeMemoryNeeded as needed:
+            snapshot.undo(recording)
+            return Attempt(recording, needed=needed.slot)
+        except ForegradError:
+            snapshot.undo(recording)
+            raise
+        except Exception as error:
+            snapshot.undo(recording)
+            return Attempt(recording, error=error)
+        refusal = snapshot.undo(recording)
         if refusal is not None:
             raise refusal
-        return joint, result
+        return Attempt(recording, joint, result)
 
-    joint, result = attempt(())
-    shared = written_memories(joint)
-    if shared:  # it was recorded as if its inputs lay apart
-        joint, result = attempt(shared)
+    joint, result, shared = settle(attempt)
     places = tuple((a.slot, place) for a, place in state)
     return Capture(joint, flat, result, places, hidden, surroundings, tuple(shared))
 
 
-def _with_fixed_sizes(arguments: Sequence[Argument]) -> list[Argument]:
-    return [replace(argument, dynamic=False) for argument in arguments]
+@dataclass(frozen=True)
+class Attempt:
+    """One recording of a program: its joint graph, or why there is none."""
+
+    recording: Recording
+    joint: Joint | None = None
+    result: Flat | None = None
+    needed: Primal | None = None  # an input whose whole storage must be seen
+    error: Exception | None = None  # what the program raised
 
 
-def written_memories(joint: Joint) -> list[SharedMemory]:
+def settle(attempt: Callable[[Sequence[SharedMemory]], Attempt]) -> tuple[Joint, Flat, Sequence[SharedMemory]]:
+    """Record a program as if its inputs lay apart; once more where the record shows that they do not."""
+    shared: Sequence[SharedMemory] = ()
+    needed: set[Primal] = set()
+    last = attempt(shared)
+    while True:
+        if last.error is not None:
+            needed |= _in_larger_memory(last.recording) if not shared else set()
+        elif last.needed is not None:
+            needed.add(last.needed)
+        plan = plan_memories(last, needed)
+        if len(plan) <= len(shared):
+            break
+        shared = plan
+        last = attempt(shared)
+    if last.error is not None:
+        raise last.error
+    assert last.joint is not None and last.result is not None
+    return last.joint, last.result, shared
+
+
+def plan_memories(attempt: Attempt, needed: set[Primal]) -> list[SharedMemory]:
     """Storages that the program wrote to and that several inputs look at, where they may overlap (B-1)."""
-    written = {facts.recorded.slot for facts in joint.inputs if facts.data_changed}
-    if not written:
+    inputs = () if attempt.joint is None else attempt.joint.inputs
+    written = {facts.recorded.slot for facts in inputs if facts.data_changed}
+    if not written and not needed:
         return []
-    rebased = {facts.recorded.slot for facts in joint.inputs if facts.data_changed and facts.write_seen_by_autograd}
-    groups = [g for g in groups_by_storage(joint.recording.real_tensors) if not written.isdisjoint(g)]
-    groups = [g for g in groups if overlaps_somewhere(g.values()) or related_to(g, rebased)]
-    for group in groups:
+    rebased = {facts.recorded.slot for facts in inputs if facts.data_changed and facts.write_seen_by_autograd}
+    plan: list[SharedMemory] = []
+    for group in groups_by_storage(attempt.recording.real_tensors):
+        several = len(group) > 1 and not written.isdisjoint(group)
+        if needed.isdisjoint(group) and not (
+            several and (overlaps_somewhere(group.values()) or related_to(group, rebased))
+        ):
+            continue
         if any(isinstance(tensor, FakeTensor) for tensor in group.values()):
             names = ", ".join(map(str, group))
             raise UnsupportedError(f"{names} share memory that is written, and are fake: this cannot be compiled yet.")
-    return [share(index, group) for index, group in enumerate(groups)]
+        plan.append(share(len(plan), group, flat=not needed.isdisjoint(group)))
+    return plan
+
+
+def _in_larger_memory(recording: Recording) -> set[Primal]:
+    """Inputs that are not all of their storage: what lies beside them may explain an error."""
+    reals = {slot: t for slot, t in recording.real_tensors.items() if not isinstance(t, FakeTensor)}
+    groups = groups_by_storage({slot: t for slot, t in reals.items() if t.layout is torch.strided})
+    return {slot for group in groups for slot, tensor in group.items() if len(group) > 1 or lies_in_more(tensor)}
+
+
+def _with_fixed_sizes(arguments: Sequence[Argument]) -> list[Argument]:
+    return [replace(argument, dynamic=False) for argument in arguments]
 
 
 def _name(path: str) -> str:

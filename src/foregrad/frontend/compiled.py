@@ -145,7 +145,7 @@ class Compiled:
             return capture_call(self._function, args, kwargs, self._module, self.config)
         try:
             capture = capture_call(self._function, args, kwargs, self._module, self.config)
-            if not _blames_symbols(capture.joint.backward_error):
+            if not any(map(_blames_symbols, capture.joint.backward_errors.values())):
                 return capture
         except Exception as error:
             if not _blames_symbols(error):
@@ -167,10 +167,10 @@ class Compiled:
         return self._function(*args, **kwargs)
 
 
-def _blames_symbols(error: Exception | None) -> bool:
+def _blames_symbols(error: Exception) -> bool:
     """Whether an error is about symbolic numbers rather than about the program."""
-    words = ("SymInt", "SymFloat", "SymBool", "symbolic", "the size ", "aten::size")
-    return error is not None and any(word in str(error) for word in words)
+    words = ("SymInt", "SymFloat", "SymBool", "symbolic", "the size ", "aten::size", "customized tensor")
+    return any(word in str(error) for word in words)
 
 
 def guarded_entry(capture: Capture) -> GuardedEntry:

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import EscapeError, StateChangeError, UnsupportedError
+from ..joint.effects import Escape
 from ..record.lines import where
 from ..record.recording import Recording
 from ..values import is_plain, same_value
@@ -34,6 +35,7 @@ class _Noted:
     read: Callable[[], dict[Any, Any]]
     before: dict[Any, Any]
     restore: Callable[[dict[Any, Any]], None]
+    table: dict[Any, Any] | None = None  # a dict of a module, into which a compiled call can put tensors
 
     def changes(self) -> dict[Any, Any]:
         """What is there now and was not before."""
@@ -54,7 +56,7 @@ class Snapshot:
         for path, module in surroundings.modules.values():
             tables = module_dicts(module)
             for table in tables:
-                self._note_dict(path, "module", table)
+                self._note_dict(path, "module", table, assignable=True)
             for name, value in vars(module).items():
                 if isinstance(value, (list, dict)) and not any(value is table for table in tables):
                     self._note_container(f"{path}.{name}" if path else name, "module", value)
@@ -68,12 +70,12 @@ class Snapshot:
             self._note_global(path, namespace, name)
 
     # -------------------------------------------------------------------------------------------- noting
-    def _note_dict(self, path: str, kind: str, table: dict[Any, Any]) -> None:
+    def _note_dict(self, path: str, kind: str, table: dict[Any, Any], assignable: bool = False) -> None:
         def restore(before: dict[Any, Any]) -> None:
             table.clear()
             table.update(before)
 
-        self._noted.append(_Noted(path, kind, lambda: dict(table), dict(table), restore))
+        self._noted.append(_Noted(path, kind, lambda: dict(table), dict(table), restore, table if assignable else None))
 
     def _note_container(self, path: str, kind: str, container: Any) -> None:
         if isinstance(container, dict):
@@ -105,6 +107,16 @@ class Snapshot:
         self._noted.append(_Noted(path, "variable", read, read(), restore))
 
     # ------------------------------------------------------------------------------------------- looking
+    def assigned(self, recording: Recording) -> list[Escape]:
+        """Tensors that the program assigned to modules, which a compiled call assigns as well."""
+        return [
+            Escape(noted.table, key, f"{noted.path}.{key}".strip("."), value)
+            for noted in self._noted
+            if noted.kind == "module" and noted.table is not None
+            for key, value in noted.changes().items()
+            if _is_assignable(value, recording)
+        ]
+
     def undo(self, recording: Recording) -> Exception | None:
         """Put back what the recording changed; gives the error for what a compiled call would not repeat."""
         error: Exception | None = None
@@ -115,7 +127,9 @@ class Snapshot:
             escaped = _find_abstract(changed, recording, _DEPTH)
             if escaped is not None or noted.kind in ("module", "variable"):
                 noted.restore(noted.before)
-                error = error or self._refusal(noted, next(iter(changed)), escaped, recording)
+                lost = [k for k, v in changed.items() if noted.table is None or not _is_assignable(v, recording)]
+                if lost:
+                    error = error or self._refusal(noted, lost[0], escaped, recording)
         return error
 
     def _refusal(self, noted: _Noted, key: Any, escaped: Tensor | None, recording: Recording) -> Exception:
@@ -127,13 +141,18 @@ class Snapshot:
             )
         if noted.kind == "module":
             return UnsupportedError(
-                f"the program assigns a tensor to the module attribute {name}, which cannot be compiled yet. Return "
-                "the tensor instead, or compile with fallback='eager'."
+                f"the program puts a tensor into {name}, in a way that cannot be compiled yet. Assign the tensor "
+                "itself to an attribute, return it instead, or compile with fallback='eager'."
             )
         return EscapeError(
             f"A tensor of the program escapes into {name}; it was made at {_origin(escaped, recording)}. While the "
             "program is recorded its tensors have no data: return the tensor instead, or compile with fallback='eager'."
         )
+
+
+def _is_assignable(value: Any, recording: Recording) -> bool:
+    """Whether a value is a tensor of the recording, and no parameter: that would be another module from then on."""
+    return isinstance(value, Tensor) and recording.engine.is_abstract(value) and not isinstance(value, nn.Parameter)
 
 
 def _find_abstract(value: Any, recording: Recording, depth: int) -> Tensor | None:

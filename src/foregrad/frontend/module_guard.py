@@ -30,7 +30,9 @@ def _facts(module: nn.Module) -> list[Any]:
     """What a program may depend on. Parameters and buffers themselves are read at each call."""
     attributes: dict[str, Any] = {}
     for name, value in vars(module).items():
-        if name not in _TABLES and not name.endswith("_hooks") and not isinstance(value, Tensor):
+        if isinstance(value, Tensor):
+            attributes[name] = "a tensor"
+        elif name not in _TABLES and not name.endswith("_hooks"):
             attributes[name] = value if is_plain(value) and not isinstance(value, (list, dict, set)) else id(value)
     children = [(name, id(child)) for name, child in module._modules.items()]
     hooks = [[id(hook) for hook in table.values()] for table in _hooks(module)]

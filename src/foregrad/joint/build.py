@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from .._torch import AutocastState
@@ -16,7 +17,8 @@ from ..errors import ForegradError, UnsupportedError
 from ..functionalize.walk import Functionalizer
 from ..options import AOTConfig
 from ..record.recording import Recording
-from ..slots import Base, Grad, Output, Primal, Returned, Tangent, Updated
+from ..slots import Base, Grad, Grown, Output, Primal, Returned, Tangent, Updated
+from .effects import Effect, Effects, Escape
 from .facts import (
     Constant,
     InputFacts,
@@ -52,9 +54,11 @@ class Joint:
     memories: tuple[InputFacts, ...]  # that some of them share
     primals: tuple[InputFacts, ...]  # what the graph takes: duplicates and shared memory are merged
     outputs: OutputFacts
+    visible: int  # so many of the outputs are the user's; the rest are for the effects
+    effects: tuple[Effect, ...]
     primal_values: tuple[Any, ...]
     tangent_values: tuple[Tensor, ...]
-    backward_error: Exception | None  # what autograd said when it was asked for the gradients
+    backward_errors: dict[Returned, Exception]  # what autograd said when it was asked for the gradients of these
     grad_mode_after: bool | None  # set if the program changed it for its caller
     autocast_after: AutocastState | None  # likewise
     recording: Recording
@@ -69,7 +73,7 @@ class Joint:
     def touched(self) -> list[InputFacts]:
         """Everything that the program wrote to or changed the shape of: shared memory first, then inputs."""
         members = [f for f in self.inputs if f.recorded.parent is not None and f.recorded.same_as is None]
-        changed = [f for f in (*self.memories, *self.inputs) if f.written or f.reshapes or f.version_change]
+        changed = [f for f in (*self.memories, *self.inputs) if f.written or f.reshapes or f.moved or f.version_change]
         return changed + [f for f in members if f not in changed]
 
     @property
@@ -83,8 +87,13 @@ class Joint:
         return sum(node.op is not operator.getitem for node in self.part.nodes)
 
 
-def build_joint(recording: Recording, leaves: Sequence[Any], paths: Sequence[str], config: AOTConfig) -> Joint:
-    """The joint graph of a recording whose flat results are `leaves`, found at `paths` in the user's result."""
+def build_joint(
+    recording: Recording, leaves: Sequence[Any], paths: Sequence[str], escapes: Sequence[Escape], config: AOTConfig
+) -> Joint:
+    """The joint graph of a recording whose flat results are `leaves`, found at `paths` in the user's result.
+
+    `escapes` are tensors that the program put somewhere else.
+    """
     graph = FlatGraph()
     functionalizer = Functionalizer(recording, graph)
     for recorded in recording.all_inputs:
@@ -92,10 +101,14 @@ def build_joint(recording: Recording, leaves: Sequence[Any], paths: Sequence[str
     functionalizer.run(recording.steps[: recording.forward_end], 0)
     graph.stack, graph.backward = (), False
     keep = config.keep_inference_input_mutations
-    facts = {r.slot: input_facts(functionalizer, r, keep) for r in (*recording.memories, *recording.inputs)}
-    primals = _primals(graph, facts)
     replay = config.options.view_replay_for_aliased_outputs
-    outputs = OutputClassifier(recording, functionalizer, leaves, paths, replay).classify()
+    hidden = Effects(leaves, paths)
+    with torch.set_grad_enabled(recording.grad_enabled_after):  # autograd answers as it would to the caller
+        facts = {r.slot: input_facts(functionalizer, r, keep) for r in (*recording.memories, *recording.inputs)}
+        hidden.add_inputs(functionalizer, [facts[recorded.slot] for recorded in recording.inputs])
+        hidden.add_escapes(escapes)
+        outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay).classify()
+    primals = _primals(graph, facts)
     tape = Tape(recording, functionalizer, facts, primals, outputs)
     if recording.depend_on(list(tape.targets.values()), outputs.fresh_leaves):
         raise UnsupportedError(
@@ -104,15 +117,7 @@ def build_joint(recording: Recording, leaves: Sequence[Any], paths: Sequence[str
         )
     forward = _forward_values(functionalizer, facts.values(), outputs)
     tangents = tuple(Tangent(slot) for slot in tape.targets)
-    gradients: list[Node | None] = [None] * len(primals)
-    error = None
-    if tangents:
-        try:
-            gradients = tape.differentiate(tuple(tape.targets))
-        except ForegradError:
-            raise
-        except Exception as raised:  # eager raises it when backward is called, and so does the compiled program
-            error = raised
+    gradients, errors = _gradients(tape, len(primals))
     for node, primal in zip(graph.placeholders, primals, strict=False):
         node.written = primal.written
     live = live_nodes(graph, [*nodes_in(forward.values()), *gradients])
@@ -128,14 +133,41 @@ def build_joint(recording: Recording, leaves: Sequence[Any], paths: Sequence[str
         memories=tuple(facts[recorded.slot] for recorded in recording.memories),
         primals=primals,
         outputs=outputs,
+        visible=len(leaves),
+        effects=tuple(hidden.effects),
         primal_values=tuple(node.value for node in graph.placeholders[: len(primals)]),
         tangent_values=tuple(tape.tangents.values()),
-        backward_error=error,
+        backward_errors=errors,
         grad_mode_after=_if_changed(recording.grad_enabled, recording.grad_enabled_after),
         autocast_after=_if_changed(recording.autocast, recording.autocast_after),
         recording=recording,
         tape=tape,
     )
+
+
+def _gradients(tape: Tape, count: int) -> tuple[list[Node | None], dict[Returned, Exception]]:
+    """Gradients of everything that can be differentiated, and autograd's errors for what cannot.
+
+    Eager raises such an error when backward is called, and so does the compiled program.
+    """
+    errors: dict[Returned, Exception] = {}
+    wanted = tuple(tape.targets)
+    if not wanted:
+        return [None] * count, errors
+    try:
+        return tape.differentiate(wanted), errors
+    except ForegradError:
+        raise
+    except Exception:
+        for slot in wanted:
+            try:
+                tape.differentiate((slot,))
+            except ForegradError:
+                raise
+            except Exception as error:
+                errors[slot] = error
+    sound = tuple(slot for slot in wanted if slot not in errors)
+    return (tape.differentiate(sound) if sound else [None] * count), errors
 
 
 def _primals(graph: FlatGraph, facts: dict[Primal, InputFacts]) -> tuple[InputFacts, ...]:
@@ -172,6 +204,11 @@ def _forward_values(
         if facts.written_in_graph:
             new = functionalizer.node_of(facts.recorded.seen)
             kept[slot] = functionalizer.graph.write_placeholder(placeholders[slot], new)
+        elif facts.refitted or facts.moved:
+            if facts.written:
+                values[Updated(slot)] = functionalizer.read(functionalizer.state_before(facts.recorded))
+            if facts.refitted and functionalizer.state_of(facts.recorded.seen).storage.writes:
+                values[Grown(slot)] = functionalizer.node_of(facts.recorded.seen)
         elif facts.written or facts.reshapes:
             values[Updated(slot)] = functionalizer.node_of(facts.recorded.seen)
     for i, (result, tensor) in enumerate(zip(outputs.results, outputs.tensors, strict=True)):

@@ -15,9 +15,13 @@ from torch import SymFloat, SymInt, Tensor
 
 from .._torch import OpOverload, is_custom_function_node
 from ..errors import UnknownOutputError, UnsupportedError
-from ..functionalize.walk import Functionalizer, TensorState
+from ..functionalize.state import TensorState
+from ..functionalize.storages import changes_memory, moves_storage, place_again
+from ..functionalize.views import repeats_elements
+from ..functionalize.walk import Functionalizer
 from ..ops import Kind, ViewStep, op_info
 from ..record.lines import where
+from ..record.memory import WholeMemoryNeeded
 from ..record.recorder import Step
 from ..record.recording import RecordedInput, Recording
 from ..schemas import OutputType
@@ -38,12 +42,21 @@ class InputFacts:
     written: bool  # its new data is written back; memory that inputs share is written back as a whole
     written_in_graph: bool  # the graph itself holds the write
     reshapes: tuple[Step, ...]  # in-place changes of shape to carry out on the caller's tensor
+    refitted: bool  # they leave it with other elements than it had: its old ones are written back before
+    moved: Step | None  # the `set_` that left it on other memory
     all_writes_without_grad: bool
     write_seen_by_autograd: bool  # the caller's tensor must continue the tape
     version_change: int
     geometry: Tensor | None  # an abstract tensor with the shape that the input came with
     requires_grad: bool  # after the program ran
     made_to_require_grad: bool  # by `requires_grad_()` in the program
+
+    @property
+    def keeps_place(self) -> bool:
+        """Whether its new data has the geometry that it came with: it is written before any shape is changed."""
+        if isinstance(self.recorded.slot, Memory):
+            return self.geometry is not None and _geometry(self.recorded.seen) == _geometry(self.geometry)
+        return self.refitted or self.moved is not None
 
 
 def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_writes: bool) -> InputFacts:
@@ -55,41 +68,69 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
         shape = functionalizer.state_before(recorded.same_as).tensor
         return untouched(recorded, requires_grad=seen.requires_grad, geometry=shape)
     _refuse_lost_effects(recorded)
-    state = functionalizer.state_of(seen)
-    reshapes = tuple(functionalizer.reshapes.get(id(seen), ()))
-    cancelled = _geometry(seen) == _geometry(functionalizer.state_before(recorded).tensor)
-    if cancelled or isinstance(recorded.slot, (Memory, Root)):  # an input that is the root changes its shape itself
-        reshapes = ()
+    state, before = functionalizer.state_of(seen), functionalizer.state_before(recorded)
+    steps = tuple(functionalizer.reshapes.get(id(seen), ()))
+    moved = next((step for step in reversed(steps) if state.storage is not before.storage), None)
+    refitted = moved is None and any(map(changes_memory, steps))
+    moves = any(map(moves_storage, steps))
+    cancelled = _geometry(seen) == _geometry(before.tensor) and (moves or not refitted)
+    if moves:  # away and back again
+        steps = (place_again(steps[-1], seen),)
+    # An input that is the root of shared memory changes its shape itself.
+    reshapes = () if moved or cancelled or isinstance(recorded.slot, (Memory, Root)) else steps
     if reshapes and seen.is_leaf and seen.requires_grad:
         raise UnsupportedError(
             f"the program changes the shape of the leaf {recorded.slot}, which cannot be compiled yet."
         )
-    writes = state.storage.writes
+    writes = before.storage.writes
+    if writes and recorded.parent is None and repeats_elements(before.tensor):
+        raise WholeMemoryNeeded(recorded.slot)
     without_grad = bool(writes) and not any(write.step.grad_enabled for write in writes)
-    seen_by_autograd = bool(writes) and seen.grad_fn is not recorded.start_node
+    seen_by_autograd = bool(writes) and _is_own(recorded) and seen.grad_fn is not recorded.start_node
+    if seen_by_autograd and (moved or refitted):
+        if not without_grad and recorded.required_grad:
+            raise UnsupportedError(
+                f"the program writes to {recorded.slot} and moves it to other memory, which cannot be differentiated "
+                "yet. Write to a copy of it."
+            )
+        seen_by_autograd = False
     written = bool(writes) and (recorded.parent is None or (isinstance(recorded.slot, Root) and seen_by_autograd))
+    in_graph = keep_writes and written and not (reshapes or refitted or moved)
     return InputFacts(
         recorded=recorded,
         is_leaf=recorded.was_leaf,
-        data_changed=any(write.goes_through(state) for write in writes),
+        data_changed=any(write.goes_through(before) for write in writes),
         written=written,
-        written_in_graph=keep_writes and written and not reshapes and (without_grad or not seen.requires_grad),
+        written_in_graph=in_graph and (without_grad or not seen.requires_grad),
         reshapes=reshapes,
+        refitted=refitted,
+        moved=moved,
         all_writes_without_grad=without_grad,
         write_seen_by_autograd=seen_by_autograd,
-        version_change=0 if seen.is_inference() else seen._version + sum(_uncounted(write.step) for write in writes),
-        geometry=functionalizer.state_before(recorded).tensor,
-        requires_grad=seen.requires_grad,
-        made_to_require_grad=seen.requires_grad and not recorded.required_grad and seen.is_leaf,
+        version_change=0 if seen.is_inference() else seen._version,
+        geometry=before.tensor,
+        requires_grad=_requires_grad(recorded),
+        made_to_require_grad=_is_own(recorded) and seen.requires_grad and not recorded.required_grad and seen.is_leaf,
     )
+
+
+def _is_own(recorded: RecordedInput) -> bool:
+    """Whether autograd takes an input for itself, and not for a view of memory that inputs share."""
+    return recorded.parent is None or isinstance(recorded.slot, Root) or recorded.seen is recorded.parent.seen
+
+
+def _requires_grad(recorded: RecordedInput) -> bool:
+    """After the program ran. A view that must not be written cannot even be asked once its memory has changed."""
+    try:
+        return bool(recorded.seen.requires_grad)
+    except RuntimeError:
+        return recorded.required_grad
 
 
 def _refuse_lost_effects(recorded: RecordedInput) -> None:
     """What a program does to an input that a compiled call would not do to the caller's tensor."""
     seen, slot = recorded.seen, recorded.slot
-    if seen.is_leaf and seen.grad is not None:
-        raise UnsupportedError(f"the program assigns .grad of {slot}, which cannot be compiled yet.")
-    if recorded.required_grad and not seen.requires_grad:
+    if recorded.required_grad and not _requires_grad(recorded):
         raise UnsupportedError(f"the program makes {slot} not require grad, which cannot be compiled yet.")
     if seen.retains_grad or seen._post_accumulate_grad_hooks:
         raise UnsupportedError(
@@ -101,13 +142,21 @@ def _refuse_lost_effects(recorded: RecordedInput) -> None:
 def untouched(recorded: RecordedInput, requires_grad: bool, geometry: Tensor | None = None) -> InputFacts:
     """The facts about an input that nothing was done to."""
     return InputFacts(
-        recorded, recorded.was_leaf, False, False, False, (), False, False, 0, geometry, requires_grad, False
+        recorded,
+        recorded.was_leaf,
+        False,
+        False,
+        False,
+        (),
+        False,
+        None,
+        False,
+        False,
+        0,
+        geometry,
+        requires_grad,
+        False,
     )
-
-
-def _uncounted(step: Step) -> bool:
-    """Whether a write moves the version counter of a real tensor, but not that of an abstract one."""
-    return step.op._schema.name.startswith("aten::_foreach_")
 
 
 # ----------------------------------------------------------------------------------------------- outputs
@@ -271,7 +320,7 @@ class OutputClassifier:
                 return self._plain(leaf, OutputType.custom_function_view)
             siblings = self._by_storage[id(state.storage)]
             unbound = all(self._from_many(t) and t.grad_fn is not None for t in siblings)
-            return ViewOfInput(owner, self._rebuild(leaf, owner.seen), unbound)
+            return ViewOfInput(owner, self._rebuild(leaf, owner.seen, self._state_at_the_end(owner)), unbound)
         return self._view_of_intermediate(leaf) or self._twin_of_output(leaf) or self._plain(leaf, OutputType.non_alias)
 
     def _view_of_intermediate(self, leaf: Tensor) -> Result | None:
@@ -309,8 +358,13 @@ class OutputClassifier:
         step = self._state(tensor).step
         return step is not None and step.index is not None
 
-    def _rebuild(self, leaf: Tensor, base: Tensor) -> Rebuild:
-        steps = self._state(leaf).chain_from(self._state(base))
+    def _state_at_the_end(self, recorded: RecordedInput) -> TensorState:
+        """The state of the caller's tensor when views are taken from it: it is moved to other memory only later."""
+        before, now = self._functionalizer.state_before(recorded), self._state(recorded.seen)
+        return now if now.storage is before.storage else before
+
+    def _rebuild(self, leaf: Tensor, base: Tensor, start: TensorState | None = None) -> Rebuild:
+        steps = self._state(leaf).chain_from(start or self._state(base))
         if steps is not None and (any(map(_is_symbolic, steps)) or not (self._replay or leaf.dtype != base.dtype)):
             steps = None
         cut_off = not leaf.requires_grad or leaf.grad_fn is None

@@ -21,7 +21,7 @@ def describe(joint: Joint, config: AOTConfig, saved_sizes: int | None) -> ViewAn
         input_info=[_input(facts, keep) for facts in joint.inputs],
         output_info=[
             _output(result, tensor, order)
-            for result, tensor in zip(joint.outputs.results, joint.outputs.tensors, strict=True)
+            for result, tensor in list(zip(joint.outputs.results, joint.outputs.tensors, strict=True))[: joint.visible]
         ],
         num_intermediate_bases=len(joint.outputs.bases),
         keep_input_mutations=keep,
@@ -40,12 +40,12 @@ def describe(joint: Joint, config: AOTConfig, saved_sizes: int | None) -> ViewAn
 def _input(facts: InputFacts, keep: bool) -> InputAliasInfo:
     return InputAliasInfo(
         is_leaf=facts.is_leaf,
-        mutates_data=facts.data_changed,
-        mutates_metadata=bool(facts.reshapes),
+        mutates_data=facts.data_changed and facts.moved is None,
+        mutates_metadata=bool(facts.reshapes or facts.moved),
         mutations_hidden_from_autograd=facts.recorded.is_tensor and not facts.data_changed,
         mutations_under_no_grad_or_inference_mode=facts.all_writes_without_grad,
         mutation_inductor_storage_resize=False,
-        mutates_storage_metadata=False,
+        mutates_storage_metadata=facts.moved is not None,
         requires_grad=facts.requires_grad,
         keep_input_mutations=keep,
     )

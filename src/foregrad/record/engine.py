@@ -128,7 +128,7 @@ class FakeEngine:
         twin = self._strided(size, stride, offset, real.dtype, device)
         if real.is_conj() or real.is_neg():
             with torch.no_grad(), self.mode:
-                twin = set_lazy_bits(twin, conj=real.is_conj(), neg=real.is_neg())
+                twin = set_lazy_bits(twin, conj=real.is_conj(), neg=real.is_neg()).detach()  # no view
         return twin
 
     def symbol(self, value: int, slot: Primal) -> int | SymInt:

@@ -24,6 +24,14 @@ from ..slots import Memory, Primal, Root
 from .engine import has_gaps
 
 
+class WholeMemoryNeeded(Exception):
+    """What lies beside an input in memory matters: the program must be recorded with the whole storage as an input."""
+
+    def __init__(self, slot: Primal) -> None:
+        super().__init__(slot)
+        self.slot = slot
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """How a call finds a tensor that nobody passed: from one of the inputs that look at its memory."""
@@ -91,14 +99,14 @@ def root_of(tensor: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------ planning
 def groups_by_storage(tensors: dict[Primal, Tensor]) -> list[dict[Primal, Tensor]]:
-    """Inputs that share a storage; the same tensor counts once, and a group has at least two."""
+    """Inputs by the storage that they look at; the same tensor counts once."""
     groups: dict[int, dict[Primal, Tensor]] = {}
     known: set[int] = set()
     for slot, tensor in tensors.items():
         if id(tensor) not in known and tensor.layout is torch.strided:
             known.add(id(tensor))
             groups.setdefault(tensor.untyped_storage()._cdata, {})[slot] = tensor
-    return [group for group in groups.values() if len(group) > 1]
+    return list(groups.values())
 
 
 def overlaps_somewhere(tensors: Iterable[Tensor]) -> bool:
@@ -144,8 +152,17 @@ def _last_byte(tensor: Tensor) -> int:
     return int((tensor.storage_offset() + reach + 1) * tensor.itemsize - 1)
 
 
-def share(index: int, group: dict[Primal, Tensor]) -> SharedMemory:
-    """Plan one storage as an input: choose what stands for it, and find the families in it."""
+def lies_in_more(tensor: Tensor) -> bool:
+    """Whether a tensor is not all of its storage."""
+    whole = not tensor.storage_offset() and not has_gaps(tensor)
+    return not whole or tensor.untyped_storage().nbytes() != tensor.numel() * tensor.itemsize
+
+
+def share(index: int, group: dict[Primal, Tensor], flat: bool = False) -> SharedMemory:
+    """Plan one storage as an input: choose what stands for it, and find the families in it.
+
+    `flat` asks for the whole storage where the root that would stand for it is only a part.
+    """
     slot = Memory(index)
     roots: dict[int, tuple[Primal, Tensor]] = {}
     for member, real in group.items():
@@ -153,7 +170,7 @@ def share(index: int, group: dict[Primal, Tensor]) -> SharedMemory:
     only = next(iter(roots.values())) if len(roots) == 1 else None
     differentiated = [pair for pair in roots.values() if root_of(pair[1]).requires_grad]
     chosen = only or (differentiated[0] if len(differentiated) == 1 else None)
-    if chosen is not None and _stands_for_all(root_of(chosen[1]), group.values()):
+    if chosen is not None and _stands_for_all(root_of(chosen[1]), group.values(), whole=flat):
         base, source = root_of(chosen[1]), _source(*chosen)
     else:
         first_slot, first = next(iter(group.items()))
@@ -177,8 +194,10 @@ def _source(slot: Primal, real: Tensor) -> Source:
     return Source(slot, "itself" if real._base is None else "root", root_of(real).dtype)
 
 
-def _stands_for_all(root: Tensor, members: Iterable[Tensor]) -> bool:
+def _stands_for_all(root: Tensor, members: Iterable[Tensor], whole: bool) -> bool:
     """Whether every member can be had from the root by `as_strided`."""
+    if whole and lies_in_more(root):
+        return False
     if root.storage_offset() or has_gaps(root) or root.is_conj() or root.is_neg():
         return False
     last, own = _last_byte(root), root.is_complex()

@@ -30,6 +30,7 @@ from ..errors import CaptureError, DataDependentError, UnsupportedError
 from ..ops import Kind, aten, op_info
 from .engine import Engine
 from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
+from .overlap import ask_eager, lies_awkwardly, storage_of, tensors_in
 from .randomness import Generators
 from .tape import tape_edges
 
@@ -72,6 +73,7 @@ class Recorder(TorchDispatchMode):
         self.steps: list[Step] = []
         self.backward = False
         self.shapes_before: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        self._reshaped_views: list[torch.Tensor] = []
         self._engine = engine
         self._run = engine.run
         self._decompositions = decompositions
@@ -109,6 +111,11 @@ class Recorder(TorchDispatchMode):
             self._refuse_views_of_old_shape(op, args[0], stack)
             before = self._run(aten.detach.default, types, (args[0],), {})
             self.shapes_before.setdefault(id(args[0]), []).append((len(self.steps), before))
+            if args[0]._is_view():
+                self._reshaped_views.append(args[0])
+        elif info.kind is Kind.WRITE:
+            self._before_write(op, [args[i] for i in info.written if i < len(args)], args, kwargs, stack)
+        outs = self._given_results(op, args, kwargs) if info.has_out else ()
         try:
             with without_function_modes():  # in backward, operators come straight from C++, with the modes still on
                 out = self._run(op, types, args, kwargs)
@@ -123,9 +130,25 @@ class Recorder(TorchDispatchMode):
                 f"{op}, at {where(stack)}, has no shape inference. Register one (torch.library.register_fake), or "
                 "compile with fallback='eager'."
             ) from error
+        if op._schema.name.startswith("aten::_foreach_") and info.kind is Kind.WRITE:
+            torch.autograd.graph.increment_version(
+                tuple(tensors_in([args[i] for i in info.written]))
+            )  # as real ones do
+        for given, before in outs:
+            if (given.shape, given.stride()) != (before.shape, before.stride()):
+                self.shapes_before.setdefault(id(given), []).append((len(self.steps), before))
         repeats = self._draw(op, kwargs, args) if info.random else None
         self.steps.append(Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, repeats))
         return out
+
+    def _given_results(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The `out=` tensors of a call, each with a copy of its metadata."""
+        arguments = op._schema.arguments
+        given = [kwargs.get(a.name, args[i] if i < len(args) else None) for i, a in enumerate(arguments) if a.is_out]
+        tensors = [t for t in given if isinstance(t, torch.Tensor)]
+        return [(t, self._run(aten.detach.default, (type(t),), (t,), {})) for t in tensors]
 
     def _refuse_views_of_old_shape(self, op: OpOverload, tensor: torch.Tensor, stack: Stack) -> None:
         """Autograd replays views from the shape that their base has now."""
@@ -137,6 +160,25 @@ class Recorder(TorchDispatchMode):
                 f"{op}, at {where(stack)}, changes the shape of a tensor of which a view was taken before: this cannot "
                 "be compiled yet. Change the shape first, or take a view of another shape instead."
             )
+
+    def _before_write(
+        self, op: OpOverload, written: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack
+    ) -> None:
+        if self._reshaped_views and torch.is_grad_enabled():
+            self._refuse_rebase_of_reshaped(op, written, stack)
+        if lies_awkwardly(written, (*args, *kwargs.values())):
+            ask_eager(op, args, kwargs)
+
+    def _refuse_rebase_of_reshaped(self, op: OpOverload, written: Sequence[Any], stack: Stack) -> None:
+        """Autograd takes a view of an abstract tensor again in the shape that it was made with."""
+        storages = {storage_of(t) for t in tensors_in(written)}
+        for view in self._reshaped_views:
+            base = view._base
+            if base is not None and base.requires_grad and storage_of(view) in storages:
+                raise UnsupportedError(
+                    f"{op}, at {where(stack)}, writes to memory of which a view has changed its shape in place: this "
+                    "cannot be compiled yet. Take a new view instead of changing the shape of the old one."
+                )
 
     def _decompose(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replace an operator by others: on the user's wish, or because it is a mere composition."""

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import SymInt, Tensor
 
-from .._torch import any_autocast_enabled, autocast_off, boundary_apply, deterministic_enabled, set_grad_enabled
+from .._torch import (
+    any_autocast_enabled,
+    autocast_off,
+    boundary_apply,
+    deterministic_enabled,
+    set_grad_enabled,
+    set_version,
+)
 from ..joint.build import Joint
 from ..joint.facts import Number, Plain, Result, SameAsInput, ViewOfBase, ViewOfInput, ViewOfOutput
 from ..ops import Kind, op_info
@@ -131,15 +138,24 @@ class InferenceCore:
 class TrainingCore:
     """One differentiable operator: its forward runs the forward graph, its backward the backward graph."""
 
-    def __init__(self, joint: Joint, saved: Saved, backward: Backward, guarded: bool, autocast: bool) -> None:
+    def __init__(
+        self,
+        joint: Joint,
+        saved: Saved,
+        backward: Backward,
+        guarded: bool,
+        autocast: bool,
+        counted: Mapping[Primal, int],
+    ) -> None:
         self._joint = joint
         self._saved = saved
+        self._counted = counted
         self._backward = backward
         self._guarded = guarded
         self._autocast = autocast
         signature = joint.signature
         self._through = [i for i, grad in enumerate(signature.grads) if grad is not None]
-        if joint.backward_error is not None:  # nothing is known about single gradients: the outputs still require grad
+        if joint.backward_errors:  # not all is known about single gradients: the outputs still require grad
             self._through = [i for i, facts in enumerate(joint.primals) if facts.recorded.leaf is not None]
         self._alone = not self._through  # the outputs require grad, but no input gets any
         through = set(self._through)
@@ -185,17 +201,27 @@ class TrainingCore:
             heads = [returned[slot] if slot in used else "_" for slot in joint.signature.returned]
             call = f"forward_graph([{', '.join(names)}])"
             _run_graph(writer, [*heads, *saved, *sizes], call, self._autocast)
+            self._count_changes(writer, names)
             self._save(writer, saved, sizes)
             writer.line("ctx.set_materialize_grads(False)")
             if not self._all_through():
                 writer.line(f"aside[:] = [{', '.join(self._aside_values(returned))}]")
             writer.line(f"return {', '.join(self._differentiable(slot, returned[slot]) for slot in self._tangents)}")
 
+    def _count_changes(self, writer: Writer, names: list[str]) -> None:
+        """Autograd notes the versions of what is saved: what is done to an input behind the graph counts already."""
+        for name, facts in zip(names, self._joint.primals, strict=True):
+            change = self._counted.get(facts.recorded.slot)
+            if change:
+                writer.line(f"{writer.bind(set_version, 'set_version')}({name}, {name}._version + {change})")
+
     def _save(self, writer: Writer, tensors: list[str], sizes: list[str]) -> None:
         """All saved tensors go through autograd's own store: version checks, hooks and freeing work as in eager."""
+        primals = zip(self._joint.part.placeholders, self._joint.primals, strict=False)
+        moving = {node.name for node, facts in primals if facts.recorded.slot in self._counted}
         if tensors:
             detached = [
-                f"{name}.detach()" if _is_view(node) else name
+                f"{name}.detach()" if _is_view(node) or node.name in moving else name
                 for name, node in zip(tensors, self._saved.tensors, strict=True)
             ]
             writer.line(f"ctx.save_for_backward({', '.join(detached)})")
@@ -225,8 +251,12 @@ class TrainingCore:
         joint = self._joint
         tangents = [f"t{n}" for n in range(len(self._tangents))]
         with writer.block(f"def backward(ctx, {', '.join(tangents)}):"):
-            if joint.backward_error is not None:
-                writer.line(f"raise {writer.bind(joint.backward_error, 'autograd_refused')}")
+            for name, slot in zip(tangents, self._tangents, strict=True):
+                if slot in joint.backward_errors:
+                    error = writer.bind(joint.backward_errors[slot], "autograd_refused")
+                    writer.line(f"if {name} is not None: raise {error}")
+            if all(slot in joint.backward_errors for slot in self._tangents):
+                writer.line(f"return (None,) * {len(self._through) + (not self._all_through())}")
                 return
             lead = "" if self._all_through() else "None, "
             picked = ", ".join(f"g[{i}]" for i in self._through) or "None"

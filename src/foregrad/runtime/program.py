@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from .._torch import OpOverload, any_autocast_enabled, deterministic_enabled
-from ..errors import CompilerError, UnsupportedError
+from ..errors import CompilerError
 from ..joint.build import Joint
 from ..joint.graph import to_fx
 from ..joint.metadata import describe
@@ -21,6 +21,7 @@ from ..ops import Kind, op_info
 from ..options import AOTConfig
 from ..partition import cut, default_partition
 from ..schemas import ViewAndMutationMeta
+from ..slots import Primal
 from .backward import Backward, Saved, saved_between
 from .boundary import InferenceCore, TrainingCore
 from .compilers import Boxed, checked, compile_graph, example_values
@@ -49,16 +50,15 @@ def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
         show_graph(lambda: joint.module, "joint", config.aot_id)
     number = next(_numbers)
     kind = "training" if joint.is_training else "inference"
-    writer = Writer(
-        f"Foregrad program {number}: {kind}, {len(joint.inputs)} inputs, {len(joint.outputs.results)} outputs."
-    )
+    writer = Writer(f"Foregrad program {number}: {kind}, {len(joint.inputs)} inputs, {joint.visible} outputs.")
     autocast = any_autocast_enabled()
     core: InferenceCore | TrainingCore
     if joint.is_training:
-        core, parts = _training(joint, config, entry, writer, autocast)
+        core, parts, counted = _training(joint, config, entry, writer, autocast)
     else:
         core, parts = _inference(joint, config, entry, writer, autocast)
-    _write(joint, config, entry, writer, core)
+        counted = frozenset()
+    _write(joint, config, entry, writer, core, counted)
     writer.run(f"<foregrad program {number}>")
     return Program(joint, parts[2], parts[0], parts[1], writer.source, writer.namespace["call"])
 
@@ -88,11 +88,11 @@ def _inference(
 
 def _training(
     joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool
-) -> tuple[TrainingCore, Parts]:
+) -> tuple[TrainingCore, Parts, frozenset[Primal]]:
     returned = len(joint.signature.returned)
     forward, backward = partition(joint, config)
     saved = saved_between(forward, returned)
-    _refuse_saved_reshapes(joint, saved)
+    counted = _changed_after_saving(joint, saved)
     examples = example_values(joint.recording.engine, joint.primal_values)
     name = writer.fresh("forward_graph")
     compiled, strides = compile_graph(config.fw_compiler, forward, examples, "forward", config)
@@ -102,18 +102,18 @@ def _training(
     runner = Backward(joint, backward, saved, saved_strides, config, deterministic_enabled())
     runner.install(_install(writer, writer.fresh("backward_graph")))
     metadata = describe(joint, config, saved_sizes=len(saved.sizes))
-    return TrainingCore(joint, saved, runner, entry.guarded, autocast), (forward, backward, metadata)
+    core = TrainingCore(joint, saved, runner, entry.guarded, autocast, counted)
+    return core, (forward, backward, metadata), frozenset(counted)
 
 
-def _refuse_saved_reshapes(joint: Joint, saved: Saved) -> None:
-    """Autograd would take the change of shape behind the forward for a write to what it has saved."""
+def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
+    """Inputs that the backward needs as they are, and that change their shape or their place: by how many versions."""
     names = {_origin(node).name for node in saved.tensors}
-    for node, facts in zip(joint.part.placeholders, joint.primals, strict=False):
-        if node.name in names and facts.version_change and not facts.written:
-            raise UnsupportedError(
-                f"the program changes the shape of {facts.recorded.slot} in place and needs it for the backward, which "
-                "cannot be compiled yet. Use a view of it instead."
-            )
+    return {
+        facts.recorded.slot: facts.version_change
+        for node, facts in zip(joint.part.placeholders, joint.primals, strict=False)
+        if node.name in names and facts.version_change and not facts.data_changed and facts.recorded.parent is None
+    }
 
 
 def _origin(node: fx.Node) -> fx.Node:
@@ -141,11 +141,17 @@ def partition(joint: Joint, config: AOTConfig) -> tuple[fx.GraphModule, fx.Graph
     return forward, backward
 
 
-def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, core: InferenceCore | TrainingCore) -> None:
+def _write(
+    joint: Joint,
+    config: AOTConfig,
+    entry: Entry,
+    writer: Writer,
+    core: InferenceCore | TrainingCore,
+    counted: frozenset[Primal],
+) -> None:
     """The text of the program: stages in, the graphs, stages out."""
-    stages = stages_of(
-        joint, config.options.debug_assert and not entry.guarded, config.num_params_buffers, config.aot_id
-    )
+    debug = config.options.debug_assert and not entry.guarded
+    stages = stages_of(joint, debug, config.num_params_buffers, config.aot_id, counted)
     core.define(writer)
     with writer.block(entry.open(writer)):
         entry.enter(writer)
@@ -154,4 +160,4 @@ def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, core: 
         core.write(writer, [writer.variable(facts.recorded.slot) for facts in joint.primals])
         for stage in reversed(stages):
             stage.leave(writer)
-        entry.leave(writer, len(joint.outputs.results))
+        entry.leave(writer, joint.visible)

@@ -23,6 +23,7 @@ from .._torch import (
 )
 from ..errors import AssumptionError
 from ..joint.build import Joint
+from ..joint.effects import Assigned, Effect, GradAssigned, Moved
 from ..joint.facts import (
     Constant,
     InputFacts,
@@ -38,7 +39,7 @@ from ..joint.facts import (
 )
 from ..ops import ViewStep, aten
 from ..record.recorder import Step
-from ..slots import Base, Memory, Output, Primal, Root, Slot, Updated
+from ..slots import Base, Grown, Memory, Output, Primal, Returned, Root, Slot, Updated
 from .writer import Writer
 
 
@@ -94,6 +95,8 @@ class WriteBack(Stage):
     """Inputs that the program changed: first their shape, then their data, in input order."""
 
     inputs: tuple[InputFacts, ...]
+    returned: frozenset[Returned]  # by the graph
+    counted: frozenset[Primal]  # their versions have been moved already
 
     def enter(self, writer: Writer) -> None:
         """Note the versions of inputs in shared memory: how its writes move them depends on how they came about."""
@@ -103,23 +106,40 @@ class WriteBack(Stage):
             writer.line(f"{version} = {name}._version")
 
     def leave(self, writer: Writer) -> None:
-        setter = writer.bind(set_version, "set_version")
+        early = [facts for facts in self.inputs if facts.keeps_place]
+        for facts in early:
+            self._write(writer, facts)
         for facts in self.inputs:
             for step in facts.reshapes:
                 _reshape(writer, writer.variable(facts.recorded.slot), step)
         for facts in self.inputs:
-            target = writer.variable(facts.recorded.slot)
-            if facts.written and not facts.written_in_graph:
-                new = writer.variable(Updated(facts.recorded.slot))
-                # A write that autograd did not see in eager must not be seen here.
-                unseen = facts.requires_grad and not facts.write_seen_by_autograd
-                writer.line(f"{target}{'.detach()' if unseen else ''}.copy_({new})")
-            missing = facts.version_change - len(facts.reshapes) - facts.written
+            if facts not in early:
+                self._write(writer, facts)
+            if Grown(facts.recorded.slot) in self.returned:
+                grown = writer.variable(Grown(facts.recorded.slot))
+                writer.line(f"{writer.variable(facts.recorded.slot)}.detach().copy_({grown})")
+        self._set_versions(writer)
+
+    def _write(self, writer: Writer, facts: InputFacts) -> None:
+        if facts.written and not facts.written_in_graph:
+            target, new = writer.variable(facts.recorded.slot), writer.variable(Updated(facts.recorded.slot))
+            # A write that autograd did not see in eager must not be seen here.
+            unseen = facts.requires_grad and not facts.write_seen_by_autograd
+            writer.line(f"{target}{'.detach()' if unseen else ''}.copy_({new})")
+
+    def _set_versions(self, writer: Writer) -> None:
+        setter = writer.bind(set_version, "set_version")
+        for facts in self.inputs:
+            name = writer.variable(facts.recorded.slot)
+            moves = len(facts.reshapes) + facts.written + (Grown(facts.recorded.slot) in self.returned)
+            wanted = 0 if facts.recorded.slot in self.counted else facts.version_change
+            missing = wanted - moves - (facts.moved is not None)
             if missing and facts.recorded.parent is None and _has_version(facts):
-                writer.line(f"{setter}({target}, {target}._version + {missing})")
+                writer.line(f"{setter}({name}, {name}._version + {missing})")
         for facts in self._in_memory():
             name = writer.variable(facts.recorded.slot)
-            writer.line(f"{setter}({name}, {writer.variables['version of', name]} + {facts.version_change})")
+            change = facts.version_change - (facts.moved is not None)
+            writer.line(f"{setter}({name}, {writer.variables['version of', name]} + {change})")
 
     def _in_memory(self) -> list[InputFacts]:
         return [f for f in self.inputs if f.recorded.parent is not None and _has_version(f)]
@@ -174,6 +194,26 @@ class Aliases(Stage):
 
 
 @dataclass(frozen=True)
+class Escapes(Stage):
+    """Tensors that the program put elsewhere than into its result."""
+
+    effects: tuple[Effect, ...]
+
+    def leave(self, writer: Writer) -> None:
+        for effect in self.effects:
+            value = writer.variable(Output(effect.output))
+            match effect:
+                case Assigned(_, table, key):
+                    writer.line(f"{writer.bind(table, 'module')}[{literal(writer, key)}] = {value}")
+                case GradAssigned(_, of):
+                    writer.line(f"{writer.variable(of)}.grad = {value}")
+                case Moved(_, slot, with_grad):
+                    grad = writer.bind(torch.enable_grad if with_grad else torch.no_grad, "grad_mode")
+                    with writer.block(f"with {grad}():"):
+                        writer.line(f"{writer.variable(slot)}.set_({value})")
+
+
+@dataclass(frozen=True)
 class DynamicMarks(Stage):
     """Tell a front end which sizes of the outputs are symbolic."""
 
@@ -206,7 +246,7 @@ class AutocastAfter(Stage):
         writer.line(f"{setter}({writer.bind(self.state, 'autocast_state')})")
 
 
-def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list[Stage]:
+def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int, counted: frozenset[Primal]) -> list[Stage]:
     """The stages that a program needs, outermost first."""
     stages: list[Stage] = []
     if debug_assert:
@@ -221,9 +261,11 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list
     dims = tuple((i, dynamic_dims(t)) for i, t in enumerate(joint.outputs.tensors) if t is not None and dynamic_dims(t))
     if dims:
         stages.append(DynamicMarks(dims))
+    if joint.effects:
+        stages.append(Escapes(joint.effects))
     stages.append(Aliases(joint.outputs))
     if joint.touched:
-        stages.append(WriteBack(tuple(joint.touched)))
+        stages.append(WriteBack(tuple(joint.touched), frozenset(joint.signature.returned), counted))
     return stages
 
 

@@ -1,0 +1,83 @@
+"""What the functionalization pass knows about each tensor of a recording, and about the memory behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..joint.ir import Node
+from ..ops import ViewStep
+from ..record.recorder import Step
+from ..record.recording import RecordedInput
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A write to memory, and the tensor through which it was made."""
+
+    step: Step
+    target: TensorState
+
+    def goes_through(self, state: TensorState) -> bool:
+        """Whether the written tensor is this one or a view of it."""
+        return self.target.chain_from(state) is not None
+
+
+class Storage:
+    """Memory that tensors of the recording share."""
+
+    __slots__ = ("generation", "writes")
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.writes: list[Write] = []
+
+
+class TensorState:
+    """What is known about one tensor object of the recording."""
+
+    __slots__ = ("generation", "input", "node", "parent", "step", "storage", "tensor")
+
+    def __init__(
+        self,
+        storage: Storage,
+        node: Node,
+        tensor: Tensor,
+        parent: TensorState | None = None,
+        step: ViewStep | None = None,
+    ) -> None:
+        self.storage = storage
+        self.node = node
+        self.tensor = tensor  # carries size, stride and dtype as they were here
+        self.parent = parent
+        self.step = step  # how the parent gives this tensor
+        self.input: RecordedInput | None = None  # that it is
+        self.generation = storage.generation
+
+    def chain_from(self, ancestor: TensorState) -> list[ViewStep] | None:
+        """The views that lead from an ancestor to this tensor, or None if it is no ancestor."""
+        steps: list[ViewStep] = []
+        state: TensorState | None = self
+        while state is not None and state is not ancestor:
+            if state.step is not None:
+                steps.append(state.step)
+            state = state.parent
+        return None if state is None else steps[::-1]
+
+    def path_to_root(self) -> list[TensorState]:
+        """This tensor, what it is a view of, and so on up to the tensor that owns the storage."""
+        path = [self]
+        while (parent := path[-1].parent) is not None:
+            path.append(parent)
+        return path
+
+    @property
+    def root(self) -> TensorState:
+        """The tensor that owns the storage."""
+        return self.path_to_root()[-1]
+
+    @property
+    def owner(self) -> RecordedInput | None:
+        """The input that this tensor is, or was taken from."""
+        return next((state.input for state in self.path_to_root() if state.input is not None), None)

@@ -1,0 +1,216 @@
+"""Operators that write to their arguments, one kind after another.
+
+Each is replaced by its functional twin, and the new values are stored in the written tensors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .._torch import auto_functionalizable, auto_functionalized
+from ..errors import UnsupportedError
+from ..joint.ir import Node
+from ..ops import aten, op_info
+from ..record.engine import has_gaps
+from ..record.lines import where
+from ..record.memory import may_overlap
+from ..record.overlap import tensors_in
+from ..record.recorder import Step
+from .operators import RANDOM_FILL
+from .state import TensorState
+from .storages import fit_results
+from .variants import TRAINING_FLAG, Variant, functional_variant
+from .views import SCATTERS
+
+if TYPE_CHECKING:
+    from .walk import Functionalizer
+
+
+def write(walk: Functionalizer, step: Step) -> None:
+    """Replace a step that writes."""
+    flag = TRAINING_FLAG.get(step.op)
+    if step.op is aten.copy_.default:
+        _copy(walk, step)
+    elif _fills_with_random(step):
+        _random_fill(walk, step)
+    elif flag is not None and (step.args[op_info(step.op).written[0]] is None or not step.args[flag]):
+        walk.pure(step)  # batch norm that has or updates no running statistics
+    elif (variant := functional_variant(step.op)) is not None:
+        _by_variant(walk, step, variant)
+    elif auto_functionalizable(step.op):
+        _by_cloning(walk, step)
+    else:
+        raise UnsupportedError(
+            f"{step.op}, at {where(step.stack)}, writes to its arguments and has no functional twin: it cannot be "
+            "compiled yet."
+        )
+
+
+# ------------------------------------------------------------------------------------------ functional twins
+def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
+    targets = [_positional(step, i) for i in variant.written]
+    returns = len(variant.op._schema.returns)
+    result = _result(walk, step, variant, targets[0]) if returns == 1 else None
+    node = _functional_call(walk, step, variant)
+    fit_results(walk, step, targets)
+    values = [node]
+    if returns > 1:
+        values = [walk.graph.call(operator.getitem, (node, i), {}, None) for i in range(returns)]
+    fresh = len(values) - len(targets)
+    outs = step.out if isinstance(step.out, (list, tuple)) else (step.out,)
+    for value, out in zip(values[:fresh], outs, strict=False):
+        value.value = out
+        walk.add_fresh(out, value)
+    for value, target in zip(values[fresh:], targets, strict=True):
+        _store(walk, step, value, target, result)
+
+
+def _positional(step: Step, position: int) -> Any:
+    if position < len(step.args):
+        return step.args[position]
+    return step.kwargs.get(step.op._schema.arguments[position].name)
+
+
+def _call_arguments(step: Step, variant: Variant) -> tuple[list[Any], dict[str, Any]]:
+    """What the functional twin is called with, as it was recorded."""
+    names = [a.name for a in step.op._schema.arguments]
+    args = [a for name, a in zip(names, step.args, strict=False) if name not in variant.dropped]
+    kwargs = {name: a for name, a in step.kwargs.items() if name not in variant.dropped}
+    for position, default in variant.defaults:
+        if position >= len(args) and names[position] not in kwargs:
+            args.append(default)
+    return args, kwargs
+
+
+def _functional_call(walk: Functionalizer, step: Step, variant: Variant) -> Node:
+    if step.repeats is not None and step.repeats in walk.draws:
+        return walk.draws[step.repeats]
+    args, kwargs = _call_arguments(step, variant)
+    node = walk.graph.call(variant.op, walk.args(args), walk.kwargs(kwargs), None)
+    if op_info(step.op).random:
+        walk.note_draw(node)
+    return node
+
+
+def _store(walk: Functionalizer, step: Step, value: Node, target: Any, result: Tensor | None) -> None:
+    """Store new values; `result` is the abstract result of the functional operator where it may differ."""
+    if target is None:
+        return
+    if isinstance(target, (list, tuple)):
+        if _overlap([walk.state_of(item) for item in target]):
+            raise UnsupportedError(
+                f"{step.op}, at {where(step.stack)}, writes to tensors that share memory: it cannot be compiled yet."
+            )
+        value.value = list(target)
+        for i, item in enumerate(target):
+            element = walk.graph.call(operator.getitem, (value, i), {}, item)
+            walk.store(step, walk.state_of(item), element, exact=True)
+    else:
+        shape = walk.shape_now(target)
+        exact = result is None or (result.stride() == shape.stride() and result.dtype == shape.dtype)
+        value.value = shape if exact else result
+        walk.store(step, walk.state_of(target), value, exact)
+
+
+def _overlap(states: Sequence[TensorState]) -> bool:
+    """Whether tensors that one operator writes to may have memory in common."""
+    pairs = itertools.combinations(states, 2)
+    return any(a.storage is b.storage and may_overlap(a.tensor, b.tensor) for a, b in pairs)
+
+
+def _result(walk: Functionalizer, step: Step, variant: Variant, target: Any) -> Tensor | None:
+    """The abstract result of the functional operator, unless it is sure to be like the written tensor."""
+    if not isinstance(target, Tensor):
+        return None
+    args, kwargs = _call_arguments(step, variant)
+    args = [walk.shape_now(a) for a in args]
+    shape = walk.shape_now(target)
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    like = shape.shape, shape.stride(), shape.dtype
+    alike = torch.Tag.pointwise in variant.op.tags and all((t.shape, t.stride(), t.dtype) == like for t in tensors)
+    if alike and tensors and not has_gaps(shape):
+        return None
+    with torch.no_grad():
+        result: Tensor = walk.engine.run(variant.op, (type(target),), tuple(args), kwargs)
+    return result
+
+
+# -------------------------------------------------------------------------------------------- operators of users
+def _by_cloning(walk: Functionalizer, step: Step) -> None:
+    """A custom operator: torch's own wrapper clones what it writes to, and returns the clones behind its results."""
+    names = [a.name for a in step.op._schema.arguments]
+    given = {**dict(zip(names, step.args, strict=False)), **step.kwargs}
+    for argument in step.op._schema.arguments:
+        given.setdefault(argument.name, argument.default_value)
+    written = [names[i] for i in op_info(step.op).written]
+    _refuse_shared_arguments(walk, step, given, written)
+    returns = len(step.op._schema.returns)
+    outs = () if returns == 0 else (step.out,) if returns == 1 else tuple(step.out)
+    values = (*(outs or (None,)), *(given[name] for name in written))
+    node = walk.graph.call(auto_functionalized, (step.op,), walk.kwargs(given), values)
+    if op_info(step.op).impure and returns:
+        node.impure = True
+    for i, out in enumerate(outs):
+        walk.results(walk.graph.call(operator.getitem, (node, i), {}, out), out)
+    for i, name in enumerate(written, max(1, returns)):
+        target = given[name]
+        if target is not None:
+            value = walk.graph.call(operator.getitem, (node, i), {}, target)
+            _store(walk, step, value, target, None)
+
+
+def _refuse_shared_arguments(walk: Functionalizer, step: Step, given: dict[str, Any], written: list[str]) -> None:
+    """The operator would read from an argument what it wrote to another; clones lie apart."""
+    storages = [id(walk.state_of(t).storage) for value in given.values() for t in tensors_in([value])]
+    touched = {id(walk.state_of(t).storage) for name in written for t in tensors_in([given[name]])}
+    if any(storages.count(storage) > 1 for storage in touched):
+        raise UnsupportedError(
+            f"{step.op}, at {where(step.stack)}, writes to memory that another of its arguments looks at: it cannot be "
+            "compiled yet. Pass a clone."
+        )
+
+
+# ------------------------------------------------------------------------------------------------- special ones
+def _fills_with_random(step: Step) -> bool:
+    """Whether a random operator overwrites a tensor whose layout decides the order of its draws."""
+    if not op_info(step.op).random or step.kwargs or not isinstance(step.args[0], Tensor):
+        return False
+    return not step.args[0].is_contiguous() and all(isinstance(a, (int, float)) for a in step.args[1:])
+
+
+def _random_fill(walk: Functionalizer, step: Step) -> None:
+    state = walk.state_of(step.args[0])
+    node = walk.draws.get(step.repeats) if step.repeats is not None else None
+    if node is None:
+        name = f"{step.op._schema.name.split('::')[1]}.{step.op._overloadname or 'default'}"
+        size, stride = walk.args([list(state.tensor.shape), list(state.tensor.stride())])
+        options = {"dtype": state.tensor.dtype, "device": walk.device(state.tensor)}
+        node = walk.graph.call(RANDOM_FILL, (name, size, stride, list(step.args[1:])), options, state.tensor)
+        walk.note_draw(node)
+    walk.store(step, state, node, exact=True)
+
+
+def _copy(walk: Functionalizer, step: Step) -> None:
+    target, source = step.args[0], step.args[1]
+    state = walk.state_of(target)
+    same_kind = target.dtype == source.dtype and walk.device(target) == walk.device(source)
+    if same_kind and target.shape == source.shape:
+        node = walk.node_of(source)
+        if not takes_any_layout(state):
+            # A tensor of its own, as in eager: the source may be an input that is written later.
+            node = walk.graph.call(aten.clone.default, (node,), {}, state.tensor)
+        walk.store(step, state, node, exact=target.stride() == source.stride() and not has_gaps(target))
+    else:
+        node = walk.graph.call(aten.copy.default, (walk.read(state), walk.node_of(source)), {}, state.tensor)
+        walk.store(step, state, node, exact=not has_gaps(target))
+
+
+def takes_any_layout(state: TensorState) -> bool:
+    """Whether a write to this view is copied into place, so that the layout of the new value does not matter."""
+    return state.step is not None and state.step.op in SCATTERS

@@ -1,0 +1,95 @@
+"""What a program does to the objects around it, beside its results: tensors that it assigns.
+
+Each such tensor is a result that the user does not see: it is computed, classified and rebuilt like any other, and the
+run time then puts it where the program put it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._torch import disable_modes
+from ..functionalize.walk import Functionalizer
+from ..ops import ViewStep, aten
+from ..slots import Primal
+from .facts import InputFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Escape:
+    """A tensor that the program put into a table of the user's: an attribute or a buffer of a module."""
+
+    table: dict[Any, Any]
+    key: Any
+    path: str  # in the user's words
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """A hidden result that goes into a table of the user's."""
+
+    output: int
+    table: dict[Any, Any]
+    key: Any
+
+
+@dataclass(frozen=True, slots=True)
+class GradAssigned:
+    """A hidden result that becomes the gradient of an input."""
+
+    output: int
+    of: Primal
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A hidden result to whose memory an input was moved, by `set_`."""
+
+    output: int
+    input: Primal
+    with_grad: bool  # gradients were on
+
+
+Effect = Assigned | GradAssigned | Moved
+
+
+class Effects:
+    """Collects the hidden results of a program behind those that the user sees."""
+
+    def __init__(self, visible: Sequence[Any], paths: Sequence[str]) -> None:
+        self.leaves = list(visible)
+        self.paths = list(paths)
+        self.effects: list[Effect] = []
+
+    def _add(self, tensor: Tensor, path: str) -> int:
+        self.leaves.append(tensor)
+        self.paths.append(path)
+        return len(self.leaves) - 1
+
+    def add_escapes(self, escapes: Sequence[Escape]) -> None:
+        """Tensors that the program assigned."""
+        for escape in escapes:
+            self.effects.append(Assigned(self._add(escape.tensor, escape.path), escape.table, escape.key))
+
+    def add_inputs(self, functionalizer: Functionalizer, inputs: Sequence[InputFacts]) -> None:
+        """Inputs that were moved to other memory, and gradients that the program gave them."""
+        for facts in inputs:
+            recorded = facts.recorded
+            if not recorded.is_tensor or recorded.same_as is not None:
+                continue
+            if recorded.seen.is_leaf and recorded.seen.grad is not None:
+                output = self._add(recorded.seen.grad, f"{recorded.slot}.grad")
+                self.effects.append(GradAssigned(output, recorded.slot))
+            if facts.moved is not None:
+                with disable_modes(), torch.set_grad_enabled(facts.moved.grad_enabled):
+                    alias = aten.alias.default(recorded.seen)
+                step = ViewStep(aten.alias.default, (), {}, None)
+                functionalizer.add_view(functionalizer.state_of(recorded.seen), alias, step)
+                output = self._add(alias, str(recorded.slot))
+                self.effects.append(Moved(output, recorded.slot, facts.moved.grad_enabled))

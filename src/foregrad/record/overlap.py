@@ -1,0 +1,74 @@
+"""Writes that eager may refuse because of how their arguments lie in memory.
+
+Abstract kernels do not look at memory as the real ones do. Where a written tensor shows an element twice, or overlaps
+another argument in part, eager itself is asked: the operator runs on zeros that lie exactly as the arguments do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._torch import OpOverload, disable_modes, hint_of, without_function_modes
+
+
+def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
+    """Tensors among arguments that may be nested in lists."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+
+
+def lies_awkwardly(written: Sequence[Any], arguments: Sequence[Any]) -> bool:
+    """Whether a written tensor shows an element twice, or shares memory with an argument that lies otherwise."""
+    tensors = list(tensors_in(arguments))
+    for target in tensors_in(written):
+        if any(stride == 0 and size != 1 for size, stride in zip(target.shape, target.stride(), strict=True)):
+            return True
+        for other in tensors:
+            if other is target or storage_of(other) != storage_of(target):
+                continue
+            if _geometry(other) != _geometry(target):
+                return True
+    return False
+
+
+def storage_of(tensor: Tensor) -> int:
+    """An identity of the memory of a tensor, asked for while a program is recorded."""
+    with without_function_modes():
+        return int(tensor.untyped_storage()._cdata)
+
+
+def _geometry(tensor: Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+
+def ask_eager(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise eager's error if it refuses such a call."""
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def real(tensor: Tensor) -> Tensor:
+        key = storage_of(tensor)
+        if key not in storages:
+            count = hint_of(tensor.untyped_storage().nbytes())
+            storages[key] = torch.zeros(count, dtype=torch.uint8).untyped_storage()
+        size, stride = [hint_of(n) for n in tensor.shape], [hint_of(n) for n in tensor.stride()]
+        return torch.empty(0, dtype=tensor.dtype).set_(storages[key], hint_of(tensor.storage_offset()), size, stride)
+
+    with disable_modes(), without_function_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        op(*_map(real, args), **_map(real, kwargs))
+
+
+def _map(real: Callable[[Tensor], Tensor], value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return real(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map(real, item) for item in value)
+    if isinstance(value, dict):
+        return {key: _map(real, item) for key, item in value.items() if key not in ("device", "generator")}
+    return value
