@@ -1,9 +1,13 @@
-# make test | demo | bench | sweep | format | clean
+# make test | demo | bench | sweep | fuzz | format | clean
+#
+# make fuzz N=10000 SEED=0 compares that many random programs with eager.
 #
 # An interpreter that already has torch (in range) and pytest is used as it is, and nothing is installed: this is
 # how the targets run where there is no network. Any other interpreter only serves to make .venv.
 
 PYTHON ?= python3
+N      ?= 10000
+SEED   ?= 0
 VENV   := .venv
 STAMP  := $(VENV)/.installed
 
@@ -29,7 +33,7 @@ define optional
 	then echo '$(2)'; $(2); else echo 'skipped, $(1) is not installed: $(2)'; fi
 endef
 
-.PHONY: test demo bench sweep format clean
+.PHONY: test demo bench sweep fuzz format clean
 
 test: $(SETUP)
 	$(call optional,ruff,$(PY) -m ruff check .)
@@ -45,6 +49,9 @@ bench: $(SETUP)
 
 sweep: $(SETUP)
 	$(PY) -m pytest -m sweep
+
+fuzz: $(SETUP)
+	$(PY) -m foregrad.testing.fuzz --programs $(N) --seed $(SEED)
 
 format: $(SETUP)
 	$(PY) -m ruff check --fix .

@@ -140,10 +140,11 @@ def gradients_of(
 ) -> tuple[torch.Tensor | None, ...]:
     """`torch.autograd.grad` that keeps the tape and that function modes do not see: they are for user-written code."""
     engine = torch.autograd.Variable._execution_engine
+    # Where there is nothing to ask for, autograd still says what it refuses.
     found = engine.run_backward(
-        tuple(targets), tuple(tangents), True, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False
+        tuple(targets), tuple(tangents), True, False, tuple(inputs), allow_unreachable=True, accumulate_grad=not inputs
     )
-    return tuple(found)
+    return tuple(found) if inputs else ()
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:
@@ -261,8 +262,9 @@ without_function_modes = torch._C.DisableTorchFunction  # the public context lea
 
 
 def is_composite(op: OpOverload) -> bool:
-    """Whether an operator is a plain composition of others (it reaches a mode whole only in inference mode)."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+    """Whether an operator is nothing but a composition of others (it reaches a mode whole only in inference mode)."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(op.name(), "CompositeImplicitAutograd") and not has_kernel(op.name(), "CPU")
 
 
 def auto_functionalizable(op: OpOverload) -> bool:

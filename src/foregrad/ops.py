@@ -39,7 +39,7 @@ SILENT_WRITERS: dict[OpOverload, tuple[int, ...]] = {
 _RESHAPING = ("aten::set_", "aten::resize_", "aten::resize_as_")
 
 # Views that autograd is not told about.
-SILENT_VIEWS = frozenset({aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default})
+SILENT_VIEWS = frozenset({aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default, aten._unsafe_view.default})
 
 # Views that are the same tensor for every purpose but autograd's.
 IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.lift.default})
@@ -53,6 +53,7 @@ class ViewStep:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     index: int | None
+    with_grad: bool = True  # gradients were on
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.errors import BackwardError, UnsupportedError
+from foregrad.errors import BackwardError
 from helpers import Graphs, grab, leaf, nop, plain
 
 
@@ -198,26 +198,6 @@ def test_an_error_of_a_user_written_backward_is_raised_in_backward():
     assert y.tolist() == [2, 4]
     with pytest.raises(KeyError, match="on purpose"):
         y.sum().backward()
-
-
-def test_a_write_in_backward_is_refused_for_now():
-    """M-14"""
-
-    class Tick(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, b):
-            ctx.save_for_backward(b)
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, g):
-            ctx.saved_tensors[0].add_(1)
-            return g * 2, None
-
-    b = torch.zeros(2)
-    with pytest.raises(UnsupportedError, match=r"args\[1\] is written in backward.*cannot be compiled yet"):
-        grab(Tick.apply)[0](leaf(2), b)
-    assert b.tolist() == [0, 0]
 
 
 def test_reported_strides_reach_the_examples_of_the_backward():

@@ -24,7 +24,7 @@ from ..record.memory import (
     related_to,
     share,
 )
-from ..record.recording import Argument, Recording
+from ..record.recording import Argument, InputsFoundLate, Recording
 from ..slots import Buffer, Hidden, Input, Param, Primal
 from .escapes import Snapshot
 from .places import Place, Surroundings
@@ -152,7 +152,7 @@ def _capture(
         hidden[slot] = place
         return slot
 
-    def attempt(shared: Sequence[SharedMemory]) -> Attempt:
+    def attempt(shared: Sequence[SharedMemory], early: Sequence[Tensor]) -> Attempt:
         hidden.clear()
         dynamic = config.dynamic_shapes and not shared
         given, around = (inputs, found) if dynamic else (_with_fixed_sizes(inputs), _with_fixed_sizes(found))
@@ -161,12 +161,15 @@ def _capture(
         from_nodes = isinstance(function, fx.GraphModule)
         recording = Recording(engine, dict(config.decompositions or {}), from_nodes)
         try:
-            recording.run(program, given, around, place_of, shared)
+            recording.run(program, given, around, place_of, shared, early)
             result = flatten(recording.result, "output")
             joint = build_joint(recording, result.leaves, result.paths, snapshot.assigned(recording), config)
         except WholeMemoryNeeded as needed:
             snapshot.undo(recording)
             return Attempt(recording, needed=needed.slot)
+        except InputsFoundLate as found_late:
+            snapshot.undo(recording)
+            return Attempt(recording, late=found_late.tensors)
         except ForegradError:
             snapshot.undo(recording)
             raise
@@ -191,25 +194,35 @@ class Attempt:
     joint: Joint | None = None
     result: Flat | None = None
     needed: Primal | None = None  # an input whose whole storage must be seen
+    late: Sequence[Tensor] = ()  # inputs that the backward found by itself
     error: Exception | None = None  # what the program raised
 
 
-def settle(attempt: Callable[[Sequence[SharedMemory]], Attempt]) -> tuple[Joint, Flat, Sequence[SharedMemory]]:
+def settle(
+    attempt: Callable[[Sequence[SharedMemory], Sequence[Tensor]], Attempt],
+) -> tuple[Joint, Flat, Sequence[SharedMemory]]:
     """Record a program as if its inputs lay apart; once more where the record shows that they do not."""
     shared: Sequence[SharedMemory] = ()
     needed: set[Primal] = set()
-    last = attempt(shared)
+    early: list[Tensor] = []
+    last = attempt(shared, early)
     while True:
+        early += last.late
         if last.error is not None:
             needed |= _in_larger_memory(last.recording) if not shared else set()
         elif last.needed is not None:
             needed.add(last.needed)
         plan = plan_memories(last, needed)
-        if len(plan) <= len(shared):
+        if len(plan) <= len(shared) and not last.late:
             break
-        shared = plan
-        last = attempt(shared)
+        shared = plan if len(plan) > len(shared) else shared
+        last = attempt(shared, early)
     if last.error is not None:
+        if "INTERNAL ASSERT FAILED" in str(last.error):
+            raise UnsupportedError(
+                "autograd cannot follow the program on abstract tensors (views of a tensor that was detached in place "
+                "are one reason). Compile with fallback='eager'."
+            ) from last.error
         raise last.error
     assert last.joint is not None and last.result is not None
     return last.joint, last.result, shared
@@ -221,7 +234,9 @@ def plan_memories(attempt: Attempt, needed: set[Primal]) -> list[SharedMemory]:
     written = {facts.recorded.slot for facts in inputs if facts.data_changed}
     if not written and not needed:
         return []
-    rebased = {facts.recorded.slot for facts in inputs if facts.data_changed and facts.write_seen_by_autograd}
+    # Autograd takes a write to one view for a change of all of them: it counts versions by families.
+    training = attempt.joint is not None and attempt.joint.is_training
+    rebased = {f.recorded.slot for f in inputs if f.data_changed and (f.write_seen_by_autograd or training)}
     plan: list[SharedMemory] = []
     for group in groups_by_storage(attempt.recording.real_tensors):
         several = len(group) > 1 and not written.isdisjoint(group)

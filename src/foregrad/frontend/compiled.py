@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,6 +29,8 @@ from ..slots import Input
 from .capturing import Capture, capture_call, show_joint
 from .guards import MISS, GuardedEntry
 from .tree import flatten
+
+log = logging.getLogger("foregrad")
 
 
 class Specialization:
@@ -147,9 +150,8 @@ class Compiled:
             capture = capture_call(self._function, args, kwargs, self._module, self.config)
             if not any(map(_blames_symbols, capture.joint.backward_errors.values())):
                 return capture
-        except Exception as error:
-            if not _blames_symbols(error):
-                raise
+        except Exception as error:  # one that is not about symbols comes again with fixed numbers
+            log.debug("recording with symbolic sizes failed, fixed ones are tried: %s", error)
         fixed = dataclasses.replace(self.config, dynamic_shapes=False)
         return capture_call(self._function, args, kwargs, self._module, fixed)
 

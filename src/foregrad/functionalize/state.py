@@ -27,10 +27,11 @@ class Write:
 class Storage:
     """Memory that tensors of the recording share."""
 
-    __slots__ = ("generation", "writes")
+    __slots__ = ("generation", "made_in_backward", "writes")
 
-    def __init__(self) -> None:
+    def __init__(self, made_in_backward: bool = False) -> None:
         self.generation = 0
+        self.made_in_backward = made_in_backward
         self.writes: list[Write] = []
 
 

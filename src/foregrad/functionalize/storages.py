@@ -16,6 +16,7 @@ from ..ops import Kind, ViewStep, aten, op_info
 from ..record.engine import has_gaps
 from ..record.lines import where
 from ..record.memory import WholeMemoryNeeded
+from ..record.overlap import tensors_in
 from ..record.recorder import Step
 from .state import TensorState
 
@@ -37,13 +38,23 @@ def reshape(walk: Functionalizer, step: Step) -> None:
     else:
         walk.reshapes.setdefault(id(tensor), []).append(step)
     if moves_storage(step):
+        if step.grad_enabled and tensor.requires_grad:
+            raise UnsupportedError(
+                f"{step.op}, at {where(step.stack)}, of a tensor that requires grad: it has no derivative, and cannot "
+                "be compiled. Do it under torch.no_grad()."
+            )
         _move(walk, step, tensor)
     elif step.op in _RESIZES:
         _resize(walk, step, state, tensor)
     else:
+        parent = state
         if step.op is aten.as_strided_.default:
             require_whole_memory(walk, state.root, always=False)
-        walk.add_view(state, tensor, ViewStep(_view_form(step), tuple(step.args[1:]), step.kwargs, None))
+            parent = memory_of(state)
+        view = ViewStep(_view_form(step), tuple(step.args[1:]), step.kwargs, None, step.grad_enabled)
+        reshaped = walk.add_view(parent, tensor, view)
+        if parent is not state:
+            reshaped.input = state.input
 
 
 def _view_form(step: Step) -> Any:
@@ -94,9 +105,20 @@ def _resize(walk: Functionalizer, step: Step, state: TensorState, tensor: Tensor
     if root.tensor.dtype != tensor.dtype or _is_symbolic(shape) or _is_symbolic(root.tensor):
         raise UnsupportedError(f"{step.op}, at {where(step.stack)}, of a symbolic size: it cannot be compiled yet.")
     require_whole_memory(walk, root, always=True)
+    if (
+        state.owner is not None
+        and state.owner.seen is not tensor
+        and shape.storage_offset() + extent(shape) > _reach(root)
+    ):
+        raise UnsupportedError(
+            f"{step.op}, at {where(step.stack)}, makes the memory of {state.owner.slot} longer through a view of it, "
+            "which cannot be compiled yet."
+        )
     root = grow(walk, root, shape.storage_offset() + extent(shape))
     geometry = list(shape.shape), list(shape.stride()), shape.storage_offset()
-    walk.add_view(root, tensor, ViewStep(aten.as_strided.default, geometry, {}, None))
+    resized = walk.add_view(root, tensor, ViewStep(aten.as_strided.default, geometry, {}, None, step.grad_enabled))
+    if state.input is not None:
+        resized.input = state.input
 
 
 def extent(tensor: Tensor) -> int:
@@ -106,10 +128,21 @@ def extent(tensor: Tensor) -> int:
     return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
+def memory_of(state: TensorState) -> TensorState:
+    """What `as_strided` looks at: the whole storage, wherever the tensor itself lies in it."""
+    root = state.root
+    lazy = state.tensor.is_conj() != root.tensor.is_conj() or state.tensor.is_neg() != root.tensor.is_neg()
+    return state if lazy or root.tensor.dtype != state.tensor.dtype else root
+
+
+def _reach(root: TensorState) -> int:
+    return int(root.tensor.storage_offset() + extent(root.tensor))
+
+
 def grow(walk: Functionalizer, root: TensorState, wanted: int) -> TensorState:
     """Memory that holds so many elements: the storage's root itself, or a longer one of which that becomes a view."""
     tensor = root.tensor
-    have = tensor.storage_offset() + extent(tensor)
+    have = _reach(root)
     if wanted <= have:
         return root
     if has_gaps(tensor) or tensor.storage_offset():
@@ -136,7 +169,8 @@ def require_whole_memory(walk: Functionalizer, root: TensorState, always: bool) 
     tensor, real = root.tensor, walk.real_tensors.get(recorded.slot)
     if _is_symbolic(tensor):
         raise UnsupportedError(f"{recorded.slot} has a symbolic size and is read beyond its own elements.")
-    has_more = real is not None and always and real.untyped_storage().nbytes() != extent(tensor) * tensor.itemsize
+    whole = always or not tensor.numel()
+    has_more = real is not None and whole and real.untyped_storage().nbytes() != extent(tensor) * tensor.itemsize
     if tensor.storage_offset() or has_gaps(tensor) or has_more:
         raise WholeMemoryNeeded(recorded.slot)
 
@@ -154,6 +188,12 @@ def fit_results(walk: Functionalizer, step: Step, targets: Sequence[Any]) -> Non
         shape, state = walk.shape_now(target), walk.state_of(target)
         if _geometry(shape) == _geometry(before):
             continue
+        strided = any(not walk.shape_now(t).is_contiguous() for t in tensors_in(step.args))
+        if strided or target.requires_grad:
+            raise UnsupportedError(
+                f"{step.op}, at {where(step.stack)}, resizes a result that it was given, which cannot be compiled "
+                "here. Give it a tensor of the right shape, or none."
+            )
         walk.reshapes.setdefault(id(target), []).extend(_same_change(step, target, shape))
         if before.numel() == 0 and state.root.input is None:
             size, stride = list(shape.shape), list(shape.stride())

@@ -70,10 +70,11 @@ def _permute(c: Carry) -> Node:
 
 def _split(c: Carry) -> Node:
     """A piece of `split` or `split_with_sizes` is a slice."""
-    sizes, dim = c.args[0], (c.args[1] if len(c.args) > 1 else c.step.kwargs.get("dim", 0))
+    sizes, dim = c.step.args[0], (c.step.args[1] if len(c.args) > 1 else c.step.kwargs.get("dim", 0))
     index = c.step.index or 0
     start = sum(sizes[:index]) if isinstance(sizes, (list, tuple)) else index * sizes
-    return c.emit(aten.slice_scatter.default, c.base, c.new, dim, start, start + c.view_tensor.shape[dim])
+    first, last = c.walk.args([start, start + c.view_tensor.shape[dim]])
+    return c.emit(aten.slice_scatter.default, c.base, c.new, dim, first, last)
 
 
 def _unbind(c: Carry) -> Node:
@@ -107,7 +108,8 @@ def _unfold(c: Carry) -> Node:
     node, count = c.base, c.view_tensor.shape[dim]
     for k in reversed(range(size)):
         piece = c.walk.emit(aten.select.int, c.new, -1, k)
-        node = c.emit(aten.slice_scatter.default, node, piece, dim, k, k + (count - 1) * step + 1, step)
+        last = c.walk.args([k + (count - 1) * step + 1])[0]
+        node = c.emit(aten.slice_scatter.default, node, piece, dim, k, last, step)
     return node
 
 
@@ -258,7 +260,7 @@ def carry_past_repetition(
 
     `path` leads from the written tensor to the root. What is left of it, and the value to carry on with, are returned.
     """
-    if step.op not in _FILLS and 0 not in path[0].tensor.stride() and repeats_elements(path[0].tensor):
+    if step.op not in _FILLS and repeats_elements(path[0].tensor):
         raise UnsupportedError(
             f"{step.op}, at {where(step.stack)}, writes to a view whose elements overlap in memory: what comes out "
             "depends on the order in which they are written, and cannot be compiled."

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
+from .._torch import disable_modes
 from ..errors import CaptureError, UnsupportedError
 from ..joint.ir import FlatGraph, Node
 from ..ops import IDENTITIES, Kind, ViewStep, aten, op_info
@@ -25,7 +26,7 @@ from ..record.recording import RecordedInput, Recording
 from ..slots import Memory, Primal, Root
 from .operators import IN_GRAPHS
 from .state import Storage, TensorState, Write
-from .storages import require_whole_memory, reshape
+from .storages import memory_of, require_whole_memory, reshape
 from .views import Carry, carry_back, carry_past_repetition
 from .writes import takes_any_layout, write
 
@@ -42,6 +43,7 @@ class Functionalizer:
         self.draws: dict[int, Node] = {}
         self._position = 0
         self._before: dict[Primal, TensorState] = {}  # the states that inputs started with
+        self.backward_writes: list[Write] = []
         self.reshapes: dict[int, list[Step]] = {}  # in-place changes of shape, by id of the tensor
 
     # ------------------------------------------------------------------------------------------- reading
@@ -127,7 +129,7 @@ class Functionalizer:
 
     def add_fresh(self, tensor: Tensor, node: Node) -> None:
         """A tensor that starts with the value of a node."""
-        self._states[id(tensor)] = TensorState(Storage(), node, self.shape_now(tensor))
+        self._states[id(tensor)] = TensorState(Storage(self.graph.backward), node, self.shape_now(tensor))
 
     def run(self, steps: Sequence[Step], start: int) -> None:
         """Walk over steps, the first of which is number `start` of the recording."""
@@ -144,6 +146,14 @@ class Functionalizer:
                 write(self, step)
             else:
                 reshape(self, step)
+
+    def put_back(self, tensor: Tensor, state: TensorState, start: int) -> None:
+        """Undo what steps from number `start` on did to the geometry of a tensor."""
+        self._states[id(tensor)] = state
+        changes = [before for position, before in self._shapes_before.get(id(tensor), ()) if position >= start]
+        if changes:
+            with disable_modes(), torch.no_grad():
+                aten.set_.source_Tensor(tensor, changes[0])
 
     def step_over(self) -> None:
         """From here on tensors have the shapes that the current step leaves behind."""
@@ -188,12 +198,13 @@ class Functionalizer:
             return
         if step.op is aten.as_strided.default:
             require_whole_memory(self, parent.root, always=False)
+            parent = memory_of(parent)
         if isinstance(step.out, Tensor):
-            self.add_view(parent, step.out, ViewStep(step.op, tuple(rest), step.kwargs, None))
+            self.add_view(parent, step.out, ViewStep(step.op, tuple(rest), step.kwargs, None, step.grad_enabled))
             return
         node = self.graph.call(step.op, (self.read(parent), *self.args(rest)), self.kwargs(step.kwargs), step.out)
         for i, item in enumerate(step.out):
-            view = ViewStep(step.op, tuple(rest), step.kwargs, i)
+            view = ViewStep(step.op, tuple(rest), step.kwargs, i, step.grad_enabled)
             element = self.graph.call(operator.getitem, (node, i), {}, item)
             self._states[id(item)] = TensorState(parent.storage, element, self.shape_now(item), parent, view)
 
@@ -224,6 +235,8 @@ class Functionalizer:
         """The storage has new contents."""
         state.storage.generation += 1
         state.storage.writes.append(Write(step, state))
+        if step.backward:
+            self.backward_writes.append(state.storage.writes[-1])
 
     def _carry(self, child: TensorState, parent: TensorState, node: Node) -> Node:
         assert child.step is not None

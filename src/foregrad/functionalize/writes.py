@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import SymInt, Tensor
 
-from .._torch import auto_functionalizable, auto_functionalized
+from .._torch import OpOverload, auto_functionalizable, auto_functionalized
 from ..errors import UnsupportedError
 from ..joint.ir import Node
 from ..ops import aten, op_info
 from ..record.engine import has_gaps
 from ..record.lines import where
 from ..record.memory import may_overlap
-from ..record.overlap import tensors_in
+from ..record.overlap import tensors_in, written_arguments
 from ..record.recorder import Step
 from .operators import RANDOM_FILL
 from .state import TensorState
@@ -54,7 +54,13 @@ def write(walk: Functionalizer, step: Step) -> None:
 
 # ------------------------------------------------------------------------------------------ functional twins
 def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
-    targets = [_positional(step, i) for i in variant.written]
+    targets = written_arguments(step.op, step.args, step.kwargs)
+    _refuse_reading_results(walk, step, variant, targets)
+    if all(isinstance(t, Tensor) and not isinstance(t.numel(), SymInt) and not t.numel() for t in targets):
+        fit_results(walk, step, targets)
+        for target in targets:
+            walk.note_write(step, walk.state_of(target))
+        return
     returns = len(variant.op._schema.returns)
     result = _result(walk, step, variant, targets[0]) if returns == 1 else None
     node = _functional_call(walk, step, variant)
@@ -71,10 +77,33 @@ def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
         _store(walk, step, value, target, result)
 
 
-def _positional(step: Step, position: int) -> Any:
-    if position < len(step.args):
-        return step.args[position]
-    return step.kwargs.get(step.op._schema.arguments[position].name)
+def _refuse_reading_results(walk: Functionalizer, step: Step, variant: Variant, targets: Sequence[Any]) -> None:
+    """Operators that would read, while they run, what they have written already."""
+    if op_info(step.op).has_out and torch.Tag.pointwise not in variant.op.tags:
+        given = [a for i, a in enumerate(step.args) if i not in op_info(step.op).written]
+        shared = {id(walk.state_of(t).storage) for t in tensors_in(given)}
+        reads = any(id(walk.state_of(t).storage) in shared for t in tensors_in(targets))
+    elif isinstance(targets[0], (list, tuple)):
+        reads = _reads_others(walk, step, targets[0])
+    else:
+        return
+    if reads:
+        raise UnsupportedError(
+            f"{step.op}, at {where(step.stack)}, writes to memory that it reads as another argument: it cannot be "
+            "compiled yet. Pass a clone."
+        )
+
+
+def _reads_others(walk: Functionalizer, step: Step, targets: Sequence[Tensor]) -> bool:
+    """Whether a list operator reads, for one of its results, the memory of another."""
+    lists = [a for a in (*step.args, *step.kwargs.values()) if isinstance(a, (list, tuple)) and len(a) == len(targets)]
+    for column in (a for a in lists if a is not targets):
+        for i, item in enumerate(column):
+            if isinstance(item, Tensor):
+                storage = walk.state_of(item).storage
+                if any(storage is walk.state_of(t).storage for k, t in enumerate(targets) if k != i):
+                    return True
+    return False
 
 
 def _call_arguments(step: Step, variant: Variant) -> tuple[list[Any], dict[str, Any]]:
@@ -114,6 +143,15 @@ def _store(walk: Functionalizer, step: Step, value: Node, target: Any, result: T
     else:
         shape = walk.shape_now(target)
         exact = result is None or (result.stride() == shape.stride() and result.dtype == shape.dtype)
+        if result is not None and result.dtype != shape.dtype and torch.Tag.pointwise not in step.op.tags:
+            raise UnsupportedError(
+                f"{step.op}, at {where(step.stack)}, computes in the dtype of the result that it was given: this "
+                "cannot be compiled yet."
+            )
+        if result is not None and tuple(result.shape) != tuple(shape.shape):
+            raise RuntimeError(
+                f"output with shape {list(shape.shape)} doesn't match the broadcast shape {list(result.shape)}"
+            )
         value.value = shape if exact else result
         walk.store(step, walk.state_of(target), value, exact)
 
@@ -134,11 +172,17 @@ def _result(walk: Functionalizer, step: Step, variant: Variant, target: Any) -> 
     tensors = [a for a in args if isinstance(a, Tensor)]
     like = shape.shape, shape.stride(), shape.dtype
     alike = torch.Tag.pointwise in variant.op.tags and all((t.shape, t.stride(), t.dtype) == like for t in tensors)
-    if alike and tensors and not has_gaps(shape):
+    if alike and not has_gaps(shape) and (variant.op, shape.dtype) in _KEEPS_DTYPE:
         return None
     with torch.no_grad():
         result: Tensor = walk.engine.run(variant.op, (type(target),), tuple(args), kwargs)
+    if alike and len(tensors) == len(list(tensors_in((*args, *kwargs.values())))) and result.dtype == shape.dtype:
+        _KEEPS_DTYPE.add((variant.op, shape.dtype))
     return result
+
+
+# Pointwise operators that were seen to give the dtype of their tensors, if these are all of one.
+_KEEPS_DTYPE: set[tuple[OpOverload, torch.dtype]] = set()
 
 
 # -------------------------------------------------------------------------------------------- operators of users

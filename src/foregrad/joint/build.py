@@ -17,7 +17,7 @@ from ..errors import ForegradError, UnsupportedError
 from ..functionalize.walk import Functionalizer
 from ..options import AOTConfig
 from ..record.recording import Recording
-from ..slots import Base, Grad, Grown, Output, Primal, Returned, Tangent, Updated
+from ..slots import Base, Grad, Grown, Memory, Output, Primal, Returned, Root, Tangent, Updated
 from .effects import Effect, Effects, Escape
 from .facts import (
     Constant,
@@ -25,13 +25,12 @@ from .facts import (
     Number,
     OutputClassifier,
     OutputFacts,
-    Plain,
     SameAsInput,
     input_facts,
-    refuse_backward_writes,
 )
 from .graph import Part, to_fx
 from .ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
+from .tape import BackwardWrite, Differentiated, Tape
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +58,7 @@ class Joint:
     primal_values: tuple[Any, ...]
     tangent_values: tuple[Tensor, ...]
     backward_errors: dict[Returned, Exception]  # what autograd said when it was asked for the gradients of these
+    backward_writes: tuple[BackwardWrite, ...]  # to what the caller holds; their values follow the gradients
     grad_mode_after: bool | None  # set if the program changed it for its caller
     autocast_after: AutocastState | None  # likewise
     recording: Recording
@@ -117,17 +117,18 @@ def build_joint(
         )
     forward = _forward_values(functionalizer, facts.values(), outputs)
     tangents = tuple(Tangent(slot) for slot in tape.targets)
-    gradients, errors = _gradients(tape, len(primals))
+    derived, errors = _gradients(tape, len(primals))
+    gradients = derived.gradients
     for node, primal in zip(graph.placeholders, primals, strict=False):
         node.written = primal.written
-    live = live_nodes(graph, [*nodes_in(forward.values()), *gradients])
+    live = live_nodes(graph, [*nodes_in(forward.values()), *derived.outputs])
     for node, name in zip(graph.placeholders, _placeholder_names(len(primals), len(tangents)), strict=True):
         node.name = name
     name_nodes(live, [node.name for node in graph.placeholders])
     slots = tuple(primal.recorded.slot for primal in primals)
     grads = tuple(Grad(slot) if node is not None else None for slot, node in zip(slots, gradients, strict=True))
     return Joint(
-        part=Part(graph.placeholders, live, [*forward.values(), *(gradients if tangents else ())]),
+        part=Part(graph.placeholders, live, [*forward.values(), *(derived.outputs if tangents else ())]),
         signature=Signature(slots, tangents, tuple(forward), grads),
         inputs=tuple(facts[recorded.slot] for recorded in recording.inputs),
         memories=tuple(facts[recorded.slot] for recorded in recording.memories),
@@ -138,6 +139,7 @@ def build_joint(
         primal_values=tuple(node.value for node in graph.placeholders[: len(primals)]),
         tangent_values=tuple(tape.tangents.values()),
         backward_errors=errors,
+        backward_writes=derived.writes,
         grad_mode_after=_if_changed(recording.grad_enabled, recording.grad_enabled_after),
         autocast_after=_if_changed(recording.autocast, recording.autocast_after),
         recording=recording,
@@ -145,15 +147,16 @@ def build_joint(
     )
 
 
-def _gradients(tape: Tape, count: int) -> tuple[list[Node | None], dict[Returned, Exception]]:
+def _gradients(tape: Tape, count: int) -> tuple[Differentiated, dict[Returned, Exception]]:
     """Gradients of everything that can be differentiated, and autograd's errors for what cannot.
 
     Eager raises such an error when backward is called, and so does the compiled program.
     """
     errors: dict[Returned, Exception] = {}
     wanted = tuple(tape.targets)
+    nothing = Differentiated([None] * count, ())
     if not wanted:
-        return [None] * count, errors
+        return nothing, errors
     try:
         return tape.differentiate(wanted), errors
     except ForegradError:
@@ -167,7 +170,7 @@ def _gradients(tape: Tape, count: int) -> tuple[list[Node | None], dict[Returned
             except Exception as error:
                 errors[slot] = error
     sound = tuple(slot for slot in wanted if slot not in errors)
-    return (tape.differentiate(sound) if sound else [None] * count), errors
+    return (tape.differentiate(sound) if sound else nothing), errors
 
 
 def _primals(graph: FlatGraph, facts: dict[Primal, InputFacts]) -> tuple[InputFacts, ...]:
@@ -207,7 +210,8 @@ def _forward_values(
         elif facts.refitted or facts.moved:
             if facts.written:
                 values[Updated(slot)] = functionalizer.read(functionalizer.state_before(facts.recorded))
-            if facts.refitted and functionalizer.state_of(facts.recorded.seen).storage.writes:
+            grown = facts.refitted and not isinstance(slot, (Memory, Root))
+            if grown and functionalizer.state_of(facts.recorded.seen).storage.writes:
                 values[Grown(slot)] = functionalizer.node_of(facts.recorded.seen)
         elif facts.written or facts.reshapes:
             values[Updated(slot)] = functionalizer.node_of(facts.recorded.seen)
@@ -225,79 +229,3 @@ def _forward_values(
     for i, base in enumerate(outputs.bases):
         values[Base(i)] = functionalizer.node_of(base)
     return values
-
-
-class Tape:
-    """The recording's own autograd graph, kept to differentiate it again when somebody asks for a part of it."""
-
-    def __init__(
-        self,
-        recording: Recording,
-        functionalizer: Functionalizer,
-        facts_by_slot: dict[Primal, InputFacts],
-        primals: Sequence[InputFacts],
-        outputs: OutputFacts,
-    ) -> None:
-        self._recording = recording
-        self._primals = [facts.recorded.slot for facts in primals]
-        self._functionalizer = functionalizer
-        self.targets: dict[Returned, Tensor] = {}
-        for facts in facts_by_slot.values():
-            if facts.written and facts.write_seen_by_autograd and not facts.written_in_graph:
-                self.targets[Updated(facts.recorded.slot)] = facts.recorded.seen
-        for i, result in enumerate(outputs.results):
-            if isinstance(result, Plain) and result.differentiable:
-                self.targets[Output(i)] = result.tensor
-        for i, base in enumerate(outputs.bases):
-            self.targets[Base(i)] = base
-        self.tangents: dict[Returned, Tensor] = {}
-        for slot, target in self.targets.items():
-            tangent = self.tangents[slot] = recording.engine.like(target, dense=True)
-            functionalizer.add_fresh(tangent, functionalizer.graph.placeholder(Tangent(slot), tangent))
-
-    def differentiate(self, slots: Sequence[Returned], autocast: bool = False) -> list[Node | None]:
-        """Gradients of some of the targets, as nodes of the flat graph, one or None for each primal."""
-        recording, functionalizer = self._recording, self._functionalizer
-        start = len(recording.steps)
-        targets, tangents = [self.targets[s] for s in slots], [self.tangents[s] for s in slots]
-        found = recording.differentiate(targets, tangents, autocast)
-        functionalizer.run(recording.steps[start:], start)
-        refuse_backward_writes(functionalizer, recording.inputs)
-        gradients = [found.get(slot) for slot in self._primals]
-        return [None if g is None else functionalizer.node_of(g) for g in gradients]
-
-    def partial_backward(self, slots: Sequence[Returned], saved: Sequence[str]) -> fx.GraphModule:
-        """The backward for some of the tangents, over the values that the forward saved (their names are given).
-
-        It has the same inputs as the backward for all of them; the other tangents are not read. It is recorded under
-        the autocast state of the caller.
-        """
-        gradients = self.differentiate(slots, autocast=True)
-        graph = self._functionalizer.graph
-        by_name = {node.name: node for node in (*graph.placeholders, *graph.nodes) if node.name}
-        given = [by_name[name] for name in saved]
-        tangents = [node for node in graph.placeholders if isinstance(node.slot, Tangent)]
-        nodes = _between([*given, *tangents], [g for g in gradients if g is not None])
-        name_nodes(nodes, by_name)
-        return to_fx(Part([*given, *tangents], nodes, gradients))
-
-
-def _between(given: Sequence[Node], wanted: Sequence[Node]) -> list[Node]:
-    """What computes the wanted nodes from the given ones, in order."""
-    done = {id(node) for node in given}
-    order: list[Node] = []
-    pending: list[tuple[Node, bool]] = [(node, False) for node in reversed(wanted)]
-    while pending:
-        node, ready = pending.pop()
-        if id(node) in done and not ready:
-            continue
-        if ready:
-            if id(node) not in done:
-                done.add(id(node))
-                order.append(node)
-            continue
-        if node.op is None or (node.impure and not node.backward):
-            raise UnsupportedError("this backward needs a value of the forward that was not saved for it.")
-        pending.append((node, True))
-        pending.extend((item, False) for item in node.inputs())
-    return order

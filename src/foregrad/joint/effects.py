@@ -17,7 +17,7 @@ from .._torch import disable_modes
 from ..functionalize.walk import Functionalizer
 from ..ops import ViewStep, aten
 from ..slots import Primal
-from .facts import InputFacts
+from .facts import InputFacts, is_stale
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Effects:
             recorded = facts.recorded
             if not recorded.is_tensor or recorded.same_as is not None:
                 continue
-            if recorded.seen.is_leaf and recorded.seen.grad is not None:
+            if not is_stale(recorded.seen) and recorded.seen.is_leaf and recorded.seen.grad is not None:
                 output = self._add(recorded.seen.grad, f"{recorded.slot}.grad")
                 self.effects.append(GradAssigned(output, recorded.slot))
             if facts.moved is not None:

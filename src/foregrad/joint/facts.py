@@ -7,20 +7,19 @@ frozen type that says how the run time gets it back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import SymFloat, SymInt, Tensor
 
-from .._torch import OpOverload, is_custom_function_node
+from .._torch import OpOverload, creation_of, is_custom_function_node
 from ..errors import UnknownOutputError, UnsupportedError
 from ..functionalize.state import TensorState
 from ..functionalize.storages import changes_memory, moves_storage, place_again
 from ..functionalize.views import repeats_elements
 from ..functionalize.walk import Functionalizer
 from ..ops import Kind, ViewStep, op_info
-from ..record.lines import where
 from ..record.memory import WholeMemoryNeeded
 from ..record.recorder import Step
 from ..record.recording import RecordedInput, Recording
@@ -54,9 +53,10 @@ class InputFacts:
     @property
     def keeps_place(self) -> bool:
         """Whether its new data has the geometry that it came with: it is written before any shape is changed."""
-        if isinstance(self.recorded.slot, Memory):
-            return self.geometry is not None and _geometry(self.recorded.seen) == _geometry(self.geometry)
-        return self.refitted or self.moved is not None
+        if self.refitted or self.moved is not None:
+            return True
+        unchanged = self.geometry is not None and _geometry(self.recorded.seen) == _geometry(self.geometry)
+        return isinstance(self.recorded.slot, Memory) and unchanged
 
 
 def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_writes: bool) -> InputFacts:
@@ -78,7 +78,7 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
         steps = (place_again(steps[-1], seen),)
     # An input that is the root of shared memory changes its shape itself.
     reshapes = () if moved or cancelled or isinstance(recorded.slot, (Memory, Root)) else steps
-    if reshapes and seen.is_leaf and seen.requires_grad:
+    if reshapes and not is_stale(seen) and seen.is_leaf and seen.requires_grad:
         raise UnsupportedError(
             f"the program changes the shape of the leaf {recorded.slot}, which cannot be compiled yet."
         )
@@ -94,6 +94,11 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
                 "yet. Write to a copy of it."
             )
         seen_by_autograd = False
+    made = not is_stale(seen) and seen.requires_grad and not recorded.required_grad and seen.is_leaf
+    if made and (writes or not _is_own(recorded)):
+        raise UnsupportedError(
+            f"the program makes {recorded.slot} require grad and writes to its memory, which cannot be compiled yet."
+        )
     written = bool(writes) and (recorded.parent is None or (isinstance(recorded.slot, Root) and seen_by_autograd))
     in_graph = keep_writes and written and not (reshapes or refitted or moved)
     return InputFacts(
@@ -130,6 +135,10 @@ def _requires_grad(recorded: RecordedInput) -> bool:
 def _refuse_lost_effects(recorded: RecordedInput) -> None:
     """What a program does to an input that a compiled call would not do to the caller's tensor."""
     seen, slot = recorded.seen, recorded.slot
+    if is_stale(seen):
+        return
+    if recorded.required_grad and seen.is_leaf and not recorded.was_leaf:
+        raise UnsupportedError(f"the program detaches {slot} in place, which cannot be compiled yet.")
     if recorded.required_grad and not _requires_grad(recorded):
         raise UnsupportedError(f"the program makes {slot} not require grad, which cannot be compiled yet.")
     if seen.retains_grad or seen._post_accumulate_grad_hooks:
@@ -167,6 +176,7 @@ class Rebuild:
     steps: tuple[ViewStep, ...] | None
     hides_base: bool  # autograd does not know that the view belongs to its base
     becomes_leaf: bool  # the program made the view itself require grad
+    early: bool = False  # it is taken before anything is written, and goes stale by the writes as it does in eager
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +242,7 @@ class Plain:
     differentiable: bool
     fresh_leaf: bool  # requires grad, and was made so in the program
     is_view: bool
+    memory: ViewOfInput | None = None  # where its data lies, although autograd does not relate it to that input
 
 
 Result = Constant | Number | SameAsInput | SameAsOutput | ViewOfInput | ViewOfBase | ViewOfOutput | Plain
@@ -252,6 +263,7 @@ class OutputFacts:
             tensor
             for tensor, result in zip(self.tensors, self.results, strict=True)
             if tensor is not None
+            and not is_stale(tensor)
             and tensor.requires_grad
             and tensor.grad_fn is None
             and not isinstance(result, SameAsInput)
@@ -277,6 +289,7 @@ class OutputClassifier:
         self._inputs: dict[int, RecordedInput] = {}
         for recorded in recording.inputs:
             self._inputs.setdefault(id(recorded.seen), recorded)
+        self._roots = {id(recorded.seen) for recorded in (*recording.inputs, *recording.memories)}
         self._position: dict[int, int] = {}
         for i, leaf in enumerate(self._leaves):
             self._position.setdefault(id(leaf), i)
@@ -315,13 +328,44 @@ class OutputClassifier:
         owner = state.owner
         if self._position[id(leaf)] != i:
             return SameAsOutput(self._position[id(leaf)])
+        if is_stale(leaf):
+            return self._stale(leaf, owner, self._paths[i])
         if owner is not None:
-            if is_custom_function_node(leaf.grad_fn):
-                return self._plain(leaf, OutputType.custom_function_view)
-            siblings = self._by_storage[id(state.storage)]
-            unbound = all(self._from_many(t) and t.grad_fn is not None for t in siblings)
-            return ViewOfInput(owner, self._rebuild(leaf, owner.seen, self._state_at_the_end(owner)), unbound)
+            return self._in_memory_of(owner, leaf)
+        if leaf.requires_grad and leaf.grad_fn is None and leaf._base is not None and leaf._base.requires_grad:
+            raise UnsupportedError(
+                f"{self._paths[i]} is a view, taken under no_grad, of a tensor that is differentiable: this cannot be "
+                "compiled yet. Return a detached tensor instead."
+            )
         return self._view_of_intermediate(leaf) or self._twin_of_output(leaf) or self._plain(leaf, OutputType.non_alias)
+
+    def _in_memory_of(self, owner: RecordedInput, leaf: Tensor) -> Result:
+        """An output whose memory belongs to an input; autograd may see it otherwise."""
+        siblings = self._by_storage[id(self._state(leaf).storage)]
+        unbound = all(self._from_many(t) and not is_stale(t) and t.grad_fn is not None for t in siblings)
+        view = ViewOfInput(owner, self._rebuild(leaf, owner.seen, self._state_at_the_end(owner)), unbound)
+        custom = is_custom_function_node(leaf.grad_fn)
+        if not custom and not (leaf.requires_grad and leaf.grad_fn is not None and self._has_own_history(leaf)):
+            return view
+        kind = OutputType.custom_function_view if custom else OutputType.non_alias
+        return replace(self._plain(leaf, kind), memory=view if self._state(leaf).storage.writes else None)
+
+    def _has_own_history(self, leaf: Tensor) -> bool:
+        """Whether autograd takes an alias of an input for something computed."""
+        root = leaf if leaf._base is None else leaf._base
+        return id(root) not in self._roots
+
+    def _stale(self, leaf: Tensor, owner: RecordedInput | None, path: str) -> Result:
+        """A view that autograd no longer lets anybody use: what it was taken from was written with gradients on."""
+        steps = None
+        if owner is not None:
+            steps = self._state(leaf).chain_from(self._functionalizer.state_before(owner))
+        if owner is None or steps is None or any(map(_is_symbolic, steps)) or creation_of(leaf) == "IN_CUSTOM_FUNCTION":
+            raise UnsupportedError(
+                f"{path} is a view that may not be used any more, because what it is a view of was written: this "
+                "cannot be compiled yet. Take the view after the write."
+            )
+        return ViewOfInput(owner, Rebuild(tuple(steps), hides_base=False, becomes_leaf=False, early=True), False)
 
     def _view_of_intermediate(self, leaf: Tensor) -> Result | None:
         base = leaf._base
@@ -347,7 +391,7 @@ class OutputClassifier:
         for other in self._by_storage[id(self._state(leaf).storage)]:
             steps = self._state(leaf).chain_from(self._state(other))
             same = steps is not None and _geometry(other) == _geometry(leaf)
-            if same and other.requires_grad and other is not leaf and self._is_plain(other):
+            if same and other is not leaf and not is_stale(other) and other.requires_grad and self._is_plain(other):
                 return ViewOfOutput(self._position[id(other)], self._rebuild(leaf, other))
         return None
 
@@ -367,6 +411,8 @@ class OutputClassifier:
         steps = self._state(leaf).chain_from(start or self._state(base))
         if steps is not None and (any(map(_is_symbolic, steps)) or not (self._replay or leaf.dtype != base.dtype)):
             steps = None
+        if steps is None and leaf.dtype != base.dtype:
+            raise UnsupportedError("a view of another dtype and of a symbolic size cannot be compiled yet.")
         cut_off = not leaf.requires_grad or leaf.grad_fn is None
         return Rebuild(
             steps=None if steps is None else tuple(steps),
@@ -380,6 +426,15 @@ class OutputClassifier:
         node = self._functionalizer.read(state)
         is_view = node.op is None or not isinstance(node.op, OpOverload) or op_info(node.op).kind is Kind.VIEW
         return Plain(leaf, kind, differentiable, leaf.requires_grad and not differentiable, is_view)
+
+
+def is_stale(tensor: Tensor) -> bool:
+    """Whether autograd refuses to say anything about a view, because its base was written behind its back."""
+    try:
+        tensor.grad_fn  # noqa: B018
+    except RuntimeError:
+        return True
+    return False
 
 
 def _constant(value: Any, path: str) -> Constant:
@@ -398,15 +453,3 @@ def _geometry(tensor: Tensor) -> tuple[Any, ...]:
 def _is_symbolic(step: ViewStep) -> bool:
     numbers = [n for arg in step.args for n in (arg if isinstance(arg, (list, tuple)) else (arg,))]
     return any(isinstance(n, SymInt) for n in numbers)
-
-
-def refuse_backward_writes(functionalizer: Functionalizer, inputs: Sequence[RecordedInput]) -> None:
-    """Writes to an input that the backward makes."""
-    for recorded in inputs:
-        if isinstance(recorded.seen, Tensor):
-            writes = functionalizer.state_of(recorded.seen).storage.writes
-            for step in (*(w.step for w in writes), *functionalizer.reshapes.get(id(recorded.seen), ())):
-                if step.backward:
-                    raise UnsupportedError(
-                        f"{recorded.slot} is written in backward, at {where(step.stack)}, which cannot be compiled yet."
-                    )

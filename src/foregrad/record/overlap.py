@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._torch import OpOverload, disable_modes, hint_of, without_function_modes
+from ..ops import op_info
 
 
 def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
@@ -24,10 +25,21 @@ def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
             yield from tensors_in(value)
 
 
-def lies_awkwardly(written: Sequence[Any], arguments: Sequence[Any]) -> bool:
-    """Whether a written tensor shows an element twice, or shares memory with an argument that lies otherwise."""
+def written_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments of a call that the operator writes to."""
+    names = [argument.name for argument in op._schema.arguments]
+    return [args[i] if i < len(args) else kwargs.get(names[i]) for i in op_info(op).written]
+
+
+def lies_awkwardly(written: Sequence[Any], arguments: Sequence[Any], pointwise: bool) -> bool:
+    """Whether a written tensor shows an element twice, or shares memory with an argument that lies otherwise.
+
+    Only pointwise operators may take what they write to as another argument as well.
+    """
     tensors = list(tensors_in(arguments))
     for target in tensors_in(written):
+        if not pointwise and sum(other is target for other in tensors) > 1:
+            return True
         if any(stride == 0 and size != 1 for size, stride in zip(target.shape, target.stride(), strict=True)):
             return True
         for other in tensors:

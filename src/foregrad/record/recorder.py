@@ -30,7 +30,7 @@ from ..errors import CaptureError, DataDependentError, UnsupportedError
 from ..ops import Kind, aten, op_info
 from .engine import Engine
 from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
-from .overlap import ask_eager, lies_awkwardly, storage_of, tensors_in
+from .overlap import ask_eager, lies_awkwardly, storage_of, tensors_in, written_arguments
 from .randomness import Generators
 from .tape import tape_edges
 
@@ -114,7 +114,7 @@ class Recorder(TorchDispatchMode):
             if args[0]._is_view():
                 self._reshaped_views.append(args[0])
         elif info.kind is Kind.WRITE:
-            self._before_write(op, [args[i] for i in info.written if i < len(args)], args, kwargs, stack)
+            self._before_write(op, written_arguments(op, args, kwargs), args, kwargs, stack)
         outs = self._given_results(op, args, kwargs) if info.has_out else ()
         try:
             with without_function_modes():  # in backward, operators come straight from C++, with the modes still on
@@ -132,7 +132,7 @@ class Recorder(TorchDispatchMode):
             ) from error
         if op._schema.name.startswith("aten::_foreach_") and info.kind is Kind.WRITE:
             torch.autograd.graph.increment_version(
-                tuple(tensors_in([args[i] for i in info.written]))
+                tuple(tensors_in(written_arguments(op, args, kwargs)))
             )  # as real ones do
         for given, before in outs:
             if (given.shape, given.stride()) != (before.shape, before.stride()):
@@ -166,7 +166,7 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         if self._reshaped_views and torch.is_grad_enabled():
             self._refuse_rebase_of_reshaped(op, written, stack)
-        if lies_awkwardly(written, (*args, *kwargs.values())):
+        if lies_awkwardly(written, (*args, *kwargs.values()), torch.Tag.pointwise in op.tags):
             ask_eager(op, args, kwargs)
 
     def _refuse_rebase_of_reshaped(self, op: OpOverload, written: Sequence[Any], stack: Stack) -> None:

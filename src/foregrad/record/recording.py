@@ -74,6 +74,14 @@ class RecordedInput:
         return self.leaf
 
 
+class InputsFoundLate(Exception):
+    """The backward found tensors by itself that the forward did not: they must be inputs from the start."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        super().__init__("inputs found late")
+        self.tensors = tensors
+
+
 class _NonLeaf(torch.autograd.Function):
     """Makes a tensor that is no leaf out of one that is, without recording an operator."""
 
@@ -201,8 +209,12 @@ class Recording:
         state: Sequence[Argument],
         place_of: Callable[[Tensor], Hidden],
         shared: Sequence[SharedMemory] = (),
+        early: Sequence[Tensor] = (),
     ) -> None:
-        """Run the program: `state` is what it finds by itself, `arguments` is what it is called with."""
+        """Run the program: `state` is what it finds by itself, `arguments` is what it is called with.
+
+        `early` are further tensors that it is known to find, in backward.
+        """
         for memory in shared:
             self._adopt_memory(memory)
         reals = RealTensors(self.engine, lambda real: self._adopt(Argument(place_of(real), real)))
@@ -213,6 +225,8 @@ class Recording:
             if isinstance(value, Tensor):
                 reals.note_argument(argument.value, value)
         self._reals = reals
+        for real in early:
+            reals.twin_of(real)
         with self._modes(reals):
             self.recorder.generators.begin()
             try:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor, fx
 
-from .._torch import any_autocast_enabled, autocast_off, autocast_state, garbage_collection_paused, hint_of
+from .._torch import any_autocast_enabled, autocast_off, autocast_state, garbage_collection_paused, hint_of, set_version
 from ..errors import BackwardError
 from ..joint.build import Joint
 from ..options import AOTConfig
-from ..slots import Returned
+from ..slots import Returned, Tangent
 from .compilers import Boxed, checked, compile_graph, example_values
 
 log = logging.getLogger("foregrad")
@@ -63,6 +63,7 @@ class Backward:
         self._lock = threading.RLock()
         self._compiled: Boxed | None = None
         self._partial: dict[Any, Boxed] = {}  # by which tangents arrive, and the autocast state
+        self._live = self.live_positions()
 
     # -------------------------------------------------------------------------------------- the usual backward
     def install(self, place: Callable[[Boxed], None]) -> None:
@@ -107,21 +108,64 @@ class Backward:
         """
         mask = tuple(tangent is not None for tangent in tangents)
         key = mask, autocast_state() if any_autocast_enabled() else None
+        joint = self._joint
         if not any(mask):
-            return [None] * len(self._joint.primals)
+            return [None] * (len(joint.primals) + len(joint.backward_writes))
         with self._lock:
             if key not in self._partial:
-                signature = self._joint.signature
-                slots: list[Returned] = [t.of for t, used in zip(signature.tangents, mask, strict=True) if used]
-                self._partial[key] = self._compile(self._joint.tape.partial_backward(slots, self._saved.names))
+                slots: list[Returned] = [t.of for t, used in zip(joint.signature.tangents, mask, strict=True) if used]
+                module = joint.tape.partial_backward(slots, self._saved.names, joint.backward_writes)
+                self._partial[key] = self._compile(module)
         sizes = ctx.sizes if self._saved.sizes else ()
         given = [self._tangent(i, tangent) for i, tangent in enumerate(tangents)]
-        saved = ctx.saved_tensors
+        saved = self.saved_values(ctx)
         compiled = self._partial[key]
         with autocast_off():  # the casts are in the graph
             if torch.is_grad_enabled():
                 return self.connected(lambda: compiled([*sizes, *saved, *given]), (*saved, *given))
             return list(compiled([*sizes, *saved, *given]))
+
+    # ------------------------------------------------------------------------------------- writes in backward
+    def live_positions(self) -> dict[int, int]:
+        """Which saved values are the caller's own tensors as they are when the backward runs, by position."""
+        names = [node.name for node in self._saved.tensors]
+        writes = self._joint.backward_writes
+        return {
+            names.index(w.current.name): k for k, w in enumerate(writes) if w.current.name in names and not w.checked
+        }
+
+    def saved_values(self, ctx: Any) -> Sequence[Tensor]:
+        """What the forward saved, with the caller's own tensors among it."""
+        live = self._live
+        if not live:
+            saved: Sequence[Tensor] = ctx.saved_tensors
+            return saved
+        kept = iter(ctx.saved_tensors)
+        return [ctx.live[live[i]] if i in live else next(kept) for i in range(len(self._saved.tensors))]
+
+    def carry_out_writes(self, ctx: Any, results: Sequence[Any], tangents: Sequence[Tensor | None]) -> None:
+        """Write to inputs and tangents what the backward writes to them."""
+        joint = self._joint
+        if any(write.checked for write in joint.backward_writes):
+            if getattr(ctx, "has_written", False):
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    "the backward itself wrote to it when it ran before."
+                )
+            ctx.has_written = True
+        by_slot = dict(zip(joint.signature.tangents, tangents, strict=True))
+        for write, kept, new in zip(joint.backward_writes, ctx.live, results[len(joint.primals) :], strict=True):
+            target: Tensor | None = by_slot[write.of] if isinstance(write.of, Tangent) else kept
+            if target is None or (new is None and not write.reshapes):
+                continue
+            with torch.no_grad():
+                if new is not None:
+                    target.detach().copy_(new)
+                for step in write.reshapes:
+                    step.op(target, *step.args[1:], **step.kwargs)
+            if not isinstance(write.of, Tangent):
+                moves = len(write.reshapes) + (new is not None)
+                set_version(target, target._version + write.version_change - moves)
 
     def _tangent(self, index: int, tangent: Tensor | None) -> Tensor:
         """A tangent in the recorded layout. One that did not arrive is not read, but must have its shape."""

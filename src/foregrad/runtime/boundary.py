@@ -55,7 +55,7 @@ def gives_geometry(result: Result) -> bool:
     """Whether the graph's own result only says where a view lies; it may be an input that changes its shape later."""
     match result:
         case ViewOfInput(rebuild=r) | ViewOfBase(rebuild=r) | ViewOfOutput(rebuild=r):
-            return r.steps is None
+            return r.steps is None and not r.early
         case _:
             return False
 
@@ -150,6 +150,7 @@ class TrainingCore:
         self._joint = joint
         self._saved = saved
         self._counted = counted
+        self._live = backward.live_positions()
         self._backward = backward
         self._guarded = guarded
         self._autocast = autocast
@@ -219,12 +220,18 @@ class TrainingCore:
         """All saved tensors go through autograd's own store: version checks, hooks and freeing work as in eager."""
         primals = zip(self._joint.part.placeholders, self._joint.primals, strict=False)
         moving = {node.name for node, facts in primals if facts.recorded.slot in self._counted}
+        if self._joint.backward_writes:
+            places = {facts.recorded.slot: f"i{n}" for n, facts in enumerate(self._joint.primals)}
+            held = [places.get(write.of, "None") for write in self._joint.backward_writes]  # type: ignore[arg-type]
+            writer.line(f"ctx.live = {tuple_of(held)}")
         if tensors:
             detached = [
                 f"{name}.detach()" if _is_view(node) or node.name in moving else name
-                for name, node in zip(tensors, self._saved.tensors, strict=True)
+                for i, (name, node) in enumerate(zip(tensors, self._saved.tensors, strict=True))
+                if i not in self._live
             ]
-            writer.line(f"ctx.save_for_backward({', '.join(detached)})")
+            if detached:
+                writer.line(f"ctx.save_for_backward({', '.join(detached)})")
         if sizes:
             writer.line(f"ctx.sizes = {tuple_of(sizes)}")
 
@@ -268,19 +275,31 @@ class TrainingCore:
             autocast = writer.bind(any_autocast_enabled, "any_autocast_enabled")
             with writer.block(f"if {' or '.join(f'{t} is None' for t in tangents)} or {autocast}():"):
                 writer.line(f"g = {partial}(ctx, {tuple_of(tangents)})")
+                self._carry_out_writes(writer, tuple_of(tangents))
                 writer.line(f"return ({lead}{picked},)")
+            if joint.backward_writes:
+                writer.line(f"given = {tuple_of(tangents)}")
             for name, value in zip(tangents, joint.tangent_values, strict=True):
                 self._coerce(writer, name, value)
             sizes = ["*ctx.sizes"] if self._saved.sizes else []
             saved = ["*ctx.saved_tensors"] if self._saved.tensors else []
+            if self._live:
+                saved = [f"*{writer.bind(self._backward.saved_values, 'saved_values')}(ctx)"]
             call = f"backward_graph([{', '.join([*sizes, *saved, *tangents])}])"
             with writer.block(f"if {writer.bind(torch.is_grad_enabled, 'is_grad_enabled')}():"):
                 connected = writer.bind(self._backward.connected, "connected")
                 sources = tuple_of([*saved, *tangents])
                 writer.line(f"g = {connected}(lambda: {call}, {sources})")
+                self._carry_out_writes(writer, "given")
                 writer.line(f"return ({lead}{picked},)")
             writer.line(f"g = {call}")
-            writer.line("return tuple(g)" if self._all_through() else f"return ({lead}{picked},)")
+            self._carry_out_writes(writer, "given")
+            whole = self._all_through() and not joint.backward_writes
+            writer.line("return tuple(g)" if whole else f"return ({lead}{picked},)")
+
+    def _carry_out_writes(self, writer: Writer, tangents: str) -> None:
+        if self._joint.backward_writes:
+            writer.line(f"{writer.bind(self._backward.carry_out_writes, 'carry_out_writes')}(ctx, g, {tangents})")
 
     def _coerce(self, writer: Writer, name: str, tangent: Tensor) -> None:
         size, stride = tuple(tangent.shape), tuple(tangent.stride())

@@ -54,11 +54,10 @@ def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
     autocast = any_autocast_enabled()
     core: InferenceCore | TrainingCore
     if joint.is_training:
-        core, parts, counted = _training(joint, config, entry, writer, autocast)
+        core, parts = _training(joint, config, entry, writer, autocast)
     else:
         core, parts = _inference(joint, config, entry, writer, autocast)
-        counted = frozenset()
-    _write(joint, config, entry, writer, core, counted)
+    _write(joint, config, entry, writer, core)
     writer.run(f"<foregrad program {number}>")
     return Program(joint, parts[2], parts[0], parts[1], writer.source, writer.namespace["call"])
 
@@ -88,7 +87,7 @@ def _inference(
 
 def _training(
     joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool
-) -> tuple[TrainingCore, Parts, frozenset[Primal]]:
+) -> tuple[TrainingCore, Parts]:
     returned = len(joint.signature.returned)
     forward, backward = partition(joint, config)
     saved = saved_between(forward, returned)
@@ -103,7 +102,7 @@ def _training(
     runner.install(_install(writer, writer.fresh("backward_graph")))
     metadata = describe(joint, config, saved_sizes=len(saved.sizes))
     core = TrainingCore(joint, saved, runner, entry.guarded, autocast, counted)
-    return core, (forward, backward, metadata), frozenset(counted)
+    return core, (forward, backward, metadata)
 
 
 def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
@@ -133,7 +132,7 @@ def partition(joint: Joint, config: AOTConfig) -> tuple[fx.GraphModule, fx.Graph
             values = list(joint.primal_values), list(joint.tangent_values)
             forward, backward = config.partition_fn(joint.module, values, num_fwd_outputs=returned)
     gradients: Any = backward.graph.output_node().args[0]
-    if len(gradients) != len(joint.primals):
+    if len(gradients) != len(joint.primals) + len(joint.backward_writes):
         raise CompilerError("The partitioner returned a backward that does not give one gradient for each input.")
     if config.options.verify:
         verify_graph(forward)
@@ -141,17 +140,10 @@ def partition(joint: Joint, config: AOTConfig) -> tuple[fx.GraphModule, fx.Graph
     return forward, backward
 
 
-def _write(
-    joint: Joint,
-    config: AOTConfig,
-    entry: Entry,
-    writer: Writer,
-    core: InferenceCore | TrainingCore,
-    counted: frozenset[Primal],
-) -> None:
+def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, core: InferenceCore | TrainingCore) -> None:
     """The text of the program: stages in, the graphs, stages out."""
     debug = config.options.debug_assert and not entry.guarded
-    stages = stages_of(joint, debug, config.num_params_buffers, config.aot_id, counted)
+    stages = stages_of(joint, debug, config.num_params_buffers, config.aot_id)
     core.define(writer)
     with writer.block(entry.open(writer)):
         entry.enter(writer)

@@ -6,8 +6,9 @@ that a program does not have adds no stage, and so no line.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -96,11 +97,10 @@ class WriteBack(Stage):
 
     inputs: tuple[InputFacts, ...]
     returned: frozenset[Returned]  # by the graph
-    counted: frozenset[Primal]  # their versions have been moved already
 
     def enter(self, writer: Writer) -> None:
-        """Note the versions of inputs in shared memory: how its writes move them depends on how they came about."""
-        for facts in self._in_memory():
+        """Note versions where what moves them by itself is not known: in shared memory, and by changes of shape."""
+        for facts in self._noted():
             name = writer.variable(facts.recorded.slot)
             version = writer.variables["version of", name] = writer.fresh("version")
             writer.line(f"{version} = {name}._version")
@@ -131,18 +131,17 @@ class WriteBack(Stage):
         setter = writer.bind(set_version, "set_version")
         for facts in self.inputs:
             name = writer.variable(facts.recorded.slot)
-            moves = len(facts.reshapes) + facts.written + (Grown(facts.recorded.slot) in self.returned)
-            wanted = 0 if facts.recorded.slot in self.counted else facts.version_change
-            missing = wanted - moves - (facts.moved is not None)
-            if missing and facts.recorded.parent is None and _has_version(facts):
+            missing = facts.version_change - facts.written
+            if missing and facts not in self._noted() and _has_version(facts):
                 writer.line(f"{setter}({name}, {name}._version + {missing})")
-        for facts in self._in_memory():
+        for facts in self._noted():
             name = writer.variable(facts.recorded.slot)
             change = facts.version_change - (facts.moved is not None)
             writer.line(f"{setter}({name}, {writer.variables['version of', name]} + {change})")
 
-    def _in_memory(self) -> list[InputFacts]:
-        return [f for f in self.inputs if f.recorded.parent is not None and _has_version(f)]
+    def _noted(self) -> list[InputFacts]:
+        reshaped = (f.recorded.parent is not None or f.reshapes or f.refitted or f.moved for f in self.inputs)
+        return [f for f, noted in zip(self.inputs, reshaped, strict=True) if noted and _has_version(f)]
 
 
 def _has_version(facts: InputFacts) -> bool:
@@ -160,14 +159,23 @@ def _reshape(writer: Writer, target: str, step: Step) -> None:
             writer.line(call)
 
 
+Taken = dict[tuple[str, bool], str]  # variables that hold all pieces of a split, by the call and its grad mode
+
+
 @dataclass(frozen=True)
 class Aliases(Stage):
     """Outputs that are inputs, or views of something, are taken from the caller's own tensors."""
 
     outputs: OutputFacts
+    grad_enabled: bool  # by the caller
+
+    def enter(self, writer: Writer) -> None:
+        for i, result in enumerate(self.outputs.results):
+            if isinstance(result, ViewOfInput) and result.rebuild.early:
+                self._take(writer, Output(i), result.input.slot, result.rebuild, {})
 
     def leave(self, writer: Writer) -> None:
-        taken: dict[str, str] = {}
+        taken: Taken = {}
         results = list(enumerate(self.outputs.results))
         # What stands for itself comes first: a view may be of a later output.
         for i, result in results:
@@ -176,21 +184,75 @@ class Aliases(Stage):
                     writer.variables[Output(i)] = literal(writer, value)
                 case SameAsInput(recorded):
                     writer.variables[Output(i)] = writer.variable(recorded.slot)
+                case Plain(memory=ViewOfInput(recorded, rebuild, _)):
+                    self._lie_in_memory(writer, Output(i), recorded.slot, rebuild)
                 case Plain(fresh_leaf=True):
                     writer.line(f"{writer.variable(Output(i))}.requires_grad_()")
                 case Plain() | Number():
                     writer.variable(Output(i))
         for i, result in results:
             match result:
-                case ViewOfInput(recorded, rebuild, _):
-                    _take_view(writer, Output(i), recorded.slot, rebuild, taken)
+                case ViewOfInput(recorded, rebuild, _) if not rebuild.early:
+                    self._take(writer, Output(i), recorded.slot, rebuild, taken)
                 case ViewOfBase(base, _, rebuild):
-                    _take_view(writer, Output(i), Base(base), rebuild, taken)
+                    self._take(writer, Output(i), Base(base), rebuild, taken)
                 case ViewOfOutput(index, rebuild):
-                    _take_view(writer, Output(i), Output(index), rebuild, taken)
+                    self._take(writer, Output(i), Output(index), rebuild, taken)
         for i, result in results:
             if isinstance(result, SameAsOutput):
                 writer.variables[Output(i)] = writer.variable(Output(result.index))
+
+    def _lie_in_memory(self, writer: Writer, output: Output, base: Slot, rebuild: Rebuild) -> None:
+        """Give a result that autograd takes for computed the memory of the input that it is an alias of."""
+        name = writer.variables[output]
+        del writer.variables[output]
+        with writer.block(f"with {writer.bind(torch.no_grad, 'no_grad')}():"):
+            self._take(writer, output, base, replace(rebuild, becomes_leaf=False), {})
+        writer.line(f"{name}.data = {writer.variables[output]}")
+        writer.variables[output] = name
+
+    def _take(self, writer: Writer, output: Output, base: Slot, rebuild: Rebuild, taken: Taken) -> None:
+        """Write the lines that take a view from its base again."""
+        source = writer.variable(base)
+        if rebuild.steps is None:
+            name = writer.variable(output)
+            geometry = f"{name}.size(), {name}.stride(), {name}.storage_offset()"
+            tensor = self.outputs.tensors[output.index]
+            if tensor is not None and not is_symbolic(tensor):
+                size, stride = tuple(tensor.shape), tensor.stride()
+                geometry = f"{size}, {stride}, {tensor.storage_offset()}"
+            detached = ".detach()" if rebuild.hides_base else ""
+            writer.line(f"{name} = {source}.as_strided({geometry}){detached}")
+        else:
+            name = writer.variables[output] = writer.fresh(str(output))
+            self._replay(writer, name, source, rebuild.steps, taken)
+        if rebuild.becomes_leaf:  # a view made under no_grad requires grad already, and has nothing to differentiate
+            writer.line(f"if not {name}.requires_grad: {name}.requires_grad_()")
+
+    def _replay(self, writer: Writer, name: str, source: str, steps: Sequence[ViewStep], taken: Taken) -> None:
+        """Call the recorded views one after another; a split is called once for all its pieces."""
+        current = source
+        for step in steps:
+            arguments = [current, *_arguments(writer, step.args, step.kwargs)]
+            call = f"{_op_name(writer, step.op)}({', '.join(arguments)})"
+            with self._grad_mode(writer, step.with_grad):
+                if step.index is None:
+                    writer.line(f"{name} = {call}")
+                elif (call, step.with_grad) not in taken:
+                    pieces = taken[call, step.with_grad] = writer.fresh("pieces")
+                    writer.line(f"{pieces} = {call}")
+            if step.index is not None:
+                writer.line(f"{name} = {taken[call, step.with_grad]}[{step.index}]")
+            current = name
+        if not steps:
+            writer.line(f"{name} = {writer.bind(aten.alias.default, 'alias')}({source})")
+
+    def _grad_mode(self, writer: Writer, enabled: bool) -> contextlib.AbstractContextManager[None]:
+        """A block in the grad mode in which a view was taken."""
+        if enabled == self.grad_enabled:
+            return contextlib.nullcontext()
+        mode = writer.bind(torch.enable_grad, "enable_grad") if enabled else writer.bind(torch.no_grad, "no_grad")
+        return writer.block(f"with {mode}():")
 
 
 @dataclass(frozen=True)
@@ -246,7 +308,7 @@ class AutocastAfter(Stage):
         writer.line(f"{setter}({writer.bind(self.state, 'autocast_state')})")
 
 
-def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int, counted: frozenset[Primal]) -> list[Stage]:
+def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list[Stage]:
     """The stages that a program needs, outermost first."""
     stages: list[Stage] = []
     if debug_assert:
@@ -263,55 +325,20 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int, counted
         stages.append(DynamicMarks(dims))
     if joint.effects:
         stages.append(Escapes(joint.effects))
-    stages.append(Aliases(joint.outputs))
+    stages.append(Aliases(joint.outputs, joint.recording.grad_enabled))
     if joint.touched:
-        stages.append(WriteBack(tuple(joint.touched), frozenset(joint.signature.returned), counted))
+        stages.append(WriteBack(tuple(joint.touched), frozenset(joint.signature.returned)))
     return stages
+
+
+def is_symbolic(tensor: Tensor) -> bool:
+    """Whether the geometry of a tensor is not known in numbers."""
+    return any(isinstance(n, SymInt) for n in (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
 
 
 def dynamic_dims(tensor: Tensor) -> frozenset[int]:
     """The dimensions of a tensor whose size is symbolic."""
     return frozenset(d for d, n in enumerate(tensor.shape) if isinstance(n, SymInt) and not n.node.expr.is_number)
-
-
-def _take_view(writer: Writer, output: Output, base: Slot, rebuild: Rebuild, taken: dict[str, str]) -> None:
-    """Write the lines that take a view from its base again."""
-    source = writer.variable(base)
-    if rebuild.steps is None:
-        raw = writer.variable(output)
-        expression = f"{source}.as_strided({raw}.size(), {raw}.stride(), {raw}.storage_offset())"
-        if rebuild.hides_base:
-            expression += ".detach()"
-        writer.line(f"{raw} = {expression}")
-        return
-    name = writer.variables[output] = writer.fresh(str(output))
-    if rebuild.hides_base:
-        no_grad = writer.bind(torch.no_grad, "no_grad")
-        with writer.block(f"with {no_grad}():"):
-            _replay(writer, name, source, rebuild.steps, {})
-    else:
-        _replay(writer, name, source, rebuild.steps, taken)
-    if rebuild.becomes_leaf:  # a view made under no_grad requires grad already, and has nothing to differentiate
-        writer.line(f"if not {name}.requires_grad: {name}.requires_grad_()")
-
-
-def _replay(writer: Writer, name: str, source: str, steps: Sequence[ViewStep], taken: dict[str, str]) -> None:
-    """Call the recorded views one after another; a split is called once for all its pieces."""
-    current = source
-    for step in steps:
-        arguments = [current, *_arguments(writer, step.args, step.kwargs)]
-        call = f"{_op_name(writer, step.op)}({', '.join(arguments)})"
-        if step.index is None:
-            writer.line(f"{name} = {call}")
-        else:
-            pieces = taken.get(call)
-            if pieces is None:
-                pieces = taken[call] = writer.fresh("pieces")
-                writer.line(f"{pieces} = {call}")
-            writer.line(f"{name} = {pieces}[{step.index}]")
-        current = name
-    if not steps:
-        writer.line(f"{name} = {writer.bind(aten.alias.default, 'alias')}({source})")
 
 
 def _op_name(writer: Writer, op: OpOverload) -> str:
