@@ -261,21 +261,22 @@ class Functionalizer:
 
     def emit(self, op: Any, *args: Any, **kwargs: Any) -> Node:
         """A node whose abstract value is found by running the operator on the abstract values of its arguments."""
-        values = _values_of(args)
+        values = self._values_of(args)
         if op is operator.getitem:
             value = values[0][values[1]]
         else:
             with torch.no_grad():
-                value = self.engine.run(op, (), values, _values_of(kwargs))
+                value = self.engine.run(op, (), values, self._values_of(kwargs))
         return self.graph.call(op, args, kwargs, value)
 
-
-def _values_of(value: Any) -> Any:
-    """Nodes, nested in containers, replaced by their abstract values."""
-    if isinstance(value, Node):
-        return value.value
-    if isinstance(value, (list, tuple)):
-        return type(value)(_values_of(item) for item in value)
-    if isinstance(value, dict):
-        return {key: _values_of(item) for key, item in value.items()}
-    return value
+    def _values_of(self, value: Any) -> Any:
+        """Nodes, nested in containers, replaced by their abstract values."""
+        if isinstance(value, Node):
+            return self._values_of(value.value)
+        if isinstance(value, Tensor) and not self.engine.is_abstract(value):  # a constant
+            return self.engine.strided(value, value.stride(), value.device)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._values_of(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self._values_of(item) for key, item in value.items()}
+        return value

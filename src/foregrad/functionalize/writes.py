@@ -56,7 +56,8 @@ def write(walk: Functionalizer, step: Step) -> None:
 def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
     targets = written_arguments(step.op, step.args, step.kwargs)
     _refuse_reading_results(walk, step, variant, targets)
-    if all(isinstance(t, Tensor) and not isinstance(t.numel(), SymInt) and not t.numel() for t in targets):
+    nothing = variant.op is aten.conj_physical.default and not step.args[0].is_complex()  # its twin returns the input
+    if nothing or all(isinstance(t, Tensor) and not isinstance(t.numel(), SymInt) and not t.numel() for t in targets):
         fit_results(walk, step, targets)
         for target in targets:
             walk.note_write(step, walk.state_of(target))
@@ -143,6 +144,9 @@ def _store(walk: Functionalizer, step: Step, value: Node, target: Any, result: T
     else:
         shape = walk.shape_now(target)
         exact = result is None or (result.stride() == shape.stride() and result.dtype == shape.dtype)
+        if result is not None and not torch.can_cast(result.dtype, shape.dtype):
+            kinds = [str(dtype).removeprefix("torch.") for dtype in (result.dtype, shape.dtype)]
+            raise RuntimeError(f"result type {kinds[0]} can't be cast to the desired output type {kinds[1]}")
         if result is not None and result.dtype != shape.dtype and torch.Tag.pointwise not in step.op.tags:
             raise UnsupportedError(
                 f"{step.op}, at {where(step.stack)}, computes in the dtype of the result that it was given: this "

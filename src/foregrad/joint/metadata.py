@@ -55,10 +55,10 @@ def _output(result: Result, tensor: Tensor | None, order: dict[Any, int]) -> Out
     kind, base = OutputType.non_alias, None
     match result:
         case SameAsInput(recorded):
-            kind, base = OutputType.is_input, order[recorded.slot]
+            kind, base = OutputType.is_input, order.get(recorded.slot)
         case ViewOfInput(recorded, _, one_of_many):
             kind = OutputType.non_alias if one_of_many else OutputType.alias_of_input
-            base = order[recorded.slot]
+            base = order.get(recorded.slot)
         case ViewOfBase(index, first, _):
             kind = OutputType.alias_of_intermediate_save_as_output if first else OutputType.alias_of_intermediate
             base = index

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor, fx
 
-from .._torch import is_custom_function_node, set_version
+from .._torch import set_version
 from ..errors import UnsupportedError
 from ..functionalize.state import Storage, TensorState
 from ..functionalize.storages import changes_memory
@@ -18,7 +17,6 @@ from ..record.lines import where
 from ..record.overlap import storage_of, tensors_in
 from ..record.recorder import Step
 from ..record.recording import InputsFoundLate, Recording
-from ..record.tape import tape_edges
 from ..slots import Base, Output, Primal, Returned, Tangent, Updated
 from .facts import InputFacts, OutputFacts, Plain
 from .graph import Part, to_fx
@@ -98,7 +96,7 @@ class Tape:
         functionalizer.run(steps, start)
         gradients = [found.get(recorded.slot) for recorded in self._primals]
         nodes = [None if g is None else functionalizer.node_of(g) for g in gradients]
-        writes = self._writes(held, steps, targets, versions)
+        writes = self._writes(held, steps, versions, lambda: self._fails_again(targets, tangents, autocast))
         for slot, tensor in held.items():  # the tape may be asked again
             functionalizer.put_back(tensor, states[slot], start)
             if id(tensor) in versions:
@@ -137,12 +135,12 @@ class Tape:
         self,
         held: dict[Primal | Tangent, Tensor],
         steps: Sequence[Step],
-        targets: Sequence[Tensor],
         versions: dict[int, int],
+        fails_again: Callable[[], bool],
     ) -> tuple[BackwardWrite, ...]:
         walk = self._functionalizer
         known: list[Storage] = []
-        found = []
+        found: list[BackwardWrite] = []
         for slot, tensor in held.items():
             storage = walk.state_of(tensor).storage
             reshapes = tuple(step for step in steps if op_info(step.op).kind is Kind.RESHAPE and step.args[0] is tensor)
@@ -152,17 +150,28 @@ class Tape:
                 continue
             root, current = self._ends[id(storage)]
             change = tensor._version - versions.get(id(tensor), 0)
-            if id(tensor) in versions:
-                set_version(tensor, versions[id(tensor)])
-            checked = _is_saved(tensor, targets)
-            found.append(BackwardWrite(slot, current, walk.read(root) if written else None, reshapes, change, checked))
+            found.append(BackwardWrite(slot, current, walk.read(root) if written else None, reshapes, change, False))
         for write in walk.backward_writes:
             if write.step in steps and not write.target.storage.made_in_backward and write.target.storage not in known:
                 raise UnsupportedError(
                     f"{write.step.op}, at {where(write.step.stack)}, writes in backward to a tensor that the forward "
                     "made, which cannot be compiled yet. Pass it as an argument, or compile with fallback='eager'."
                 )
+        if found and fails_again():
+            found = [replace(write, checked=True) for write in found]
         return tuple(found)
+
+    def _fails_again(self, targets: Sequence[Tensor], tangents: Sequence[Tensor], autocast: bool) -> bool:
+        """Whether autograd, asked a second time, finds that the backward has changed what it had saved."""
+        recording = self._recording
+        end = len(recording.steps)
+        try:
+            recording.differentiate(targets, tangents, autocast)
+        except RuntimeError as error:
+            return "modified by an inplace operation" in str(error)
+        finally:
+            del recording.steps[end:]
+        return False
 
     # ----------------------------------------------------------------------------------------------- in part
     def partial_backward(
@@ -194,13 +203,6 @@ def _renew(root: TensorState, node: Node) -> None:
 def _positions(step: Step) -> list[int]:
     written = op_info(step.op).written if op_info(step.op).kind is Kind.WRITE else (0,)
     return [i for i in written if i < len(step.args)]
-
-
-def _is_saved(tensor: Tensor, targets: Sequence[Tensor]) -> bool:
-    """Whether a custom function has handed a tensor to autograd to be kept for the backward."""
-    nodes = {node for edge in tape_edges(targets) for node in edge} | {target.grad_fn for target in targets}
-    customs: list[Any] = [node for node in nodes if is_custom_function_node(node)]
-    return any(saved is tensor for node in customs for saved in node.saved_tensors)
 
 
 def _between(given: Sequence[Node], wanted: Sequence[Node]) -> list[Node]:

@@ -70,7 +70,7 @@ class Engine(Protocol):
     def like(self, tensor: Tensor, dense: bool) -> Tensor:
         """A fresh abstract tensor with the geometry of another; `dense` makes it contiguous if that has holes."""
 
-    def strided(self, tensor: Tensor, stride: Sequence[int]) -> Tensor:
+    def strided(self, tensor: Tensor, stride: Sequence[int], device: torch.device) -> Tensor:
         """A fresh abstract tensor with other strides."""
 
     def device_of(self, tensor: Tensor) -> torch.device:
@@ -151,8 +151,8 @@ class FakeEngine:
                 return make_fake(self.mode, run_on_meta(self.mode, op, args, kwargs), device)
         return self._dispatch(op, types, args, kwargs)
 
-    def strided(self, tensor: Tensor, stride: Sequence[int]) -> Tensor:
-        return self._strided(tensor.shape, tuple(stride), 0, tensor.dtype, self.device_of(tensor))
+    def strided(self, tensor: Tensor, stride: Sequence[int], device: torch.device) -> Tensor:
+        return self._strided(tensor.shape, tuple(stride), 0, tensor.dtype, device)
 
     def device_of(self, tensor: Tensor) -> torch.device:
         assert isinstance(tensor, FakeTensor)

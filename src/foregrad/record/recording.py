@@ -324,13 +324,21 @@ class Recording:
         casts = contextlib.nullcontext() if autocast else autocast_off()
         with self._modes(self._reals), torch.no_grad(), casts:
             self.recorder.generators.resume()
-            found = gradients_of(targets, tangents, leaves + [real for real in reals.values() if real is not None])
+            wanted = leaves + [real for real in reals.values() if real is not None]
+            # Leaves of the program's own get gradients too: what eager runs on the way to them is run, or refused.
+            found = gradients_of(targets, tangents, wanted + self._other_leaves(targets, wanted))
             by_slot = dict(zip((i.slot for i in differentiable), found, strict=False))
-            for item, extra in zip(hidden, found[len(leaves) :], strict=True):
+            for item, extra in zip(hidden, found[len(leaves) :], strict=False):
                 if extra is not None:
                     known = by_slot[item.slot]
                     by_slot[item.slot] = extra if known is None else known + extra
         return by_slot
+
+    def _other_leaves(self, targets: Sequence[Tensor], known: Sequence[Tensor]) -> list[Tensor]:
+        """Leaves on the tape that are no inputs: the program made them."""
+        ids = {id(tensor) for tensor in known}
+        found = {id(v): v for _, node in tape_edges(targets) if (v := getattr(node, "variable", None)) is not None}
+        return [variable for key, variable in found.items() if key not in ids and variable.requires_grad]
 
     def depend_on(self, targets: Sequence[Tensor], leaves: Sequence[Tensor]) -> bool:
         """Whether any target is differentiable with respect to a leaf that the program made."""

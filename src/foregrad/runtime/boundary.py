@@ -128,8 +128,10 @@ class InferenceCore:
     def _detach_views(self, writer: Writer) -> None:
         """A view taken with gradients off could not be written to with gradients on, which eager allows."""
         alike = repeated_results(self._joint)
-        for i, result in enumerate(self._joint.outputs.results):
-            plain_view = isinstance(result, Plain) and result.is_view and self._joint.recording.grad_enabled
+        results = self._joint.outputs.results
+        apart = self._joint.recording.grad_enabled or any(isinstance(r, Plain) and r.fresh_leaf for r in results)
+        for i, result in enumerate(results):
+            plain_view = isinstance(result, Plain) and result.is_view and apart
             if plain_view or Output(i) in alike or gives_geometry(result):
                 name = writer.variable(Output(i))
                 writer.line(f"{name} = {name}.detach()")

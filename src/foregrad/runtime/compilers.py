@@ -131,6 +131,6 @@ def example_values(engine: Engine, values: Sequence[Any], strides: Sequence[Any]
                 value = engine.run(torch.ops.aten.detach.default, (FakeTensor,), (value,), {})
             wanted = strides[i] if strides is not None else None
             if wanted is not None and tuple(wanted) != tuple(value.stride()):
-                value = engine.strided(value, wanted)
+                value = engine.strided(value, wanted, engine.device_of(value))
         shown.append(value)
     return shown

@@ -85,8 +85,17 @@ class RequireGrad(Stage):
     """Inputs that the program makes require grad."""
 
     slots: tuple[Primal, ...]
+    at_once: bool  # the program differentiates them; otherwise only what comes after it does
 
     def enter(self, writer: Writer) -> None:
+        if self.at_once:
+            self._set(writer)
+
+    def leave(self, writer: Writer) -> None:
+        if not self.at_once:
+            self._set(writer)
+
+    def _set(self, writer: Writer) -> None:
         for slot in self.slots:
             writer.line(f"{writer.variable(slot)}.requires_grad_()")
 
@@ -235,14 +244,14 @@ class Aliases(Stage):
         for step in steps:
             arguments = [current, *_arguments(writer, step.args, step.kwargs)]
             call = f"{_op_name(writer, step.op)}({', '.join(arguments)})"
-            with self._grad_mode(writer, step.with_grad):
-                if step.index is None:
-                    writer.line(f"{name} = {call}")
-                elif (call, step.with_grad) not in taken:
-                    pieces = taken[call, step.with_grad] = writer.fresh("pieces")
-                    writer.line(f"{pieces} = {call}")
+            pieces = taken.get((call, step.with_grad))
+            if pieces is None:
+                result = name if step.index is None else writer.fresh("pieces")
+                with self._grad_mode(writer, step.with_grad):
+                    writer.line(f"{result} = {call}")
             if step.index is not None:
-                writer.line(f"{name} = {taken[call, step.with_grad]}[{step.index}]")
+                pieces = taken.setdefault((call, step.with_grad), pieces or result)
+                writer.line(f"{name} = {pieces}[{step.index}]")
             current = name
         if not steps:
             writer.line(f"{name} = {writer.bind(aten.alias.default, 'alias')}({source})")
@@ -315,7 +324,7 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list
         stages.append(Assumptions(joint.inputs, state, aot_id))
     made = tuple(facts.recorded.slot for facts in joint.inputs if facts.made_to_require_grad)
     if made:
-        stages.append(RequireGrad(made))
+        stages.append(RequireGrad(made, joint.is_training))
     if joint.autocast_after is not None:
         stages.append(AutocastAfter(joint.autocast_after))
     if joint.grad_mode_after is not None:

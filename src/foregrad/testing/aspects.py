@@ -284,13 +284,20 @@ def _random(eager: Observation, compiled: Observation, same: SameTensor) -> Iter
             yield where, "as eager left it", "another state"
 
 
+def _counting_strides(facts: TensorFacts) -> object:
+    """The stride of a dimension of size one leads to no element: torch itself does not look at it."""
+    if facts.stride is None:
+        return None
+    return tuple(1 if size == 1 else stride for size, stride in zip(facts.shape, facts.stride, strict=True))
+
+
 _ANY_TENSOR: dict[str, Callable[[TensorFacts], object]] = {
     "type": lambda facts: facts.kind,
     "dtype": lambda facts: facts.dtype,
     "device": lambda facts: facts.device,
     "layout": lambda facts: facts.layout,
     "shape": lambda facts: facts.shape,
-    "stride": lambda facts: facts.stride,
+    "stride": lambda facts: _counting_strides(facts),
     "requires_grad": lambda facts: facts.requires_grad,
 }
 

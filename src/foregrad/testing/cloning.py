@@ -144,6 +144,7 @@ class _Behind(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, leaf: Tensor, box: list[Tensor]) -> Tensor:
+        ctx.set_materialize_grads(False)  # as autograd's own nodes: no gradient gives none, not zeros
         return box[0]
 
     @staticmethod

@@ -39,6 +39,8 @@ def transposed(output: Tensor, generator: Generator) -> Tensor:
         output: The output that it is for.
         generator: Draws the values.
     """
+    if not output.dim():
+        return _draw((), output, generator)
     if output.dim() == 1:
         return _draw((2 * output.shape[0],), output, generator)[::2]
     return _draw(output.shape[::-1], output, generator).permute(*reversed(range(output.dim())))

@@ -1,0 +1,99 @@
+"""`python -m foregrad.testing.fuzz`: compare many programs with eager, and shrink those that differ."""
+
+import argparse
+import pathlib
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from .generate import generate
+from .program import FuzzProgram
+from .shrink import shrink
+from .summary import Failure, Summary
+from .workers import Examine, Make, Shrink, Workers
+
+_SECONDS_BETWEEN_REPORTS = 10.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the fuzzer and return the exit status: 1 where a program differs from eager.
+
+    Args:
+        arguments: The command line.
+    """
+    given = _parse(arguments)
+    if given.show is not None:
+        print(generate(given.seed, given.show))
+        return 0
+    summary = Summary()
+    with Workers(given.processes, given.limit) as workers, suppress(KeyboardInterrupt):
+        _run(workers, summary, given.seed, range(given.first, given.first + given.programs))
+        for failure in _shrunk(workers, summary, given.shrink):
+            print(failure, flush=True)
+            if given.save:
+                _save(failure, given.save)
+    print(summary)
+    return 1 if summary.failures else 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m foregrad.testing.fuzz", description=__doc__)
+    parser.add_argument("--programs", type=int, default=1000, help="how many programs (default: %(default)s)")
+    parser.add_argument("--seed", default="0", help="the seed of the run (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first program")
+    parser.add_argument("--processes", type=int, default=2, help="how many at a time (default: %(default)s)")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for one program (default: %(default)s)")
+    parser.add_argument("--shrink", type=int, default=3, help="how many failures of a kind to shrink")
+    parser.add_argument("--save", type=pathlib.Path, help="a folder for the scripts of the failures")
+    parser.add_argument("--show", type=int, metavar="NUMBER", help="only print the program of this number")
+    return parser.parse_args(arguments)
+
+
+def _run(workers: Workers, summary: Summary, seed: str, numbers: range) -> None:
+    """Examine programs, with a line about the progress now and then."""
+    start = reported = time.monotonic()
+    for result in workers.run(Make(seed, number) for number in numbers):
+        summary.add(result.program, result.outcome)
+        now = time.monotonic()
+        if now - reported > _SECONDS_BETWEEN_REPORTS or summary.programs == len(numbers):
+            reported = now
+            rate, failed = summary.programs / (now - start), len(summary.failures)
+            line = f"{summary.programs} of {len(numbers)} programs, {failed} failed, {rate:.1f} per second"
+            print(line, file=sys.stderr, flush=True)
+
+
+def _shrunk(workers: Workers, summary: Summary, at_most: int) -> Iterator[Failure]:
+    """The first few failures of each signature, made small."""
+    seen: Counter[str] = Counter()
+    for failure in summary.failures:
+        seen[failure.outcome.signature] += 1
+        if seen[failure.outcome.signature] <= at_most:
+            yield _shrink(workers, failure)
+
+
+def _shrink(workers: Workers, failure: Failure) -> Failure:
+    program, signature = failure.program, failure.outcome.signature
+    if program is None:
+        return failure
+    if failure.outcome.differences:
+        (result,) = workers.run([Shrink(program, signature)])
+        return Failure(result.outcome, result.program) if result.outcome.differences else failure
+
+    def fails(smaller: FuzzProgram) -> bool:
+        # Each candidate may kill the process that examines it.
+        return all(result.outcome.broken == signature for result in workers.run([Examine(smaller)]))
+
+    return Failure(failure.outcome, shrink(program, fails))
+
+
+def _save(failure: Failure, folder: pathlib.Path) -> None:
+    if failure.program is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{failure.outcome.name.replace('/', '_')}.py"
+        path.write_text(f"# {failure.outcome.signature}\n{failure.program}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""Programs run in processes of their own, so that one that kills its process, or hangs, does not end the run."""
+
+import logging
+import multiprocessing
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from .generate import generate
+from .oracle import Outcome, examine, signatures
+from .program import FuzzProgram
+from .shrink import shrink
+
+# A process is replaced after so many tasks: what torch keeps for each program adds up.
+_TASKS_PER_PROCESS = 2000
+
+_STARTED = "started"
+
+
+@dataclass(frozen=True)
+class Make:
+    """Generate the program of a seed and a number, and examine it."""
+
+    seed: int | str
+    number: int
+
+
+@dataclass(frozen=True)
+class Examine:
+    """Examine a program."""
+
+    program: FuzzProgram
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """Make a program smaller while a failure of this signature stays."""
+
+    program: FuzzProgram
+    signature: str
+
+
+Task = Make | Examine | Shrink
+
+
+@dataclass(frozen=True)
+class Result:
+    """A program and what came of it.
+
+    Args:
+        task: What was asked for.
+        program: The program; for `Shrink` the smaller one. None where not even generating it ended.
+        outcome: What came of it.
+    """
+
+    task: Task
+    program: FuzzProgram | None
+    outcome: Outcome
+
+
+def fails_with(signature: str, program: FuzzProgram, **options: Any) -> bool:
+    """Whether a failure of a given signature shows in a program.
+
+    >>> fails_with("value", generate(0, 2), compile=lambda fn: fn)
+    False
+
+    Args:
+        signature: What the failure looks like.
+        program: The program.
+        **options: As for `examine`.
+    """
+    outcome = examine(program, **options)
+    return signature in (outcome.broken, *signatures(outcome.differences))
+
+
+def _serve(pipe: Connection) -> None:
+    """Do one task after another; what is about to be examined is sent first, in case it kills the process."""
+    torch.set_num_threads(1)
+    _be_quiet()
+    while (task := pipe.recv()) is not None:
+        pipe.send(_STARTED)
+        match task:
+            case Make(seed, number):
+                program = generate(seed, number)
+            case Examine(program):
+                pass
+            case Shrink(program, signature):
+                program = shrink(program, partial(fails_with, signature))
+        pipe.send(program)
+        pipe.send(examine(program))
+
+
+def _be_quiet() -> None:
+    """Let nothing through of what torch says about programs that raise: it would bury the progress of the run."""
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stderr.fileno())
+
+
+class _Worker:
+    """A process and what it is doing."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, there = context.Pipe()
+        self._process = context.Process(target=_serve, args=(there,), daemon=True)
+        self._process.start()
+        there.close()
+        self.done = 0
+        self.give(None)
+
+    def give(self, task: Task | None) -> None:
+        """Start a task."""
+        self.task, self.program, self.since = task, None, time.monotonic()
+        if isinstance(task, Examine | Shrink):
+            self.program = task.program
+        if task is not None:
+            self.pipe.send(task)
+
+    def receive(self) -> Result | None:
+        """The result if it is complete; a process that is gone makes one as well."""
+        assert self.task is not None
+        try:
+            message = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join()
+            status = self._process.exitcode or 0
+            return self._broken(f"killed by signal {-status}" if status < 0 else f"ended with status {status}")
+        match message:
+            case Outcome():
+                self.done += 1
+                return Result(self.task, self.program, message)
+            case FuzzProgram():
+                self.program = message
+            case _:
+                # Starting a process takes seconds, which are not the program's.
+                self.since = time.monotonic()
+        return None
+
+    def late(self, limit: float) -> Result | None:
+        """A result for a task that takes longer than the limit; the process is ended."""
+        if time.monotonic() - self.since < (limit if not isinstance(self.task, Shrink) else 10 * limit):
+            return None
+        self.end()
+        return self._broken(f"ran for more than {limit:g} seconds")
+
+    def _broken(self, how: str) -> Result:
+        assert self.task is not None
+        task, self.done = self.task, _TASKS_PER_PROCESS
+        name = self.program.name if self.program else f"{task.seed}/{task.number}" if isinstance(task, Make) else "?"
+        return Result(task, self.program, Outcome(name, broken=how))
+
+    def end(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.join()
+        self.pipe.close()
+
+
+class Workers:
+    """A few processes that share out tasks among them.
+
+    Args:
+        count: How many processes.
+        limit: How many seconds one program may take.
+    """
+
+    def __init__(self, count: int, limit: float = 60.0) -> None:
+        self._limit = limit
+        self._workers = [_Worker() for _ in range(count)]
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.end()
+
+    def run(self, tasks: Iterable[Task]) -> Iterator[Result]:
+        """Do all tasks; the results come as they are ready.
+
+        Args:
+            tasks: What to do.
+        """
+        left = iter(tasks)
+        idle, busy = list(self._workers), []
+        while True:
+            while idle and (task := next(left, None)) is not None:
+                worker = self._fresh(idle.pop())
+                worker.give(task)
+                busy.append(worker)
+            if not busy:
+                return
+            ready = wait([worker.pipe for worker in busy], timeout=1.0)
+            for worker in list(busy):
+                result = worker.receive() if worker.pipe in ready else worker.late(self._limit)
+                if result is not None:
+                    busy.remove(worker)
+                    idle.append(worker)
+                    yield result
+
+    def _fresh(self, worker: _Worker) -> _Worker:
+        """The worker, or a new one in its place where its process is gone or has done enough."""
+        if worker.done < _TASKS_PER_PROCESS:
+            return worker
+        worker.end()
+        position = self._workers.index(worker)
+        self._workers[position] = _Worker()
+        return self._workers[position]

@@ -1,0 +1,53 @@
+"""What may differ from eager in the sweep, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Excepted:
+    """Accepted differences: those in whose text (program, call, run, what differs) the pattern `where` is found."""
+
+    where: str
+    reason: str
+
+
+_SIZES = Excepted("DataDependentError", "its result has a size that depends on data")
+_INDICES = Excepted(
+    "DataDependentError", "for indices as a tensor, the gradient of the value has a size that depends on data"
+)
+_POSITIONS = Excepted("DataDependentError", "for positions as a tensor, its results have a size that depends on data")
+_READS = Excepted("is argument 0", "eager reads what it has just written where the written tensor is also an argument")
+_UNSAFE = Excepted("writes_", "neither autograd nor its schema knows that its results share memory: hence its name")
+_SINGULAR = Excepted(
+    "value of", "torch asks LAPACK for other outputs, and gets other last bits, where a mode is active"
+)
+_RANK = Excepted("out", "torch does not write to out= where a mode is active")
+
+# By operator. An exception that excepts nothing any more fails the sweep.
+EXCEPTIONS: dict[str, Excepted] = {
+    "addmm_": _READS,
+    "addmm_.decomposed": _READS,
+    "baddbmm_": _READS,
+    "masked_scatter_": _READS,
+    "addbmm_": Excepted(r"called with float32\[1?\], ", "eager resizes a tensor that it should refuse to broadcast"),
+    "sgn_": Excepted("ZeroTensors are immutable", "eager cannot add up the gradients that it gives"),
+    "index_fill_": _INDICES,
+    "index_put_": _INDICES,
+    "masked_fill_": Excepted("gradient value", "for the gradient of the value, eager sums only what the mask selects"),
+    "narrow": _POSITIONS,
+    "tensor_split": _POSITIONS,
+    "unsafe_chunk": _UNSAFE,
+    "unsafe_split": _UNSAFE,
+    "masked.prod": Excepted(
+        "gradient value|needed for gradient", "prod looks for zeros in the data to choose between two gradients"
+    ),
+    "masked_select": _SIZES,
+    "nonzero": _SIZES,
+    "linalg.lstsq": _SIZES,
+    "norm.nuc": _SINGULAR,
+    "linalg.cond": _SINGULAR,
+    "linalg.matrix_rank": _RANK,
+    "linalg.matrix_rank.hermitian": _RANK,
+}

@@ -1,0 +1,384 @@
+"""What a backward writes: buffers, gradients, shapes; when it happens, how often, and only where autograd goes."""
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import Function
+
+import foregrad
+from helpers import leaf, nop, plain
+
+
+def shown(value):
+    """Tensors as what they hold, so that two runs can be compared."""
+    if isinstance(value, torch.Tensor):
+        return [list(value.shape), value.stride(), value.requires_grad, value.detach().tolist()]
+    return [shown(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def agree(program, scene):
+    """A scene shows the same when it is played with what Foregrad makes of the program."""
+    assert shown(scene(foregrad.aot_function(program, nop))) == shown(scene(program))
+
+
+def attempted(step, *args, **kwargs):
+    """The class of what a step raises, as part of what is seen."""
+    try:
+        step(*args, **kwargs)
+    except RuntimeError as error:
+        return type(error).__name__
+    return "done"
+
+
+class Tick(Function):
+    """Counts its backwards in a tensor that it saved."""
+
+    @staticmethod
+    def forward(ctx, x, b):
+        ctx.save_for_backward(b)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.saved_tensors[0].add_(1)
+        return gradient * 2, None
+
+
+class InBackward(Function):
+    """Calls a function on the gradient and a tensor that autograd does not watch over."""
+
+    @staticmethod
+    def forward(ctx, x, b, write):
+        ctx.b, ctx.write = b, write
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        result = ctx.write(gradient, ctx.b)
+        return gradient * 2 if result is None else result, None, None
+
+
+def writes(function):
+    """A program whose backward calls a function on the gradient and `b`."""
+
+    def program(x, b):
+        return InBackward.apply(x * 3, b, function) * 1
+
+    program.__name__ = function.__name__
+    return program
+
+
+@writes
+def adds_one(gradient, b):
+    b.add_(1)
+
+
+@writes
+def logs_the_gradient(gradient, b):
+    b.copy_(gradient)
+    b[0].mul_(2)
+
+
+@writes
+def reads_what_it_wrote(gradient, b):
+    b.add_(1)
+    return gradient * b
+
+
+@writes
+def reads_then_writes(gradient, b):
+    result = gradient * b
+    b.mul_(2)
+    return result
+
+
+@writes
+def transposes(gradient, b):
+    b.t_()
+
+
+@writes
+def writes_and_transposes(gradient, b):
+    b.add_(1)
+    b.t_()
+
+
+@writes
+def resizes(gradient, b):
+    b.resize_(8)
+    b[6:].fill_(1)
+
+
+@writes
+def sets(gradient, b):
+    b.set_(gradient * 5)
+
+
+@writes
+def assigns(gradient, b):
+    b.data = b * 5
+
+
+@writes
+def scales_the_gradient_in_place(gradient, b):
+    return gradient.mul_(2)
+
+
+@writes
+def turns_the_gradient_in_place(gradient, b):
+    return gradient.neg_().t_().contiguous().t()
+
+
+def a_hook_that_logs(x, b):
+    h = x * 2
+    h.register_hook(lambda g: b.add_(g.abs()) * 0 + g)
+    return h.sin()
+
+
+def a_hook_that_clips(x, b):
+    h = x * 2
+    h.register_hook(lambda g: g.clamp_(-1, 1))
+    return h.sin() + h
+
+
+def a_hook_on_the_output(x, b):
+    y = x.sin()
+    y.register_hook(lambda g: (b.add_(1), g.mul_(2))[1])
+    return y
+
+
+def a_shared_gradient(x, b):
+    return InBackward.apply(x, b, lambda g, b: g.mul_(2)) + x
+
+
+def saved(x, b):
+    return Tick.apply(x, b)
+
+
+def written_in_both(x, b):
+    b.add_(10)
+    return Tick.apply(x, b)
+
+
+def written_after_it_was_saved(x, b):
+    y = Tick.apply(x, b)
+    b.add_(10)
+    return y
+
+
+def in_order(x, b):
+    first = InBackward.apply(x, b, lambda g, b: b.mul_(2) * 0)
+    second = InBackward.apply(x, b, lambda g, b: b.add_(3) * 0)
+    return first + second
+
+
+def a_view_of_the_buffer(x, b):
+    return InBackward.apply(x, b[1:], lambda g, row: row.add_(7) * 0 + g)
+
+
+def the_leaf_itself(x, b):
+    h = x * 1
+    h.register_hook(lambda g: x.data.sub_(0.5 * g))
+    return h * b
+
+
+PROGRAMS = [adds_one, logs_the_gradient, reads_what_it_wrote, reads_then_writes, transposes, writes_and_transposes]
+PROGRAMS += [resizes, sets, assigns, scales_the_gradient_in_place, turns_the_gradient_in_place, a_hook_that_logs]
+PROGRAMS += [a_hook_that_clips, a_hook_on_the_output, a_shared_gradient, saved, written_in_both]
+PROGRAMS += [written_after_it_was_saved, in_order, a_view_of_the_buffer, the_leaf_itself]
+
+
+def once(call):
+    x, b, tangent = leaf(2, 3), plain(2, 3) * 10, plain(2, 3)
+    y = call(x, b)
+    after_forward = b.clone(), b._version, y.clone()
+    done = attempted(y.backward, tangent)
+    return after_forward, done, b, b._version, x, x.grad, tangent
+
+
+def twice(call):
+    x, b = leaf(2, 3), plain(2, 3) * 10
+    y = call(x, b)
+    seen = [b.clone()]
+    for retain in (True, False):
+        seen += [attempted(y.backward, plain(2, 3), retain_graph=retain), shown(b), shown(x.grad)]
+    return seen
+
+
+def keeping_the_graph(call):
+    x, b = leaf(2, 3), plain(2, 3) * 10
+    try:
+        (first,) = torch.autograd.grad(call(x, b), x, plain(2, 3), create_graph=True)
+    except RuntimeError:
+        return "refused"
+    return first, b, b._version
+
+
+def through_a_sum(call):
+    x, b = leaf(2, 3), plain(2, 3) * 10
+    done = attempted((call(x, b).sum() * 3).backward)
+    return (done, b, x.grad) if done == "done" else done
+
+
+def two_calls(call):
+    x, b, other = leaf(2, 3), plain(2, 3) * 10, plain(2, 3)
+    first, second = call(x, b), call(x * 2, other)
+    seen = [attempted(first.backward, plain(2, 3)), b, other.clone()]
+    return *seen, attempted(second.backward, plain(2, 3)), b, other, x.grad
+
+
+SCENES = [once, twice, keeping_the_graph, through_a_sum, two_calls]
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda s: s.__name__)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_a_backward_writes_as_in_eager(program, scene):
+    """M-14, M-15, M-17, J-17"""
+    agree(program, scene)
+
+
+def test_the_write_of_one_branch_only():
+    """M-14, J-5"""
+
+    def program(x, w, b, c):
+        return InBackward.apply(x, b, lambda g, b: b.add_(1) * 0), InBackward.apply(w, c, lambda g, c: c.add_(g) * 0)
+
+    def scene(call):
+        x, w, b, c = leaf(2), leaf(2), plain(2), plain(2)
+        first, second = call(x, w, b, c)
+        first.sum().backward()
+        seen = [b.tolist(), c.tolist(), w.grad is None]
+        second.sum().backward()
+        return *seen, b, c, x.grad, w.grad
+
+    agree(program, scene)
+
+
+def test_a_node_that_autograd_does_not_need_writes_nothing():
+    """M-14: a gradient for some inputs runs only the nodes on the way to them."""
+
+    def program(x, w, b):
+        return InBackward.apply(x, b, lambda g, b: b.add_(1) * 0 + g) * w
+
+    def scene(call):
+        x, w, b = leaf(2), leaf(2), plain(2)
+        y = call(x, w, b).sum()
+        (for_w,) = torch.autograd.grad(y, w, retain_graph=True)
+        seen = [for_w, b.tolist()]
+        (for_x,) = torch.autograd.grad(y, x)
+        return *seen, for_x, b
+
+    agree(program, scene)
+
+
+def test_a_result_that_the_backward_writes_later():
+    """M-14: what was returned is the tensor that the backward writes."""
+
+    def program(x):
+        seen = x.detach() * 0
+        return InBackward.apply(x, seen, lambda g, seen: seen.add_(g) * 0 + g), seen, seen[1:]
+
+    def scene(call):
+        x = leaf(3)
+        y, seen, part = call(x)
+        before = seen.tolist()
+        y.backward(plain(3))
+        return before, seen, part, x.grad
+
+    agree(program, scene)
+
+
+def test_a_buffer_that_is_also_returned():
+    """M-12, M-14"""
+
+    def program(x, b):
+        return InBackward.apply(x, b, lambda g, b: b.add_(g) * 0 + g), b, b.view(-1)
+
+    def scene(call):
+        x, b = leaf(2, 2), plain(2, 2)
+        y, same, flat = call(x, b)
+        y.backward(plain(2, 2))
+        return same is b, flat, b, x.grad
+
+    agree(program, scene)
+
+
+class Scaled(nn.Module):
+    """The recipe of low-precision training: scales follow the largest gradient seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(plain(3, 3))
+        self.register_buffer("history", torch.zeros(4))
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, x):
+        def write(gradient, history):
+            history.copy_(history.roll(1))
+            history[0] = gradient.abs().max()
+            self.scale.copy_(history.max())
+            return gradient * self.scale
+
+        return InBackward.apply(x @ self.weight, self.history, write)
+
+
+def test_a_module_that_keeps_scales_of_its_gradients():
+    """M-14, F-9: step after step, with one program."""
+
+    def train(wrap):
+        module = Scaled()
+        call, seen = wrap(module), []
+        for step in range(1, 5):
+            call(plain(2, 3)).backward(plain(2, 3) / step)
+            seen += [module.history.tolist(), module.scale.tolist(), module.weight.grad.tolist()]
+        return seen, call
+
+    expected, _ = train(lambda module: module)
+    got, compiled = train(lambda module: foregrad.aot_module(module, nop))
+    assert got == expected
+    assert len(compiled.specializations) == 1
+
+
+def test_a_closure_that_counts_backwards():
+    """M-14, F-14"""
+    count = torch.zeros(())
+
+    def program(x):
+        y = x * 2
+        y.register_hook(lambda g: count.add_(1) * 0 + g)
+        return y
+
+    def scene(call):
+        count.zero_()
+        for _ in range(3):
+            call(leaf(2)).sum().backward()
+        return count.tolist()
+
+    agree(program, scene)
+
+
+def test_the_gradient_that_the_user_passes_is_written():
+    """M-15"""
+
+    def scene(call):
+        x, tangent = leaf(2, 3), plain(3, 2).t()
+        row = tangent[0]
+        call(x, plain(2, 3)).backward(tangent)
+        return tangent, row, tangent._version, x.grad
+
+    agree(lambda x, b: InBackward.apply(x, b, lambda g, b: g.mul_(2)), scene)
+    agree(a_hook_on_the_output, scene)
+
+
+def test_a_backward_write_under_no_grad_is_never_made():
+    """M-14"""
+
+    def scene(call):
+        b = plain(2, 3)
+        with torch.no_grad():
+            call(leaf(2, 3), b)
+        call(plain(2, 3), b)
+        return b, b._version
+
+    agree(saved, scene)
+    agree(adds_one, scene)

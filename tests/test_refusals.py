@@ -1,0 +1,304 @@
+"""What eager PyTorch refuses: the same class, the same words, at the same time, and nothing was written."""
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import Function
+from torch.nn import functional as F
+
+import foregrad
+from checking import check_core
+from helpers import leaf, nop, plain
+
+
+class Dirty(Function):
+    """Writes to its input, and says so."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x.add_(1))
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Flat(Function):
+    """A view with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view(-1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.view(2, 2)
+
+
+def result(*shape):
+    return leaf(*shape) * 1
+
+
+def made_for_inference(*shape):
+    with torch.inference_mode():
+        return plain(*shape)
+
+
+@torch.no_grad()
+def row_without_grad(x):
+    return x[0]
+
+
+def written_base_then_part(x):
+    parts = x.unbind(0)
+    x.add_(1)
+    return parts[0] * 2
+
+
+def written_base_then_view_without_grad(x):
+    row = row_without_grad(x)
+    x.add_(1)
+    return row * 2
+
+
+def negate(x):
+    return x.neg_()
+
+
+A_LEAF = "a leaf Variable that requires grad is being used in an in-place operation"
+A_VIEW_OF_A_LEAF = "a view of a leaf Variable that requires grad is being used in an in-place operation"
+SEVERAL_VIEWS = "This view is the output of a function that returns multiple views"
+ONE_PLACE = "more than one element of the written-to tensor refers to a single memory location"
+OVERLAP = "some elements of the input tensor and the written-to tensor refer to a single memory location"
+WITHOUT_GRAD = "A view was created in no_grad mode"
+INFERENCE = "Inplace update to inference tensor outside InferenceMode is not allowed"
+NO_OUT = "functions with out=... arguments don't support automatic differentiation"
+SIZE = "cannot resize variables that require grad"
+
+REFUSED = {
+    "leaf": (negate, lambda: leaf(2), A_LEAF),
+    "parameter": (negate, lambda: nn.Parameter(plain(2)), A_LEAF),
+    "leaf, shape only": (lambda x: x.t_(), lambda: leaf(2, 3), A_LEAF),
+    "leaf, foreach": (lambda x: torch._foreach_add_([x, x.detach()], 1.0), lambda: leaf(2), A_LEAF),
+    "leaf, inplace activation": (lambda x: F.relu(x, inplace=True), lambda: leaf(2), A_LEAF),
+    "leaf, random": (lambda x: x.normal_(), lambda: leaf(2), A_LEAF),
+    "leaf, set_": (lambda x: x.set_(plain(3)), lambda: leaf(2), A_LEAF),
+    "leaf, custom function": (Dirty.apply, lambda: leaf(2), "a leaf Variable that requires grad has been used"),
+    "leaf made inside": (lambda x: x.clone().requires_grad_().neg_(), lambda: plain(2), A_LEAF),
+    "view of a leaf": (lambda x: x[0].neg_(), lambda: leaf(2, 2), A_VIEW_OF_A_LEAF),
+    "view of a leaf, from outside": (negate, lambda: leaf(2, 2)[0], A_VIEW_OF_A_LEAF),
+    "item of a leaf": (lambda x: x.__setitem__(0, 1.0), lambda: leaf(3), A_VIEW_OF_A_LEAF),
+    "view of a leaf, custom function": (Dirty.apply, lambda: leaf(2)[:1], A_VIEW_OF_A_LEAF),
+    "expanded": (lambda x: x.expand(3, 2).add_(1), lambda: plain(2), ONE_PLACE),
+    "expanded, from outside": (negate, lambda: plain(2, 1).expand(2, 3), ONE_PLACE),
+    "expanded result": (lambda x: x.expand(3, 2).add_(1), lambda: result(2), ONE_PLACE),
+    "shifted onto itself": (lambda x: x[1:].add_(x[:-1]), lambda: plain(4), OVERLAP),
+    "unbind": (lambda x: x.unbind(0)[0].add_(1), lambda: result(2, 2), SEVERAL_VIEWS),
+    "unbind, from outside": (negate, lambda: result(2, 2).unbind(0)[1], SEVERAL_VIEWS),
+    "split": (lambda x: x.split(1)[1].add_(1), lambda: result(4), SEVERAL_VIEWS),
+    "split, shape only": (lambda x: x.split(1)[1].unsqueeze_(0), lambda: result(4), SEVERAL_VIEWS),
+    "split, custom function": (lambda x: Dirty.apply(x.split(1)[1]), lambda: result(4), SEVERAL_VIEWS),
+    "chunk": (lambda x: x.chunk(2)[0].add_(1), lambda: result(4), SEVERAL_VIEWS),
+    "unbind, then its base": (written_base_then_part, lambda: result(2, 2), SEVERAL_VIEWS),
+    "view without grad": (lambda x: row_without_grad(x).add_(1), lambda: result(2, 2), WITHOUT_GRAD),
+    "view without grad, from outside": (negate, lambda: row_without_grad(result(2, 2)), WITHOUT_GRAD),
+    "view without grad, then its base": (written_base_then_view_without_grad, lambda: result(2, 2), WITHOUT_GRAD),
+    "view of a custom function": (
+        lambda x: Flat.apply(x).add_(1),
+        lambda: result(2, 2),
+        "This view was created inside a custom Function",
+    ),
+    "inference tensor": (negate, lambda: made_for_inference(2), INFERENCE),
+    "view of an inference tensor": (lambda x: x.view(-1).add_(1), lambda: made_for_inference(2), INFERENCE),
+    "inference tensor to be saved": (
+        lambda x: x * leaf(2),
+        lambda: made_for_inference(2),
+        "Inference tensors cannot be saved for backward",
+    ),
+    "resize of a leaf": (lambda x: x.resize_(3), lambda: leaf(2), SIZE),
+    "resize of a result": (lambda x: x.resize_(3), lambda: result(2), SIZE),
+    "resize without grad": (torch.no_grad()(lambda x: x.resize_(3)), lambda: leaf(2), SIZE),
+    "set_ to another dtype": (lambda x: x.set_(x.double()), lambda: plain(2), "Could not set tensor of type double"),
+    "out= of what requires grad": (lambda x: torch.add(x, 1, out=x.detach() * 1), lambda: leaf(2), NO_OUT),
+    "out= requires grad": (lambda x: torch.add(x.detach(), 1, out=x), lambda: leaf(2), NO_OUT),
+    "out= of another kind": (lambda x: torch.mul(x, 0.5, out=x.long()), lambda: plain(2), "can't be cast"),
+    "a fraction into integers": (lambda x: x.add_(0.5), lambda: plain(2).long(), "can't be cast"),
+    "a write that would grow": (lambda x: x.add_(torch.ones(3, 2)), lambda: plain(2), "doesn't match the broadcast"),
+    "integers that require grad": (lambda x: x.requires_grad_(), lambda: plain(2).long(), "can require gradients"),
+    "a result without grad": (lambda x: x.requires_grad_(False), lambda: result(2), "flags of leaf variables"),
+    "detaching a view": (lambda x: x[0].detach_(), lambda: result(2, 2), "Can't detach views in-place"),
+    ".data of another layout": (
+        lambda x: setattr(x, "data", x.to_sparse()),
+        lambda: plain(2),
+        "incompatible tensor type",
+    ),
+    ".grad of another shape": (
+        lambda x: setattr(x, "grad", x.detach()[:1]),
+        lambda: leaf(2),
+        "attempting to assign a gradient of size",
+    ),
+    "backward of several": (lambda x: (x * 2).backward(), lambda: leaf(2), "only for scalar outputs"),
+    "backward without a tape": (lambda x: x.sum().backward(), lambda: plain(2), "does not require grad"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_eagers_words(case):
+    """M-7: also at the second call."""
+    program, make, words = REFUSED[case]
+    with pytest.raises(RuntimeError) as eager:
+        program(make())
+    assert words in str(eager.value)
+    compiled = foregrad.aot_function(lambda x: program(x), nop)
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as refused:
+            compiled(make())
+        assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_nothing_was_written(case):
+    """M-7: what the program did before it was refused is not done."""
+    program, make, words = REFUSED[case]
+
+    def logged(log, x):
+        log.add_(1)
+        log.t_()
+        return program(x)
+
+    log, x = plain(2, 3), make()
+    before, version = x.detach().clone(), 0 if x.is_inference() else x._version
+    with pytest.raises(RuntimeError) as refused:
+        foregrad.aot_function(logged, nop)(log, x)
+    assert words in str(refused.value)
+    assert torch.equal(log, plain(2, 3))
+    assert log._version == 0
+    assert torch.equal(x, before)
+    assert x.is_inference() or x._version == version
+
+
+def through_exp(x, b):
+    y = x.exp()
+    y.add_(1)
+    return y
+
+
+def through_a_factor(x, b):
+    y = x * b
+    b.add_(1)
+    return y
+
+
+def through_a_view_of_it(x, b):
+    y = x * b
+    b.view(-1)[:1].zero_()
+    return y
+
+
+def through_its_base(x, b):
+    row = b[0]
+    y = x * row
+    b.zero_()
+    return y
+
+
+def through_a_detached_alias(x, b):
+    y = x * b
+    b.detach().add_(1)
+    return y
+
+
+def under_no_grad(x, b):
+    y = x * b
+    with torch.no_grad():
+        b.mul_(2)
+    return y
+
+
+def by_foreach(x, b):
+    y = x * b
+    torch._foreach_mul_([b], 2.0)
+    return y
+
+
+def by_a_change_of_shape(x, b):
+    y = x * b
+    b.unsqueeze_(0)
+    return y
+
+
+def a_leaf_under_no_grad(x, b):
+    y = x * x
+    with torch.no_grad():
+        x.mul_(2)
+    return y
+
+
+SAVED = [through_exp, through_a_factor, through_a_view_of_it, through_its_base, through_a_detached_alias]
+SAVED += [under_no_grad, by_foreach, by_a_change_of_shape, a_leaf_under_no_grad]
+
+
+@pytest.mark.parametrize("program", SAVED, ids=lambda p: p.__name__)
+def test_a_saved_tensor_that_was_written(program):
+    """M-9: eager says so when backward is called, and the forward has happened."""
+    check_core(program, leaf(2, 2), plain(2, 2))
+    x, b = leaf(2, 2), plain(2, 2)
+    y = foregrad.aot_function(program, nop)(x, b)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    assert x.grad is None
+
+
+def test_a_saved_tensor_that_was_written_where_eager_does_not_look():
+    """M-9: `.data` has a version of its own, and the backward takes what is there then."""
+    check_core(lambda x, b: ((y := x * b), b.data.mul_(3), y)[2], leaf(2), plain(2))
+    check_core(lambda x, b: ((y := x * x), x.data.mul_(3), y)[2], leaf(2), plain(2))
+    check_core(lambda x, b: ((y := x.exp()), y.data.mul_(3), y)[2], leaf(2), plain(2))
+
+
+def test_a_write_after_the_call_to_what_was_saved():
+    """M-9"""
+    compiled = foregrad.aot_function(lambda x, b: (x * b, x + b), nop)
+    x, b = leaf(2), plain(2)
+    product, _ = compiled(x, b)
+    b.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+def test_a_program_for_plain_tensors_refuses_leaves_later():
+    """M-7, F-2"""
+    compiled = foregrad.aot_function(lambda x, b: (x.mul_(2), x + b)[1], nop)
+    x = plain(2)
+    assert compiled(x, plain(2)).tolist() == [3, 6]
+    refused = leaf(2)
+    with pytest.raises(RuntimeError, match=A_LEAF):
+        compiled(refused, plain(2))
+    assert refused.tolist() == [1, 2]
+    with torch.no_grad():
+        assert compiled(refused, plain(2)).tolist() == [3, 6]
+    assert refused.tolist() == [2, 4]
+    compiled(leaf(2) * 1, plain(2)).sum().backward()
+
+
+ALLOWED = {
+    "unbind of a plain tensor": (lambda x: x.unbind(0)[0].add_(1), lambda: plain(2, 2)),
+    "unbind without grad": (torch.no_grad()(lambda x: x.unbind(0)[0].add_(1)), lambda: result(2, 2)),
+    "tensor_split": (lambda x: x.tensor_split(2)[0].add_(1), lambda: result(4)),
+    "unsafe_split": (lambda x: x.unsafe_split(2)[0].add_(1), lambda: result(4)),
+    "a leaf without grad": (torch.no_grad()(lambda x: x.neg_()), lambda: leaf(2)),
+    "the shape of a leaf without grad": (torch.no_grad()(lambda x: x.t_()), lambda: leaf(2, 3)),
+    "a leaf through detach": (lambda x: x.detach().neg_(), lambda: leaf(2)),
+    "an expanded size of one": (lambda x: x.expand(1, 2).add_(1), lambda: plain(2)),
+    "a leaf into a plain tensor": (lambda x: torch.zeros(2).copy_(x), lambda: leaf(2)),
+    "a view made without grad, then read": (lambda x: row_without_grad(x) * 2, lambda: result(2, 2)),
+    "detaching a result": (lambda x: x.detach_().mul_(2), lambda: result(2)),
+}
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_what_is_close_to_it_and_allowed(case):
+    """M-6, M-7"""
+    program, make = ALLOWED[case]
+    check_core(lambda x: program(x), make())

@@ -1,0 +1,399 @@
+"""A tensor gets another storage, or its storage another size: what the caller, and every old alias, sees then."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import foregrad
+from checking import check_core
+from helpers import leaf, nop, plain
+
+set_part_ = torch.ops.aten.set_.source_Tensor_storage_offset
+resize_bytes_ = torch.ops.inductor.resize_storage_bytes_
+
+
+def agree(program, scene):
+    """A scene shows the same when it is played with what Foregrad makes of the program."""
+    assert_close(scene(foregrad.aot_function(program, nop)), scene(program), rtol=0, atol=0)
+
+
+def written_before(x, y):
+    x.mul_(2)
+    x.set_(y * 2)
+    return x + 1
+
+
+def written_after(x, y):
+    x.set_(y)
+    x.mul_(2)
+    return y + 1
+
+
+def to_a_part_of_another(x, y):
+    x.set_(y[1:])
+    y.add_(1)
+    return x * 2
+
+
+def by_offset_and_strides(x, y):
+    set_part_(x, y, 1, [2], [2])
+    x.fill_(9)
+    return y * 1
+
+
+def to_what_is_returned(x, y):
+    t = y * 2
+    x.set_(t)
+    t.add_(1)
+    return t, x
+
+
+def exchanged(x, y):
+    old = x.detach()
+    x.set_(y)
+    y.set_(old)
+    x.mul_(2)
+    return x - 1, y - 1
+
+
+def there_and_back(x, y):
+    old = x.detach()
+    x.set_(y)
+    x.set_(old)
+    return x + 1
+
+
+def to_a_view_of_itself(x, y):
+    x.set_(x[1:])
+    x.mul_(2)
+    return x
+
+
+def views_of_before_and_after(x, y):
+    before = x[1:]
+    x.set_(y)
+    after = x[1:]
+    before.add_(10)
+    after.add_(20)
+    return before, after
+
+
+def swaps_that_a_trainer_makes(x, y):
+    full = torch.cat([x, y])
+    with torch.no_grad():
+        x.set_(full)
+    y.add_(x[: y.shape[0]])
+    return x.sum() * y
+
+
+SWAPS = [written_before, written_after, to_a_part_of_another, by_offset_and_strides]
+SWAPS += [to_what_is_returned, exchanged, there_and_back, to_a_view_of_itself, views_of_before_and_after]
+SWAPS += [swaps_that_a_trainer_makes, lambda x, y: (x.set_(), y * 2)[1], lambda x, y: (x.set_(y * 2), x + 1)[1]]
+
+
+@pytest.mark.parametrize("program", SWAPS, ids=lambda p: p.__name__)
+def test_set_gives_the_caller_another_storage(program):
+    """M-5, M-10, A-1, A-11"""
+    check_core(program, plain(3), plain(4))
+    check_core(program, plain(5)[2:], plain(6)[1:5])
+    with torch.inference_mode():
+        check_core(program, plain(3), plain(4))
+
+
+@pytest.mark.parametrize("program", SWAPS, ids=lambda p: p.__name__)
+def test_an_old_alias_of_a_tensor_that_was_set(program):
+    """M-10"""
+
+    def scene(call):
+        x, y = plain(3), plain(4)
+        old = x.detach(), x.view(3, 1), x[1:], y.view(2, 2)
+        call(x, y)
+        y.sub_(1)
+        x.add_(100)
+        return [x, y, *old, x._version, y._version, x.untyped_storage().nbytes()]
+
+    agree(program, scene)
+
+
+def set_after_it_was_saved(x, y, w):
+    z = x * w
+    x.set_(y)
+    return z
+
+
+def set_to_what_is_differentiable(x, y, w):
+    x.set_(y * w)
+    return x * 2
+
+
+def a_leaf_without_grad(x, y, w):
+    with torch.no_grad():
+        w.set_(y * 3)
+    return w * w, x + 1
+
+
+def a_result_without_grad(x, y, w):
+    v = w * 2
+    with torch.no_grad():
+        v.set_(y)
+    return v * x
+
+
+def a_result_through_detach(x, y, w):
+    v = w * 2
+    v.detach().set_(y)
+    return v * x
+
+
+IN_TRAINING = [lambda x, y, w: (x.set_(y), x * w)[1], set_after_it_was_saved, set_to_what_is_differentiable]
+IN_TRAINING += [a_leaf_without_grad, a_result_without_grad, a_result_through_detach]
+
+
+@pytest.mark.parametrize("program", IN_TRAINING, ids=lambda p: p.__name__)
+def test_set_in_training(program):
+    """M-10, J-5"""
+    check_core(program, plain(3), plain(3) + 0.5, leaf(3))
+    check_core(program, plain(3), plain(3) + 0.5, nn.Parameter(plain(3)))
+
+
+def test_a_leaf_takes_another_shape():
+    """M-10: the gradient has the shape that the leaf has now."""
+
+    def program(w, y):
+        with torch.no_grad():
+            w.set_(y * 3)
+        return w * w
+
+    check_core(program, leaf(3), plain(2, 2))
+
+
+def grow(x, alias):
+    x.resize_(6)
+    x.fill_(3)
+    return x + 1
+
+
+def grow_and_keep_the_old(x, alias):
+    x.mul_(2)
+    x.resize_(7)
+    x[3:].fill_(5)
+    return x * 2
+
+
+def shrink(x, alias):
+    x.resize_(2)
+    x.mul_(3)
+    return x, alias + 1
+
+
+def shrink_and_grow(x, alias):
+    x.resize_(0)
+    alias.add_(1)
+    x.resize_(3)
+    return x * 2
+
+
+def a_view_from_before_it_grew(x, alias):
+    v = x[1:]
+    x.resize_(8)
+    x[3:].zero_()
+    v.mul_(5)
+    return x, v
+
+
+def an_intermediate(x, alias):
+    t = x * 2
+    v = t[:2]
+    t.resize_(2, 3).view(-1)[3:].fill_(1)
+    v.add_(1)
+    return t, v
+
+
+RESIZES = [grow, grow_and_keep_the_old, shrink, shrink_and_grow, a_view_from_before_it_grew]
+RESIZES += [an_intermediate, lambda x, alias: x.resize_as_(x[:2, None]), lambda x, alias: x.resize_(3).resize_(3, 1)]
+OF_THREE = {
+    "beside an alias": lambda: (b.view(-1) for b in [plain(3)] for _ in range(2)),
+    "alone": lambda: (plain(3), plain(3)),
+    "view": lambda: (b[1:4] for b in [plain(4)] for _ in range(2)),
+    "with gaps": lambda: (plain(6)[::2], plain(3)),
+}
+
+
+@pytest.mark.parametrize("program", RESIZES, ids=lambda p: p.__name__)
+@pytest.mark.parametrize("kind", OF_THREE)
+def test_resize_as_in_eager(program, kind):
+    """M-3, M-4, M-5"""
+    check_core(program, *OF_THREE[kind]())
+
+
+def test_resize_in_training():
+    """M-3, M-9"""
+    check_core(lambda x, w: (x.resize_(4), x[2:].fill_(1), x * w)[2], plain(2), leaf(4))
+    check_core(lambda x, w: ((y := x * w), x.resize_(4), x.fill_(1), y)[3], plain(2), leaf(2))
+    check_core(lambda w: (w.data.resize_(2).mul_(3), w * w)[1], leaf(3))
+
+
+def test_resize_takes_a_memory_format():
+    """M-3"""
+
+    def program(x):
+        x.resize_(1, 2, 2, 2, memory_format=torch.channels_last)
+        x.fill_(1)
+        return x + 1
+
+    check_core(program, plain(3))
+    check_core(lambda x: (x.resize_(2, 2), x * 1)[1], plain(2, 3).t())
+
+
+def test_the_storage_grows_for_every_alias():
+    """M-3"""
+
+    def scene(call):
+        x = plain(4)
+        front, alias = x[:2], x.detach()
+        call(front, alias)
+        front.mul_(2)
+        return x, front, alias, x.untyped_storage().nbytes(), x._version
+
+    agree(lambda a, b: (a.resize_(6), a.fill_(2), b.add_(1))[2], scene)
+    agree(lambda a, b: (a.resize_(3), a.fill_(2), b + 1)[2], scene)
+
+
+def test_bytes_are_freed_and_come_back():
+    """M-11"""
+
+    def freed(call):
+        x = plain(4)
+        try:
+            return call(x), x.untyped_storage().nbytes(), x._version, list(x.shape)
+        finally:
+            x.untyped_storage().resize_(16)
+
+    def filled(call):
+        x, w = plain(4), leaf(4)
+        x.untyped_storage().resize_(0)
+        try:
+            y = call(x, w)
+            y.sum().backward()
+            return y, w.grad, x.clone(), x.untyped_storage().nbytes(), x._version
+        finally:
+            x.untyped_storage().resize_(16)
+
+    agree(lambda x: ((y := x * 2), resize_bytes_(x, 0), y)[2], freed)
+    agree(lambda x, w: (resize_bytes_(x, 16), x.copy_(w.detach() + 1), x * w)[2], filled)
+    agree(lambda x, w: (resize_bytes_(x, 24), x.detach().copy_(w.detach()), x.detach() * w)[2], filled)
+    check_core(lambda x: (resize_bytes_(x, 0), resize_bytes_(x, 16), x.fill_(3), x + 1)[3], plain(4))
+    check_core(lambda x: (resize_bytes_(x, 32), x + 1)[1], plain(4))
+
+
+def assign_an_input(x, y, w):
+    x.data = y
+    x.mul_(2)
+    return x * w, y
+
+
+def assign_a_result(x, y, w):
+    t = y * 2
+    x.data = t
+    t.add_(1)
+    return t, x * w
+
+
+def assign_after_it_was_saved(x, y, w):
+    z = x * w
+    x.data = y
+    return z
+
+
+def assign_a_leaf(x, y, w):
+    w.data = w.data - 0.5 * x
+    return w * w
+
+
+def assign_a_leaf_after_its_use(x, y, w):
+    z = w * w
+    w.data = y
+    return z, w.exp()
+
+
+def assign_a_result_of_the_program(x, y, w):
+    v = w * 2
+    v.data = y
+    return v * v
+
+
+def assign_twice(x, y, w):
+    old = x.data
+    x.data = y
+    x.add_(1)
+    x.data = old
+    return x * w
+
+
+ASSIGNMENTS = [assign_an_input, assign_a_result, assign_after_it_was_saved, assign_a_leaf]
+ASSIGNMENTS += [assign_a_leaf_after_its_use, assign_a_result_of_the_program, assign_twice]
+
+
+@pytest.mark.parametrize("program", ASSIGNMENTS, ids=lambda p: p.__name__)
+def test_assigning_data(program):
+    """M-7"""
+    check_core(program, plain(3), plain(3) + 0.5, leaf(3))
+    check_core(program, leaf(3) * 1, plain(3) + 0.5, nn.Parameter(plain(3)))
+    check_core(program, plain(5)[2:], plain(3) + 0.5, leaf(3) * 1)
+
+
+def test_data_of_another_shape_and_dtype():
+    """M-7"""
+    for x in (plain(3), leaf(3)):
+        check_core(lambda x, y: (setattr(x, "data", y), x * x)[1], x, plain(2, 2))
+        check_core(lambda x, y: (setattr(x, "data", y.double()), x * 2)[1], x, plain(3))
+
+
+def test_a_view_from_before_keeps_the_old_data():
+    """M-7, A-11"""
+
+    def program(x, y):
+        v = x.view(-1)
+        x.data = y[1:]
+        v.add_(1)
+        return v, x[1:], x * 2
+
+    check_core(program, plain(3), plain(4))
+    check_core(program, plain(5)[2:], plain(4))
+
+
+class Clamped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(plain(3))
+
+    def forward(self, x):
+        self.weight.data = self.weight.data.clamp(max=2)
+        return x * self.weight
+
+
+def test_a_module_assigns_the_data_of_its_parameter():
+    """M-7, F-9: the parameter stays the caller's object, and the next call needs no new program."""
+    check_core(Clamped(), plain(3))
+    module = Clamped()
+    weight, compiled = module.weight, foregrad.aot_module(module, nop)
+    for _ in range(4):
+        compiled(plain(3)).sum().backward()
+    assert module.weight is weight
+    assert (weight.tolist(), weight.grad.tolist()) == ([1, 2, 2], [4, 8, 12])
+    assert len(compiled.specializations) == 1
+
+
+OUTS = {"empty": (0,), "too small": (2,), "too large": (3, 3), "right": (2, 2)}
+
+
+@pytest.mark.parametrize("shape", OUTS.values(), ids=OUTS)
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_out_takes_the_shape_of_the_result(shape):
+    """M-3, M-4"""
+    x = plain(2, 2)
+    check_core(lambda x, out: torch.add(x, 1, out=out), x, torch.zeros(shape))
+    check_core(lambda x, out: (torch.mm(x + 0, x + 1, out=out), out.add_(1), x * 1)[2], x, torch.zeros(shape))
+    check_core(lambda x, out: torch.cat([x, x], 1, out=out).t(), x, torch.zeros(shape).unsqueeze(0)[0])
+    check_core(lambda x, w: (torch.mul(x, 2, out=(t := x.new_zeros(shape))), t * w)[1], x, leaf(2, 2))

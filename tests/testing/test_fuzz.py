@@ -1,0 +1,93 @@
+"""The fuzzer: it finds what is planted, makes it small, and finds nothing where nothing is wrong."""
+
+import functools
+import runpy
+
+import pytest
+
+from foregrad.testing.fuzz import Failure, FuzzProgram, Input, Statement, Storage, examine, fails_with, generate, shrink
+from foregrad.testing.fuzz.__main__ import main
+from foregrad.testing.fuzz.workers import Examine, Make, Workers
+from testing.planted import PLANTED
+
+SEED = "tests"
+CHUNK = 25
+CHUNKS = 12
+WITHIN = 500
+SMALL = 6
+
+made = functools.cache(functools.partial(generate, SEED))
+
+
+def eager(fn):
+    return fn
+
+
+def only(source):
+    """A program of one statement."""
+    statement = Statement(source, "write", "add_", ("x",))
+    return FuzzProgram("by hand", (Storage("s0", (2,), "float32"),), (Input("x", "s0"),), (statement,), ("x",))
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_no_program_differs_from_eager(chunk):
+    """Refusals are not failures here: they are counted where many programs run."""
+    programs = [made(number) for number in range(chunk * CHUNK, (chunk + 1) * CHUNK)]
+    failures = [Failure(outcome, program) for program in programs if (outcome := examine(program)).failed]
+    assert not failures, "\n\n".join(str(smallest(failure)) for failure in failures)
+
+
+def smallest(failure):
+    signature = failure.outcome.signature
+    small = shrink(failure.program, functools.partial(fails_with, signature))
+    return Failure(examine(small), small)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_found_and_made_small(name):
+    fault = PLANTED[name]
+    fails = functools.partial(fails_with, fault.aspect, compile=fault.plant)
+    found = next((program for program in map(made, range(WITHIN)) if fails(program)), None)
+    assert found is not None
+    small = shrink(found, fails)
+    assert len(small.statements) <= SMALL, str(small)
+    assert not examine(small, eager).failed
+
+
+def test_eager_does_not_differ_from_itself():
+    assert [number for number in range(100) if examine(made(number), eager).failed] == []
+
+
+def test_a_program_is_made_again_from_its_seed_and_number():
+    assert [generate(SEED, number) for number in range(10)] == [made(number) for number in range(10)]
+    assert len({made(number).function() for number in range(20)}) == 20
+
+
+def test_the_script_of_a_program_stands_by_itself(tmp_path, capsys):
+    path = tmp_path / "program.py"
+    path.write_text(only("x.add_(1)").script())
+    runpy.run_path(str(path), run_name="__main__")
+    assert "no difference" in capsys.readouterr().out
+
+
+def test_what_foregrad_refuses_is_not_a_difference():
+    outcome = examine(only("x.add_(x.sum().item())"))
+    assert outcome.verdict == "refused" and outcome.refusals[0].startswith("DataDependentError")
+
+
+def test_what_eager_refuses_is_counted_apart():
+    assert examine(only("x.add_(torch.ones(7))")).verdict == "refused by eager"
+
+
+def test_a_program_that_ends_its_process_does_not_end_the_run():
+    hang, die = only("while True: pass"), only("import os; os._exit(9)")
+    tasks = [Make(SEED, 0), Examine(hang), Examine(die), Examine(only("x.add_(1)"))]
+    with Workers(1, limit=3.0) as workers:
+        outcomes = [result.outcome for result in workers.run(tasks)]
+    assert [outcome.broken for outcome in outcomes[1:]] == ["ran for more than 3 seconds", "ended with status 9", ""]
+    assert outcomes[0].name == f"{SEED}/0" and outcomes[3].verdict == "agrees"
+
+
+def test_the_command_line_shows_a_program(capsys):
+    assert main(["--seed", SEED, "--show", "3"]) == 0
+    assert capsys.readouterr().out == f"{made(3)}\n"
