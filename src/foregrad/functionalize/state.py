@@ -19,9 +19,9 @@ class Write:
     step: Step
     target: TensorState
 
-    def goes_through(self, state: TensorState) -> bool:
-        """Whether the written tensor is this one or a view of it."""
-        return self.target.chain_from(state) is not None
+    def goes_through(self, recorded: RecordedInput) -> bool:
+        """Whether the written tensor is an input or a view of it."""
+        return any(state.input is recorded for state in self.target.path_to_root())
 
 
 class Storage:

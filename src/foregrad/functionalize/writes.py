@@ -56,8 +56,11 @@ def write(walk: Functionalizer, step: Step) -> None:
 def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
     targets = written_arguments(step.op, step.args, step.kwargs)
     _refuse_reading_results(walk, step, variant, targets)
+    # What is not there cannot be written; where it is differentiated, autograd wants to see it all the same.
+    differentiated = step.grad_enabled and any(t.requires_grad for t in tensors_in(step.args))
     nothing = variant.op is aten.conj_physical.default and not step.args[0].is_complex()  # its twin returns the input
-    if nothing or all(isinstance(t, Tensor) and not isinstance(t.numel(), SymInt) and not t.numel() for t in targets):
+    empty = all(isinstance(t, Tensor) and not isinstance(t.numel(), SymInt) and not t.numel() for t in targets)
+    if nothing or (empty and not differentiated):
         fit_results(walk, step, targets)
         for target in targets:
             walk.note_write(step, walk.state_of(target))
@@ -83,6 +86,9 @@ def _refuse_reading_results(walk: Functionalizer, step: Step, variant: Variant, 
     if op_info(step.op).has_out and torch.Tag.pointwise not in variant.op.tags:
         given = [a for i, a in enumerate(step.args) if i not in op_info(step.op).written]
         shared = {id(walk.state_of(t).storage) for t in tensors_in(given)}
+        reads = any(id(walk.state_of(t).storage) in shared for t in tensors_in(targets))
+    elif step.op in TRAINING_FLAG:  # running statistics that lie in what they are taken from
+        shared = {id(walk.state_of(t).storage) for t in tensors_in(step.args[:3])}
         reads = any(id(walk.state_of(t).storage) in shared for t in tensors_in(targets))
     elif isinstance(targets[0], (list, tuple)):
         reads = _reads_others(walk, step, targets[0])

@@ -22,7 +22,7 @@ from ..functionalize.walk import Functionalizer
 from ..ops import Kind, ViewStep, op_info
 from ..record.memory import WholeMemoryNeeded
 from ..record.recorder import Step
-from ..record.recording import RecordedInput, Recording
+from ..record.recording import RecordedInput, Recording, is_start_node
 from ..schemas import OutputType
 from ..slots import Memory, Root
 from ..values import PLAIN
@@ -104,7 +104,8 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
     return InputFacts(
         recorded=recorded,
         is_leaf=recorded.was_leaf,
-        data_changed=any(write.goes_through(before) for write in writes),
+        data_changed=any(write.goes_through(recorded) for write in writes)
+        or (bool(writes) and recorded.parent is None),
         written=written,
         written_in_graph=in_graph and (without_grad or not seen.requires_grad),
         reshapes=reshapes,
@@ -353,7 +354,14 @@ class OutputClassifier:
     def _has_own_history(self, leaf: Tensor) -> bool:
         """Whether autograd takes an alias of an input for something computed."""
         root = leaf if leaf._base is None else leaf._base
-        return id(root) not in self._roots
+        if id(root) not in self._roots:
+            return True
+        node, views = leaf.grad_fn, len(self._state(leaf).path_to_root())
+        for _ in range(views):  # a custom function among the views has a derivative of its own
+            if node is None or is_custom_function_node(node):
+                break
+            node = node.next_functions[0][0] if node.next_functions else None
+        return is_custom_function_node(node) and not is_start_node(node)
 
     def _stale(self, leaf: Tensor, owner: RecordedInput | None, path: str) -> Result:
         """A view that autograd no longer lets anybody use: what it was taken from was written with gradients on."""

@@ -94,6 +94,11 @@ class _NonLeaf(torch.autograd.Function):
         return gradient, None
 
 
+def is_start_node(node: Any) -> bool:
+    """Whether an autograd node belongs to an input that is no leaf."""
+    return type(node).__name__ == "_NonLeafBackward"
+
+
 def _as_inference_tensor(real: Tensor) -> contextlib.AbstractContextManager[Any]:
     """A twin is an inference tensor exactly if the real tensor is one."""
     if real.is_inference() == torch.is_inference_mode_enabled():

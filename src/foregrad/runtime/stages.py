@@ -107,13 +107,6 @@ class WriteBack(Stage):
     inputs: tuple[InputFacts, ...]
     returned: frozenset[Returned]  # by the graph
 
-    def enter(self, writer: Writer) -> None:
-        """Note versions where what moves them by itself is not known: in shared memory, and by changes of shape."""
-        for facts in self._noted():
-            name = writer.variable(facts.recorded.slot)
-            version = writer.variables["version of", name] = writer.fresh("version")
-            writer.line(f"{version} = {name}._version")
-
     def leave(self, writer: Writer) -> None:
         early = [facts for facts in self.inputs if facts.keeps_place]
         for facts in early:
@@ -127,7 +120,6 @@ class WriteBack(Stage):
             if Grown(facts.recorded.slot) in self.returned:
                 grown = writer.variable(Grown(facts.recorded.slot))
                 writer.line(f"{writer.variable(facts.recorded.slot)}.detach().copy_({grown})")
-        self._set_versions(writer)
 
     def _write(self, writer: Writer, facts: InputFacts) -> None:
         if facts.written and not facts.written_in_graph:
@@ -136,21 +128,34 @@ class WriteBack(Stage):
             unseen = facts.requires_grad and not facts.write_seen_by_autograd
             writer.line(f"{target}{'.detach()' if unseen else ''}.copy_({new})")
 
-    def _set_versions(self, writer: Writer) -> None:
+
+@dataclass(frozen=True)
+class Versions(Stage):
+    """Version counters say what they would say in eager, however often the run time itself has written."""
+
+    inputs: tuple[InputFacts, ...]
+
+    def enter(self, writer: Writer) -> None:
+        """Note versions where what moves them by itself is not known: in shared memory, and by changes of shape."""
+        for facts in filter(self._is_noted, self.inputs):
+            name = writer.variable(facts.recorded.slot)
+            version = writer.variables["version of", name] = writer.fresh("version")
+            writer.line(f"{version} = {name}._version")
+
+    def leave(self, writer: Writer) -> None:
         setter = writer.bind(set_version, "set_version")
         for facts in self.inputs:
             name = writer.variable(facts.recorded.slot)
             missing = facts.version_change - facts.written
-            if missing and facts not in self._noted() and _has_version(facts):
+            if self._is_noted(facts):
+                version = writer.variables["version of", name]
+                writer.line(f"{setter}({name}, {version} + {facts.version_change})")
+            elif missing and _has_version(facts):
                 writer.line(f"{setter}({name}, {name}._version + {missing})")
-        for facts in self._noted():
-            name = writer.variable(facts.recorded.slot)
-            change = facts.version_change - (facts.moved is not None)
-            writer.line(f"{setter}({name}, {writer.variables['version of', name]} + {change})")
 
-    def _noted(self) -> list[InputFacts]:
-        reshaped = (f.recorded.parent is not None or f.reshapes or f.refitted or f.moved for f in self.inputs)
-        return [f for f, noted in zip(self.inputs, reshaped, strict=True) if noted and _has_version(f)]
+    def _is_noted(self, facts: InputFacts) -> bool:
+        in_memory = facts.recorded.parent is not None
+        return _has_version(facts) and bool(in_memory or facts.reshapes or facts.refitted or facts.moved)
 
 
 def _has_version(facts: InputFacts) -> bool:
@@ -332,6 +337,8 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list
     dims = tuple((i, dynamic_dims(t)) for i, t in enumerate(joint.outputs.tensors) if t is not None and dynamic_dims(t))
     if dims:
         stages.append(DynamicMarks(dims))
+    if joint.touched:
+        stages.append(Versions(tuple(joint.touched)))
     if joint.effects:
         stages.append(Escapes(joint.effects))
     stages.append(Aliases(joint.outputs, joint.recording.grad_enabled))
