@@ -54,6 +54,7 @@ class ViewStep:
     kwargs: dict[str, Any]
     index: int | None
     with_grad: bool = True  # gradients were on
+    in_place: OpOverload | None = None  # the operator that did it to the tensor itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,10 @@ class Write:
 
     def goes_through(self, recorded: RecordedInput) -> bool:
         """Whether the written tensor is an input or a view of it."""
-        return any(state.input is recorded for state in self.target.path_to_root())
+        state: TensorState | None = self.target
+        while state is not None and state.input is not recorded:
+            state = state.source or state.parent
+        return state is not None
 
 
 class Storage:
@@ -38,7 +41,7 @@ class Storage:
 class TensorState:
     """What is known about one tensor object of the recording."""
 
-    __slots__ = ("generation", "input", "node", "parent", "step", "storage", "tensor")
+    __slots__ = ("generation", "input", "node", "parent", "source", "step", "storage", "tensor")
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class TensorState:
         self.tensor = tensor  # carries size, stride and dtype as they were here
         self.parent = parent
         self.step = step  # how the parent gives this tensor
+        self.source: TensorState | None = None  # what the view was taken from, where that is only a part of the parent
         self.input: RecordedInput | None = None  # that it is
         self.generation = storage.generation
 
@@ -63,7 +67,7 @@ class TensorState:
         while state is not None and state is not ancestor:
             if state.step is not None:
                 steps.append(state.step)
-            state = state.parent
+            state = state.source or state.parent
         return None if state is None else steps[::-1]
 
     def path_to_root(self) -> list[TensorState]:
@@ -81,4 +85,7 @@ class TensorState:
     @property
     def owner(self) -> RecordedInput | None:
         """The input that this tensor is, or was taken from."""
-        return next((state.input for state in self.path_to_root() if state.input is not None), None)
+        state: TensorState | None = self
+        while state is not None and state.input is None:
+            state = state.source or state.parent
+        return None if state is None else state.input

@@ -51,10 +51,8 @@ def reshape(walk: Functionalizer, step: Step) -> None:
         if step.op is aten.as_strided_.default:
             require_whole_memory(walk, state.root, always=False)
             parent = memory_of(state)
-        view = ViewStep(_view_form(step), tuple(step.args[1:]), step.kwargs, None, step.grad_enabled)
-        reshaped = walk.add_view(parent, tensor, view)
-        if parent is not state:
-            reshaped.input = state.input
+        view = ViewStep(_view_form(step), tuple(step.args[1:]), step.kwargs, None, step.grad_enabled, step.op)
+        walk.add_view(parent, tensor, view).source = state
 
 
 def _view_form(step: Step) -> Any:
@@ -83,6 +81,11 @@ def place_again(step: Step, tensor: Tensor) -> Step:
 
 # ------------------------------------------------------------------------------------------------------- set_
 def _move(walk: Functionalizer, step: Step, tensor: Tensor) -> None:
+    if tensor.requires_grad and walk.is_used_before(tensor):
+        raise UnsupportedError(
+            f"{step.op}, at {where(step.stack)}, moves a tensor that requires grad to other memory after it was used, "
+            "which cannot be compiled yet."
+        )
     if step.op is aten.set_.source_Tensor:
         walk.add_view(walk.state_of(step.args[1]), tensor, ViewStep(aten.alias.default, (), {}, None))
     elif step.op is aten.set_.source_Tensor_storage_offset:
@@ -116,9 +119,8 @@ def _resize(walk: Functionalizer, step: Step, state: TensorState, tensor: Tensor
         )
     root = grow(walk, root, shape.storage_offset() + extent(shape))
     geometry = list(shape.shape), list(shape.stride()), shape.storage_offset()
-    resized = walk.add_view(root, tensor, ViewStep(aten.as_strided.default, geometry, {}, None, step.grad_enabled))
-    if state.input is not None:
-        resized.input = state.input
+    view = ViewStep(aten.as_strided.default, geometry, {}, None, step.grad_enabled, aten.as_strided_.default)
+    walk.add_view(root, tensor, view).source = state
 
 
 def extent(tensor: Tensor) -> int:

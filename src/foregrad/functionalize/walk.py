@@ -21,6 +21,7 @@ from ..errors import CaptureError, UnsupportedError
 from ..joint.ir import FlatGraph, Node
 from ..ops import IDENTITIES, Kind, ViewStep, aten, op_info
 from ..record.engine import has_gaps
+from ..record.overlap import tensors_in
 from ..record.recorder import Step
 from ..record.recording import RecordedInput, Recording
 from ..slots import Memory, Primal, Root
@@ -39,6 +40,7 @@ class Functionalizer:
         self._shapes_before = recording.recorder.shapes_before
         self.engine = recording.engine
         self.real_tensors = recording.real_tensors
+        self._steps = recording.steps
         self._states: dict[int, TensorState] = {}
         self.draws: dict[int, Node] = {}
         self._position = 0
@@ -147,6 +149,11 @@ class Functionalizer:
             else:
                 reshape(self, step)
 
+    def is_used_before(self, tensor: Tensor) -> bool:
+        """Whether an operator that autograd saw has taken a tensor before the current step."""
+        earlier = [step for step in self._steps[: self._position - 1] if step.op not in IDENTITIES]
+        return any(step.grad_enabled and any(arg is tensor for arg in tensors_in(step.args)) for step in earlier)
+
     def put_back(self, tensor: Tensor, state: TensorState, start: int) -> None:
         """Undo what steps from number `start` on did to the geometry of a tensor."""
         self._states[id(tensor)] = state
@@ -198,9 +205,10 @@ class Functionalizer:
             return
         if step.op is aten.as_strided.default:
             require_whole_memory(self, parent.root, always=False)
-            parent = memory_of(parent)
         if isinstance(step.out, Tensor):
-            self.add_view(parent, step.out, ViewStep(step.op, tuple(rest), step.kwargs, None, step.grad_enabled))
+            view = ViewStep(step.op, tuple(rest), step.kwargs, None, step.grad_enabled)
+            source, parent = parent, memory_of(parent) if step.op is aten.as_strided.default else parent
+            self.add_view(parent, step.out, view).source = source
             return
         node = self.graph.call(step.op, (self.read(parent), *self.args(rest)), self.kwargs(step.kwargs), step.out)
         for i, item in enumerate(step.out):

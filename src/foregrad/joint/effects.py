@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .._torch import disable_modes
@@ -54,6 +53,7 @@ class Moved:
     output: int
     input: Primal
     with_grad: bool  # gradients were on
+    version_change: int  # of the input, by all that the program did to it
 
 
 Effect = Assigned | GradAssigned | Moved
@@ -87,9 +87,9 @@ class Effects:
                 output = self._add(recorded.seen.grad, f"{recorded.slot}.grad")
                 self.effects.append(GradAssigned(output, recorded.slot))
             if facts.moved is not None:
-                with disable_modes(), torch.set_grad_enabled(facts.moved.grad_enabled):
-                    alias = aten.alias.default(recorded.seen)
-                step = ViewStep(aten.alias.default, (), {}, None)
+                with disable_modes():
+                    alias = recorded.seen.detach()
+                step = ViewStep(aten.detach.default, (), {}, None)
                 functionalizer.add_view(functionalizer.state_of(recorded.seen), alias, step)
                 output = self._add(alias, str(recorded.slot))
-                self.effects.append(Moved(output, recorded.slot, facts.moved.grad_enabled))
+                self.effects.append(Moved(output, recorded.slot, facts.moved.grad_enabled, facts.version_change))

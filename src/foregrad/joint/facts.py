@@ -71,6 +71,8 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
     state, before = functionalizer.state_of(seen), functionalizer.state_before(recorded)
     steps = tuple(functionalizer.reshapes.get(id(seen), ()))
     moved = next((step for step in reversed(steps) if state.storage is not before.storage), None)
+    if moved and recorded.required_grad and seen.shape != before.tensor.shape:
+        raise UnsupportedError(f"{recorded.slot} requires grad and takes another shape, which cannot be compiled yet.")
     refitted = moved is None and any(map(changes_memory, steps))
     moves = any(map(moves_storage, steps))
     cancelled = _geometry(seen) == _geometry(before.tensor) and (moves or not refitted)
@@ -356,8 +358,12 @@ class OutputClassifier:
         root = leaf if leaf._base is None else leaf._base
         if id(root) not in self._roots:
             return True
+        return self._is_from_custom_function(leaf)
+
+    def _is_from_custom_function(self, leaf: Tensor) -> bool:
+        """Whether a custom function, which has a derivative of its own, is among the views that led here."""
         node, views = leaf.grad_fn, len(self._state(leaf).path_to_root())
-        for _ in range(views):  # a custom function among the views has a derivative of its own
+        for _ in range(views):
             if node is None or is_custom_function_node(node):
                 break
             node = node.next_functions[0][0] if node.next_functions else None
@@ -377,7 +383,7 @@ class OutputClassifier:
 
     def _view_of_intermediate(self, leaf: Tensor) -> Result | None:
         base = leaf._base
-        if base is None or not (leaf.requires_grad and base.requires_grad) or is_custom_function_node(leaf.grad_fn):
+        if base is None or not (leaf.requires_grad and base.requires_grad) or self._is_from_custom_function(leaf):
             return None
         siblings = self._by_storage[id(self._state(leaf).storage)]
         single = [t for t in siblings if not self._from_many(t)]

@@ -69,11 +69,40 @@ def ask_eager(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if key not in storages:
             count = hint_of(tensor.untyped_storage().nbytes())
             storages[key] = torch.zeros(count, dtype=torch.uint8).untyped_storage()
-        size, stride = [hint_of(n) for n in tensor.shape], [hint_of(n) for n in tensor.stride()]
-        return torch.empty(0, dtype=tensor.dtype).set_(storages[key], hint_of(tensor.storage_offset()), size, stride)
+        size, stride, offset = _numbers(tensor)
+        return torch.empty(0, dtype=tensor.dtype).set_(storages[key], offset, size, stride)
 
     with disable_modes(), without_function_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         op(*_map(real, args), **_map(real, kwargs))
+
+
+def overlap_in_part(written: Sequence[Any], arguments: Sequence[Any]) -> bool:
+    """Whether a written tensor and another argument, which lies otherwise, have elements in common."""
+    pairs = ((target, other) for target in tensors_in(written) for other in tensors_in(arguments))
+    return any(
+        _have_elements_in_common(target, other)
+        for target, other in pairs
+        if other is not target and storage_of(other) == storage_of(target) and _geometry(other) != _geometry(target)
+    )
+
+
+def _have_elements_in_common(a: Tensor, b: Tensor) -> bool:
+    count = max(_reach(a), _reach(b))
+    if a.itemsize != b.itemsize or count > 1 << 24:
+        return True
+    with disable_modes(), without_function_modes():
+        marks = torch.zeros(count, dtype=torch.bool)
+        marks.as_strided(*_numbers(a)).fill_(True)
+        return bool(marks.as_strided(*_numbers(b)).any())
+
+
+def _numbers(tensor: Tensor) -> tuple[list[int], list[int], int]:
+    return [hint_of(n) for n in tensor.shape], [hint_of(n) for n in tensor.stride()], hint_of(tensor.storage_offset())
+
+
+def _reach(tensor: Tensor) -> int:
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return hint_of(tensor.storage_offset()) + 1 + sum((hint_of(n) - 1) * hint_of(s) for n, s in sizes if n)
 
 
 def _map(real: Callable[[Tensor], Tensor], value: Any) -> Any:

@@ -12,11 +12,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .._torch import is_functorch_wrapped
+from .._torch import is_functorch_wrapped, set_version
 from ..errors import DataDependentError, UnsupportedError
+from ..ops import aten
 from .engine import Engine
 from .lines import user_stack, where
 
@@ -121,6 +123,18 @@ class RealTensors(TorchFunctionMode):
                 "Pass it as an argument, or compile with fallback='eager'."
             )
 
+    def _assign_data(self, target: Tensor, value: Tensor) -> None:
+        """`x.data = y` moves a tensor to other memory as `set_` does, without counting as a write."""
+        if target.dtype != value.dtype:
+            raise UnsupportedError(
+                f"assigning .data of another dtype, at {where(user_stack(3))}, cannot be compiled yet."
+            )
+        version = 0 if target.is_inference() else target._version
+        with torch.no_grad():
+            aten.set_.source_Tensor(target, value.detach())
+        if not target.is_inference():
+            set_version(target, version)
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -131,7 +145,10 @@ class RealTensors(TorchFunctionMode):
             if func == _GRAD:
                 self._refuse_grad(args[0])
             return func(*args, **kwargs)
-        elif func in _SETTERS and (not self._abstract(args[0]) or func == _DATA_SETTER):
+        elif func == _DATA_SETTER:
+            self._assign_data(*self._swap(args))
+            return None
+        elif func in _SETTERS and not self._abstract(args[0]):
             raise UnsupportedError(
                 f"assigning .{func.__self__.__name__}, at {where(user_stack(2))}, cannot be compiled yet. Write to the "
                 "tensor in place or pass it as an argument, or compile with fallback='eager'."

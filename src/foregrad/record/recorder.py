@@ -30,7 +30,7 @@ from ..errors import CaptureError, DataDependentError, UnsupportedError
 from ..ops import Kind, aten, op_info
 from .engine import Engine
 from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
-from .overlap import ask_eager, lies_awkwardly, storage_of, tensors_in, written_arguments
+from .overlap import ask_eager, lies_awkwardly, overlap_in_part, storage_of, tensors_in, written_arguments
 from .randomness import Generators
 from .tape import tape_edges
 
@@ -168,6 +168,11 @@ class Recorder(TorchDispatchMode):
             self._refuse_rebase_of_reshaped(op, written, stack)
         if lies_awkwardly(written, (*args, *kwargs.values()), torch.Tag.pointwise in op.tags):
             ask_eager(op, args, kwargs)
+            if overlap_in_part(written, (*args, *kwargs.values())):
+                raise UnsupportedError(
+                    f"{op}, at {where(stack)}, writes to memory that it reads as another argument: what comes out "
+                    "depends on the order in which it does so, and cannot be compiled. Pass a clone."
+                )
 
     def _refuse_rebase_of_reshaped(self, op: OpOverload, written: Sequence[Any], stack: Stack) -> None:
         """Autograd takes a view of an abstract tensor again in the shape that it was made with."""

@@ -68,10 +68,9 @@ class RecordedInput:
     @property
     def differentiated(self) -> Tensor | None:
         """What gradients are taken for: also an input that the program itself made require grad."""
-        seen = self.seen
-        if self.leaf is None and self.is_tensor and seen.requires_grad and seen.is_leaf:
-            return None if self.same_as or self.parent else seen
-        return self.leaf
+        if self.leaf is not None or not self.is_tensor or self.same_as or self.parent:
+            return self.leaf
+        return self.seen if self.seen.requires_grad and self.seen.is_leaf else None
 
 
 class InputsFoundLate(Exception):
@@ -87,10 +86,11 @@ class _NonLeaf(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor, box: list[Tensor]) -> Tensor:
+        ctx.set_materialize_grads(False)  # no gradient gives none, not zeros
         return box[0]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:
         return gradient, None
 
 

@@ -147,6 +147,8 @@ class Versions(Stage):
         for facts in self.inputs:
             name = writer.variable(facts.recorded.slot)
             missing = facts.version_change - facts.written
+            if facts.moved:  # it moves later, and counts then
+                continue
             if self._is_noted(facts):
                 version = writer.variables["version of", name]
                 writer.line(f"{setter}({name}, {version} + {facts.version_change})")
@@ -155,7 +157,8 @@ class Versions(Stage):
 
     def _is_noted(self, facts: InputFacts) -> bool:
         in_memory = facts.recorded.parent is not None
-        return _has_version(facts) and bool(in_memory or facts.reshapes or facts.refitted or facts.moved)
+        other = in_memory or facts.reshapes or facts.refitted or facts.moved
+        return _has_version(facts) and bool(other or (facts.version_change and not facts.written))
 
 
 def _has_version(facts: InputFacts) -> bool:
@@ -248,12 +251,18 @@ class Aliases(Stage):
         current = source
         for step in steps:
             arguments = [current, *_arguments(writer, step.args, step.kwargs)]
-            call = f"{_op_name(writer, step.op)}({', '.join(arguments)})"
+            # Under no_grad a change of shape leaves the history of the tensor alone, where a view would have none.
+            on_itself = step.in_place is not None and not step.with_grad and current != source
+            op = step.in_place if step.in_place is not None and on_itself else step.op
+            call = f"{_op_name(writer, op)}({', '.join(arguments)})"
             pieces = taken.get((call, step.with_grad))
             if pieces is None:
                 result = name if step.index is None else writer.fresh("pieces")
                 with self._grad_mode(writer, step.with_grad):
                     writer.line(f"{result} = {call}")
+            if on_itself:
+                setter = writer.bind(set_version, "set_version")
+                writer.line(f"{setter}({name}, {name}._version - 1)")
             if step.index is not None:
                 pieces = taken.setdefault((call, step.with_grad), pieces or result)
                 writer.line(f"{name} = {pieces}[{step.index}]")
@@ -283,10 +292,14 @@ class Escapes(Stage):
                     writer.line(f"{writer.bind(table, 'module')}[{literal(writer, key)}] = {value}")
                 case GradAssigned(_, of):
                     writer.line(f"{writer.variable(of)}.grad = {value}")
-                case Moved(_, slot, with_grad):
+                case Moved(_, slot, with_grad, version_change):
+                    name = writer.variable(slot)
                     grad = writer.bind(torch.enable_grad if with_grad else torch.no_grad, "grad_mode")
                     with writer.block(f"with {grad}():"):
-                        writer.line(f"{writer.variable(slot)}.set_({value})")
+                        writer.line(f"{name}.set_({value})")
+                    if ("version of", name) in writer.variables:
+                        before, setter = writer.variables["version of", name], writer.bind(set_version, "set_version")
+                        writer.line(f"{setter}({name}, {before} + {version_change})")
 
 
 @dataclass(frozen=True)
@@ -337,12 +350,11 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list
     dims = tuple((i, dynamic_dims(t)) for i, t in enumerate(joint.outputs.tensors) if t is not None and dynamic_dims(t))
     if dims:
         stages.append(DynamicMarks(dims))
-    if joint.touched:
-        stages.append(Versions(tuple(joint.touched)))
     if joint.effects:
         stages.append(Escapes(joint.effects))
     stages.append(Aliases(joint.outputs, joint.recording.grad_enabled))
     if joint.touched:
+        stages.append(Versions(tuple(joint.touched)))  # before views are taken, which would take it for a write
         stages.append(WriteBack(tuple(joint.touched), frozenset(joint.signature.returned)))
     return stages
 
