@@ -71,7 +71,17 @@ class Root:
         return f"root {self.index} in shared memory {self.memory}"
 
 
-Primal = Input | Param | Buffer | Hidden | Memory | Root
+@dataclass(frozen=True, slots=True)
+class GradOf:
+    """The gradient that an input holds before the call, where the program looks at it."""
+
+    of: Input | Param | Buffer | Hidden
+
+    def __str__(self) -> str:
+        return f"{self.of}.grad"
+
+
+Primal = Input | Param | Buffer | Hidden | Memory | Root | GradOf
 
 
 @dataclass(frozen=True, slots=True)

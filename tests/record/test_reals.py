@@ -1,11 +1,9 @@
 """Real tensors that a program finds by itself meet the recording as abstract twins, never as they are."""
 
-import pytest
 import torch
 from torch import nn
 
 import foregrad
-from foregrad.errors import UnsupportedError
 from helpers import grab, leaf, nop, plain
 
 
@@ -88,20 +86,6 @@ def test_a_custom_function_applied_to_a_parameter_gives_it_a_gradient():
     compiled, _ = grab(lambda x: Twice.apply(w) * x + w)
     compiled(torch.ones(2)).sum().backward()
     assert w.grad.tolist() == [3, 3]
-
-
-@pytest.mark.parametrize("attribute", ["grad"])
-def test_assigning_to_a_tensor_from_outside_is_refused(attribute):
-    """M-7"""
-    w = leaf(2)
-
-    def program(x):
-        setattr(w, attribute, x)
-        return x * 2
-
-    with pytest.raises(UnsupportedError, match=rf"\.{attribute}.*test_reals.py:\d+.*fallback='eager'"):
-        grab(program)[0](plain(2))
-    assert w.tolist() == [1, 2] and w.grad is None
 
 
 def test_a_tensor_in_an_index_is_found():

@@ -13,7 +13,7 @@ from ..options import AOTConfig, Compiler, Partitioner, config, next_aot_id
 from ..partition import default_partition
 from ..runtime.entry import FlatEntry
 from ..runtime.program import assemble
-from ..slots import Input
+from ..slots import GradOf, Input
 from .capturing import Capture, capture_call, capture_flat, state_of
 from .compiled import Compiled, Specialization
 
@@ -206,8 +206,8 @@ def flat_entry(captured: Capture, boxed: bool) -> FlatEntry:
     """The entry of a program that is called with flat arguments; what it finds by itself is fixed from now on."""
     recording = captured.joint.recording
     inputs = [recorded.slot for recorded in recording.inputs if isinstance(recorded.slot, Input)]
-    fixed = [(slot, value) for slot, value in recording.real_tensors.items() if not isinstance(slot, Input)]
-    return FlatEntry(fixed, inputs, boxed, captured.shared)
+    fixed = [(slot, value) for slot, value in recording.real_tensors.items() if not isinstance(slot, (Input, GradOf))]
+    return FlatEntry(fixed, inputs, boxed, captured.joint, captured.shared)
 
 
 def _with_module_methods(

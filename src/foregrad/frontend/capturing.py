@@ -24,7 +24,7 @@ from ..record.memory import (
     related_to,
     share,
 )
-from ..record.recording import Argument, InputsFoundLate, Recording
+from ..record.recording import Argument, GradNeeded, InputsFoundLate, Recording
 from ..slots import Buffer, Hidden, Input, Param, Primal
 from .escapes import Snapshot
 from .places import Place, Surroundings
@@ -152,7 +152,7 @@ def _capture(
         hidden[slot] = place
         return slot
 
-    def attempt(shared: Sequence[SharedMemory], early: Sequence[Tensor]) -> Attempt:
+    def attempt(shared: Sequence[SharedMemory], early: Sequence[Tensor], grads: Sequence[Tensor]) -> Attempt:
         hidden.clear()
         dynamic = config.dynamic_shapes and not shared
         given, around = (inputs, found) if dynamic else (_with_fixed_sizes(inputs), _with_fixed_sizes(found))
@@ -161,12 +161,15 @@ def _capture(
         from_nodes = isinstance(function, fx.GraphModule)
         recording = Recording(engine, dict(config.decompositions or {}), from_nodes)
         try:
-            recording.run(program, given, around, place_of, shared, early)
+            recording.run(program, given, around, place_of, shared, early, grads)
             result = flatten(recording.result, "output")
             joint = build_joint(recording, result.leaves, result.paths, snapshot.assigned(recording), config)
         except WholeMemoryNeeded as needed:
             snapshot.undo(recording)
             return Attempt(recording, needed=needed.slot)
+        except GradNeeded as grad_needed:
+            snapshot.undo(recording)
+            return Attempt(recording, grad_of=grad_needed.of)
         except InputsFoundLate as found_late:
             snapshot.undo(recording)
             return Attempt(recording, late=found_late.tensors)
@@ -195,28 +198,31 @@ class Attempt:
     result: Flat | None = None
     needed: Primal | None = None  # an input whose whole storage must be seen
     late: Sequence[Tensor] = ()  # inputs that the backward found by itself
+    grad_of: Tensor | None = None  # a tensor whose gradient, from before the call, is an input
     error: Exception | None = None  # what the program raised
 
 
 def settle(
-    attempt: Callable[[Sequence[SharedMemory], Sequence[Tensor]], Attempt],
+    attempt: Callable[[Sequence[SharedMemory], Sequence[Tensor], Sequence[Tensor]], Attempt],
 ) -> tuple[Joint, Flat, Sequence[SharedMemory]]:
     """Record a program as if its inputs lay apart; once more where the record shows that they do not."""
     shared: Sequence[SharedMemory] = ()
     needed: set[Primal] = set()
     early: list[Tensor] = []
-    last = attempt(shared, early)
+    grads: list[Tensor] = []
+    last = attempt(shared, early, grads)
     while True:
         early += last.late
+        grads += [] if last.grad_of is None else [last.grad_of]
         if last.error is not None:
             needed |= _in_larger_memory(last.recording) if not shared else set()
         elif last.needed is not None:
             needed.add(last.needed)
         plan = plan_memories(last, needed)
-        if len(plan) <= len(shared) and not last.late:
+        if len(plan) <= len(shared) and not last.late and last.grad_of is None:
             break
         shared = plan if len(plan) > len(shared) else shared
-        last = attempt(shared, early)
+        last = attempt(shared, early, grads)
     if last.error is not None:
         if "INTERNAL ASSERT FAILED" in str(last.error):
             raise UnsupportedError(

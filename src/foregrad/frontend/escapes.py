@@ -114,7 +114,7 @@ class Snapshot:
             for noted in self._noted
             if noted.kind == "module" and noted.table is not None
             for key, value in noted.changes().items()
-            if _is_assignable(value, recording)
+            if _is_assignable(value, noted.before.get(key), recording)
         ]
 
     def undo(self, recording: Recording) -> Exception | None:
@@ -127,7 +127,11 @@ class Snapshot:
             escaped = _find_abstract(changed, recording, _DEPTH)
             if escaped is not None or noted.kind in ("module", "variable"):
                 noted.restore(noted.before)
-                lost = [k for k, v in changed.items() if noted.table is None or not _is_assignable(v, recording)]
+                lost = [
+                    k
+                    for k, v in changed.items()
+                    if noted.table is None or not _is_assignable(v, noted.before.get(k), recording)
+                ]
                 if lost:
                     error = error or self._refusal(noted, lost[0], escaped, recording)
         return error
@@ -150,9 +154,15 @@ class Snapshot:
         )
 
 
-def _is_assignable(value: Any, recording: Recording) -> bool:
-    """Whether a value is a tensor of the recording, and no parameter: that would be another module from then on."""
-    return isinstance(value, Tensor) and recording.engine.is_abstract(value) and not isinstance(value, nn.Parameter)
+def _is_assignable(value: Any, before: Any, recording: Recording) -> bool:
+    """Whether a compiled call can assign a value as well: a tensor, or nothing in the place of one.
+
+    A parameter that the program made is left out: it would be another module from then on.
+    """
+    if value is None:
+        return isinstance(before, Tensor)
+    made = isinstance(value, nn.Parameter) and recording.engine.is_abstract(value)
+    return isinstance(value, Tensor) and not made
 
 
 def _find_abstract(value: Any, recording: Recording, depth: int) -> Tensor | None:

@@ -28,10 +28,10 @@ from .._torch import (
 from ..joint.build import Joint
 from ..joint.facts import InputFacts
 from ..record.memory import SharedMemory
-from ..runtime.entry import source_expression, write_shared_memory
+from ..runtime.entry import source_expression, write_gradients, write_shared_memory
 from ..runtime.stages import literal
 from ..runtime.writer import Writer, tuple_of
-from ..slots import Hidden, Output, Primal
+from ..slots import GradOf, Hidden, Output, Primal
 from ..values import Remembered
 from .module_guard import ModuleGuard
 from .places import Place, Surroundings
@@ -64,6 +64,7 @@ class GuardedEntry:
         self._take_arguments(writer, miss)
         self._check_constants(writer, miss)
         self._look_around(writer, miss)
+        self._take_gradients(writer, miss)
         self._check_tensors(writer, miss)
         self._check_shared(writer, miss)
         self._check_shapes(writer, miss)
@@ -124,6 +125,17 @@ class GuardedEntry:
             elif not facts.recorded.is_tensor:
                 conditions.append(equality(writer, name, facts.recorded.seen))
         _require(writer, conditions, miss)
+
+    def _take_gradients(self, writer: Writer, miss: str) -> None:
+        """Gradients from before the call that the program looks at, or finds missing."""
+        known = {facts.recorded.slot for facts in self.joint.inputs if isinstance(facts.recorded.slot, GradOf)}
+        write_gradients(writer, self.joint)
+        for facts in self.joint.inputs:
+            slot = facts.recorded.slot
+            if slot in known:
+                _require(writer, [f"{writer.variable(slot)} is not None"], miss)
+            elif self.joint.recording.looks_at_grad(facts.recorded) and GradOf(slot) not in known:  # type: ignore[arg-type]
+                _require(writer, [f"{writer.variable(slot)}.grad is None"], miss)
 
     def _read(self, writer: Writer, place: Place) -> str:
         return place.expression(writer.bind(place.owner, "place"), literal(writer, place.key))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,9 +59,10 @@ def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
     _refuse_reading_results(walk, step, variant, targets)
     # What is not there cannot be written; where it is differentiated, autograd wants to see it all the same.
     differentiated = step.grad_enabled and any(t.requires_grad for t in tensors_in(step.args))
-    nothing = variant.op is aten.conj_physical.default and not step.args[0].is_complex()  # its twin returns the input
+    if variant.op is aten.conj_physical.default and not step.args[0].is_complex():  # it would return the input itself
+        variant = replace(variant, op=aten.clone.default)
     empty = all(isinstance(t, Tensor) and not isinstance(t.numel(), SymInt) and not t.numel() for t in targets)
-    if nothing or (empty and not differentiated):
+    if empty and not differentiated:
         fit_results(walk, step, targets)
         for target in targets:
             walk.note_write(step, walk.state_of(target))

@@ -105,7 +105,7 @@ def build_joint(
     hidden = Effects(leaves, paths)
     with torch.set_grad_enabled(recording.grad_enabled_after):  # autograd answers as it would to the caller
         facts = {r.slot: input_facts(functionalizer, r, keep) for r in (*recording.memories, *recording.inputs)}
-        hidden.add_inputs(functionalizer, [facts[recorded.slot] for recorded in recording.inputs])
+        hidden.add_inputs(recording, functionalizer, [facts[recorded.slot] for recorded in recording.inputs])
         hidden.add_escapes(escapes)
         outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay).classify()
     primals = _primals(graph, facts)

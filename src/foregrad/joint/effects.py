@@ -15,6 +15,7 @@ from torch import Tensor
 from .._torch import disable_modes
 from ..functionalize.walk import Functionalizer
 from ..ops import ViewStep, aten
+from ..record.recording import Recording
 from ..slots import Primal
 from .facts import InputFacts, is_stale
 
@@ -26,7 +27,7 @@ class Escape:
     table: dict[Any, Any]
     key: Any
     path: str  # in the user's words
-    tensor: Tensor
+    tensor: Tensor | None  # None where it took a tensor away
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Effects:
         self.paths = list(paths)
         self.effects: list[Effect] = []
 
-    def _add(self, tensor: Tensor, path: str) -> int:
+    def _add(self, tensor: Tensor | None, path: str) -> int:
         self.leaves.append(tensor)
         self.paths.append(path)
         return len(self.leaves) - 1
@@ -77,15 +78,17 @@ class Effects:
         for escape in escapes:
             self.effects.append(Assigned(self._add(escape.tensor, escape.path), escape.table, escape.key))
 
-    def add_inputs(self, functionalizer: Functionalizer, inputs: Sequence[InputFacts]) -> None:
+    def add_inputs(self, recording: Recording, functionalizer: Functionalizer, inputs: Sequence[InputFacts]) -> None:
         """Inputs that were moved to other memory, and gradients that the program gave them."""
         for facts in inputs:
             recorded = facts.recorded
             if not recorded.is_tensor or recorded.same_as is not None:
                 continue
-            if not is_stale(recorded.seen) and recorded.seen.is_leaf and recorded.seen.grad is not None:
-                output = self._add(recorded.seen.grad, f"{recorded.slot}.grad")
-                self.effects.append(GradAssigned(output, recorded.slot))
+            if not is_stale(recorded.seen) and recorded.seen.is_leaf:
+                before, after = recording.grad_before(recorded), recorded.seen.grad
+                if after is not before:
+                    output = self._add(after, f"{recorded.slot}.grad")
+                    self.effects.append(GradAssigned(output, recorded.slot))
             if facts.moved is not None:
                 with disable_modes():
                     alias = recorded.seen.detach()

@@ -405,7 +405,9 @@ class OutputClassifier:
         for other in self._by_storage[id(self._state(leaf).storage)]:
             steps = self._state(leaf).chain_from(self._state(other))
             same = steps is not None and _geometry(other) == _geometry(leaf)
-            if same and other is not leaf and not is_stale(other) and other.requires_grad and self._is_plain(other):
+            if other is leaf or id(other) in self._inputs or is_stale(other):
+                continue
+            if same and other.requires_grad and self._is_plain(other):
                 return ViewOfOutput(self._position[id(other)], self._rebuild(leaf, other))
         return None
 

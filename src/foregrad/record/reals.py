@@ -25,6 +25,7 @@ from .lines import user_stack, where
 # Properties that read no data and give no tensor are answered by the real tensor itself.
 _TENSOR_PROPERTIES = frozenset(getattr(Tensor, name).__get__ for name in ("data", "T", "mT", "H", "mH", "real", "imag"))
 _GRAD = vars(Tensor.__base__)["grad"].__get__
+_GRAD_SETTER = vars(Tensor.__base__)["grad"].__set__
 _DATA_SETTER = vars(Tensor.__base__)["data"].__set__
 _SETTERS = frozenset(getattr(Tensor, name).__set__ for name in ("data", "grad", "requires_grad"))
 
@@ -55,10 +56,12 @@ NEEDS_DATA: dict[Any, str] = {
 class RealTensors(TorchFunctionMode):
     """Replaces real tensors by their abstract twins before autograd sees them."""
 
-    def __init__(self, engine: Engine, adopt: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, engine: Engine, adopt: Callable[[Tensor], Tensor], need_grad: Callable[[Tensor], None]) -> None:
         super().__init__()
         self._abstract = engine.is_abstract
         self._knows_value = engine.knows_value
+        self._need_grad = need_grad  # raises if a tensor holds a gradient that is no input
+        self.grads_looked_at: set[int] = set()  # ids of what stands for tensors whose `.grad` was read or set
         self._adopt = adopt  # makes a hidden input of a tensor that was not known before
         self._twins: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}  # by id of the real tensor
         self._reals: dict[int, weakref.ref[Tensor]] = {}  # by id of the twin
@@ -114,14 +117,14 @@ class RealTensors(TorchFunctionMode):
                 f"tensors have no data. {_WAY_OUT}"
             )
 
-    def _refuse_grad(self, tensor: Tensor) -> None:
-        """A gradient from before the call is no input of the program; the twin of an argument does not even have it."""
+    def _look_at_grad(self, tensor: Tensor) -> Tensor:
+        """What stands for a tensor whose `.grad` is read or set; a gradient from before the call must be an input."""
         real = self._arguments.get(id(tensor), tensor)
-        if real.is_leaf and not self._abstract(real) and real.grad is not None:
-            raise UnsupportedError(
-                f".grad is read at {where(user_stack(3))}: a gradient from before the call cannot be compiled yet. "
-                "Pass it as an argument, or compile with fallback='eager'."
-            )
+        if not self._abstract(real) and real.is_leaf:
+            self._need_grad(real)
+        seen = tensor if self._abstract(tensor) else self.twin_of(tensor)
+        self.grads_looked_at.add(id(seen))
+        return seen
 
     def _assign_data(self, target: Tensor, value: Tensor) -> None:
         """`x.data = y` moves a tensor to other memory as `set_` does, without counting as a write."""
@@ -143,11 +146,13 @@ class RealTensors(TorchFunctionMode):
             self._refuse_reading(func, args)
         elif getattr(func, "__name__", None) == "__get__" and func not in _TENSOR_PROPERTIES:
             if func == _GRAD:
-                self._refuse_grad(args[0])
+                return func(self._look_at_grad(args[0]), *args[1:])
             return func(*args, **kwargs)
         elif func == _DATA_SETTER:
             self._assign_data(*self._swap(args))
             return None
+        elif func == _GRAD_SETTER:
+            return func(self._look_at_grad(args[0]), self._swap(args[1]))
         elif func in _SETTERS and not self._abstract(args[0]):
             raise UnsupportedError(
                 f"assigning .{func.__self__.__name__}, at {where(user_stack(2))}, cannot be compiled yet. Write to the "

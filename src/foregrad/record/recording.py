@@ -29,7 +29,7 @@ from .._torch import (
     recording_autograd,
 )
 from ..ops import ViewStep, aten
-from ..slots import Hidden, Input, Primal
+from ..slots import GradOf, Hidden, Input, Primal
 from .engine import Engine
 from .memory import Family, SharedMemory, in_order, root_of
 from .reals import RealTensors
@@ -71,6 +71,14 @@ class RecordedInput:
         if self.leaf is not None or not self.is_tensor or self.same_as or self.parent:
             return self.leaf
         return self.seen if self.seen.requires_grad and self.seen.is_leaf else None
+
+
+class GradNeeded(Exception):
+    """The program looks at, or adds to, a gradient from before the call: it must be an input."""
+
+    def __init__(self, of: Tensor) -> None:
+        super().__init__("a gradient from before the call")
+        self.of = of
 
 
 class InputsFoundLate(Exception):
@@ -194,6 +202,7 @@ class Recording:
         self.real_tensors: dict[Primal, Tensor] = {}
         self._found: dict[Primal, weakref.ref[Tensor]] = {}  # what is left of them once they are released
         self._by_identity: dict[int, RecordedInput] = {}
+        self._with_grads: set[int] = set()  # ids of real tensors whose gradients are inputs
         self.result: Any = None
         self.forward_end = 0
         self.grad_enabled = torch.is_grad_enabled()
@@ -215,14 +224,17 @@ class Recording:
         place_of: Callable[[Tensor], Hidden],
         shared: Sequence[SharedMemory] = (),
         early: Sequence[Tensor] = (),
+        with_grads: Sequence[Tensor] = (),
     ) -> None:
         """Run the program: `state` is what it finds by itself, `arguments` is what it is called with.
 
-        `early` are further tensors that it is known to find, in backward.
+        `early` are further tensors that it is known to find, in backward; `with_grads` are those whose gradients it is
+        known to look at.
         """
+        self._with_grads = {id(tensor) for tensor in with_grads}
         for memory in shared:
             self._adopt_memory(memory)
-        reals = RealTensors(self.engine, lambda real: self._adopt(Argument(place_of(real), real)))
+        reals = RealTensors(self.engine, lambda real: self._adopt(Argument(place_of(real), real)), self._need_grad)
         for argument in state:
             reals.register(argument.value, self._adopt(argument))
         seen = [self._adopt(argument) for argument in arguments]
@@ -240,6 +252,7 @@ class Recording:
             finally:
                 self.grad_enabled_after = torch.is_grad_enabled()
                 self.autocast_after = autocast_state()
+        self.require_known_grads()
         self.forward_end = len(self.steps)
 
     def _adopt(self, argument: Argument) -> Any:
@@ -258,7 +271,33 @@ class Recording:
         self.inputs.append(recorded)
         if isinstance(argument.value, Tensor):
             self.real_tensors[argument.slot] = argument.value
+            if id(argument.value) in self._with_grads and first is None and argument.value.grad is not None:
+                grad = Argument(GradOf(argument.slot), argument.value.grad)  # type: ignore[arg-type]
+                recorded.seen.grad = self._adopt(grad)
         return recorded.seen
+
+    def _need_grad(self, real: Tensor) -> None:
+        if real.grad is not None and id(real) not in self._with_grads:
+            raise GradNeeded(real)
+
+    def grad_before(self, recorded: RecordedInput) -> Tensor | None:
+        """What stood for the gradient of an input before the program ran."""
+        return next((i.seen for i in self.inputs if i.slot == GradOf(recorded.slot)), None)  # type: ignore[arg-type]
+
+    def looks_at_grad(self, recorded: RecordedInput) -> bool:
+        """Whether the program read or set the gradient of an input."""
+        touched = id(recorded.seen) in self._reals.grads_looked_at
+        return recorded.is_tensor and (touched or (recorded.seen.is_leaf and recorded.seen.grad is not None))
+
+    def require_known_grads(self) -> None:
+        """A gradient that the program has added to, or replaced, must have been there when it started."""
+        for recorded in self.inputs:
+            real = self.real_tensors.get(recorded.slot)
+            if real is None or isinstance(real, FakeTensor) or not real.is_leaf or recorded.same_as is not None:
+                continue
+            left = recorded.seen.grad if recorded.seen.is_leaf else None
+            if left is not None and real.grad is not None and id(real) not in self._with_grads:
+                raise GradNeeded(real)
 
     def _adopt_memory(self, memory: SharedMemory) -> None:
         """Memory that inputs share is seen before the inputs are."""

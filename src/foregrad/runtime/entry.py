@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..joint.build import Joint
 from ..record.memory import SharedMemory, Source, over_storage
-from ..slots import Output, Primal
+from ..slots import GradOf, Output, Primal
 from .writer import Writer
 
 
@@ -52,6 +53,14 @@ def write_shared_memory(writer: Writer, shared: Sequence[SharedMemory]) -> None:
             writer.line(f"{writer.variable(slot)} = {source_expression(writer, source)}")
 
 
+def write_gradients(writer: Writer, joint: Joint) -> None:
+    """Lines that give gradients from before the call their variables."""
+    for facts in joint.inputs:
+        slot = facts.recorded.slot
+        if isinstance(slot, GradOf):
+            writer.line(f"{writer.variable(slot)} = {writer.variable(slot.of)}.grad")
+
+
 @dataclass(frozen=True)
 class FlatEntry:
     """Unpacked flat arguments, parameters as they were when the program was compiled, a flat list as the result."""
@@ -59,6 +68,7 @@ class FlatEntry:
     state: Sequence[tuple[Primal, Any]]
     inputs: Sequence[Primal]
     boxed: bool  # one list of arguments, which is emptied
+    joint: Joint
     shared: Sequence[SharedMemory] = ()
     guarded: bool = False
 
@@ -80,6 +90,7 @@ class FlatEntry:
             if names:
                 writer.line(f"{', '.join(names)}, = args")
             writer.line("args.clear()")
+        write_gradients(writer, self.joint)
         write_shared_memory(writer, self.shared)
 
     def leave(self, writer: Writer, results: int) -> None:
