@@ -174,6 +174,25 @@ def creation_of(view: torch.Tensor) -> str:
     return str(_autograd._get_creation_meta(view).name)
 
 
+def refusal_of_write(view: torch.Tensor) -> RuntimeError | None:
+    """The error with which autograd forbids to write to a view with gradients on, if it does.
+
+    A view that came about in the same way, of other tensors, is asked.
+    """
+    if not view._is_view() or view._base is None:
+        return None
+    like = torch.zeros(1, requires_grad=True)
+    with torch.enable_grad():
+        base = like if view._base.is_leaf and view._base.requires_grad else like * 1
+        other = base.view(1)
+        copy_creation(other, view)
+        try:
+            other.mul_(2)
+        except RuntimeError as error:
+            return error
+    return None
+
+
 def is_custom_function_node(node: Any) -> bool:
     """Whether an autograd node belongs to a user-written autograd.Function."""
     return isinstance(node, torch.autograd.function.BackwardCFunction)

@@ -153,8 +153,9 @@ def _store(walk: Functionalizer, step: Step, value: Node, target: Any, result: T
         shape = walk.shape_now(target)
         exact = result is None or (result.stride() == shape.stride() and result.dtype == shape.dtype)
         if result is not None and not torch.can_cast(result.dtype, shape.dtype):
-            kinds = [str(dtype).removeprefix("torch.") for dtype in (result.dtype, shape.dtype)]
-            raise RuntimeError(f"result type {kinds[0]} can't be cast to the desired output type {kinds[1]}")
+            kinds = [torch.empty(0, dtype=dtype).type().split(".")[-1] for dtype in (result.dtype, shape.dtype)]
+            given, wanted = (kind.removesuffix("Tensor") for kind in kinds)
+            raise RuntimeError(f"result type {given} can't be cast to the desired output type {wanted}")
         if result is not None and result.dtype != shape.dtype and torch.Tag.pointwise not in step.op.tags:
             raise UnsupportedError(
                 f"{step.op}, at {where(step.stack)}, computes in the dtype of the result that it was given: this "

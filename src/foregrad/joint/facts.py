@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import SymFloat, SymInt, Tensor
 
-from .._torch import OpOverload, creation_of, is_custom_function_node
+from .._torch import OpOverload, creation_of, is_custom_function_node, refusal_of_write
 from ..errors import UnknownOutputError, UnsupportedError
 from ..functionalize.state import TensorState
 from ..functionalize.storages import changes_memory, moves_storage, place_again
@@ -89,6 +89,11 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
         raise WholeMemoryNeeded(recorded.slot)
     without_grad = bool(writes) and not any(write.step.grad_enabled for write in writes)
     seen_by_autograd = bool(writes) and _is_own(recorded) and seen.grad_fn is not recorded.start_node
+    real = functionalizer.real_tensors.get(recorded.slot)
+    if seen_by_autograd and recorded.parent is None and real is not None:
+        refusal = refusal_of_write(real)
+        if refusal is not None:  # the recording did not know that it is a view
+            raise refusal
     if seen_by_autograd and (moved or refitted):
         if not without_grad and recorded.required_grad:
             raise UnsupportedError(

@@ -30,6 +30,7 @@ from ..errors import CaptureError, DataDependentError, UnsupportedError
 from ..ops import Kind, aten, op_info
 from .engine import Engine
 from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
+from .lists import is_list_write, lists_share_memory, one_after_another
 from .overlap import ask_eager, lies_awkwardly, overlap_in_part, storage_of, tensors_in, written_arguments
 from .randomness import Generators
 from .tape import tape_edges
@@ -130,7 +131,7 @@ class Recorder(TorchDispatchMode):
                 f"{op}, at {where(stack)}, has no shape inference. Register one (torch.library.register_fake), or "
                 "compile with fallback='eager'."
             ) from error
-        if op._schema.name.startswith("aten::_foreach_") and info.kind is Kind.WRITE:
+        if is_list_write(op):
             torch.autograd.graph.increment_version(
                 tuple(tensors_in(written_arguments(op, args, kwargs)))
             )  # as real ones do
@@ -194,6 +195,10 @@ class Recorder(TorchDispatchMode):
         if op_info(op).composite:
             with self:
                 return op.decompose(*args, **kwargs)
+        if is_list_write(op) and lists_share_memory(op, args, kwargs):
+            with self:
+                one_after_another(op, args, kwargs)
+            return None
         return NotImplemented
 
     def _stack(self) -> Stack:
