@@ -27,7 +27,7 @@ from .._torch import (
 )
 from ..joint.build import Joint
 from ..joint.facts import InputFacts
-from ..record.memory import SharedMemory
+from ..record.memory import SharedMemory, root_of
 from ..runtime.entry import source_expression, write_gradients, write_shared_memory
 from ..runtime.stages import literal
 from ..runtime.writer import Writer, tuple_of
@@ -191,8 +191,8 @@ class GuardedEntry:
         conditions = []
         for memory in self.shared:
             for slot, real in self.joint.recording.real_tensors.items():
-                if any(real is member for member in memory.members) and real._base is not None:
-                    family = next(f for f in memory.families if f.root is real._base)
+                if any(real is member for member in memory.members) and root_of(real) is not real:
+                    family = next(f for f in memory.families if f.root is root_of(real))
                     root = source_expression(writer, family.source)
                     conditions.append(f"{writer.variable(slot)}._base is {root}")
             for one, other in itertools.pairwise(memory.families):

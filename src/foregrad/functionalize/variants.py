@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,16 @@ _BY_HAND: dict[OpOverload, OpOverload] = {
     aten.native_batch_norm.default: aten._native_batch_norm_legit_functional.default,
     aten._batch_norm_with_update.default: aten._batch_norm_with_update_functional.default,
     aten.cudnn_batch_norm.default: aten._batch_norm_with_update_functional.default,
+    aten.rrelu_with_noise_.default: aten.rrelu_with_noise_functional.default,
+    aten.rrelu_with_noise.default: aten.rrelu_with_noise_functional.default,
+    aten.__ilshift__.Scalar: aten.__lshift__.Scalar,
+    aten.__ilshift__.Tensor: aten.__lshift__.Tensor,
+    aten.__irshift__.Scalar: aten.__rshift__.Scalar,
+    aten.__irshift__.Tensor: aten.__rshift__.Tensor,
+    aten.polygamma_.default: aten.polygamma.default,
 }
+# Where the twin takes its arguments in another order: positions of the writer's.
+REORDERED = {aten.polygamma_.default: (1, 0)}
 # Arguments that the functional operator takes for granted.
 _TAKEN_FOR_GRANTED = {aten.cudnn_batch_norm.default: frozenset({"training"})}
 # Batch norm writes to its running statistics only if it has them and trains: position of the flag.
@@ -37,14 +47,18 @@ class Variant:
     op: OpOverload
     written: tuple[int, ...]  # positions of the written arguments in the writer's schema
     dropped: frozenset[str]  # arguments of the writer that the functional operator does not take (`out=`)
+    makes_tensor: bool  # `out=` of a factory: the twin must be told dtype and device
     defaults: tuple[tuple[int, Any], ...]  # positional defaults of the writer that the functional operator lacks
 
 
-def _fits(candidate: OpOverload, wanted: list[tuple[str, str]]) -> bool:
+_OPTIONS = ("dtype", "layout", "device", "pin_memory")  # of a factory
+
+
+def _fits(candidate: OpOverload, wanted: list[tuple[str, str]], beside: Sequence[str] = ()) -> bool:
     arguments = candidate._schema.arguments
     if any(a.alias_info is not None for a in arguments):
         return False
-    return [(a.name, str(a.type)) for a in arguments] == wanted
+    return [(a.name, str(a.type)) for a in arguments if a.name not in beside] == wanted
 
 
 @functools.cache
@@ -68,10 +82,14 @@ def functional_variant(op: OpOverload) -> Variant | None:
         found = next((o for o in overloads if _fits(o, wanted)), None)
         if found is None:
             found = next((o for o in overloads if _same_types(o, wanted)), None)
+        if found is None and outs:
+            found = next((o for o in overloads if _fits(o, wanted, _OPTIONS)), None)
         if found is None:
             return None
     dropped = outs | _TAKEN_FOR_GRANTED.get(op, frozenset())
-    return Variant(found, op_info(op).written, dropped, _missing_defaults(op, found, dropped))
+    names = {a.name for a in found._schema.arguments}
+    makes_tensor = bool(outs) and names.issuperset(_OPTIONS)
+    return Variant(found, op_info(op).written, dropped, makes_tensor, _missing_defaults(op, found, dropped))
 
 
 def _same_types(candidate: OpOverload, wanted: list[tuple[str, str]]) -> bool:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import SymInt, Tensor
+from torch import Tensor
 
-from .._torch import OpOverload
+from .._torch import OpOverload, hint_of
 from ..errors import UnsupportedError
 from ..joint.ir import Node
 from ..ops import IDENTITIES, ViewStep, aten
@@ -243,10 +243,11 @@ _FILLS = frozenset({aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default})
 
 def repeats_elements(tensor: Tensor) -> bool:
     """Whether some elements of a tensor lie at the same place in memory."""
-    if any(isinstance(n, SymInt) for n in (*tensor.shape, *tensor.stride())) or not tensor.numel():
+    sizes, strides = [hint_of(n) for n in tensor.shape], [hint_of(n) for n in tensor.stride()]
+    if 0 in sizes:
         return False
     reach = 1
-    for stride, size in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1):
+    for stride, size in sorted((s, n) for n, s in zip(sizes, strides, strict=True) if n > 1):
         if stride < reach:
             return True
         reach += (size - 1) * stride

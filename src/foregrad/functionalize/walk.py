@@ -41,6 +41,7 @@ class Functionalizer:
         self.engine = recording.engine
         self.real_tensors = recording.real_tensors
         self._steps = recording.steps
+        self.moves_uncounted = recording.moves_uncounted
         self._states: dict[int, TensorState] = {}
         self.draws: dict[int, Node] = {}
         self._position = 0

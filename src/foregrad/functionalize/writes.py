@@ -26,7 +26,7 @@ from ..record.recorder import Step
 from .operators import RANDOM_FILL
 from .state import TensorState
 from .storages import fit_results
-from .variants import TRAINING_FLAG, Variant, functional_variant
+from .variants import REORDERED, TRAINING_FLAG, Variant, functional_variant
 from .views import SCATTERS
 
 if TYPE_CHECKING:
@@ -64,11 +64,9 @@ def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
     empty = all(isinstance(t, Tensor) and not isinstance(t.numel(), SymInt) and not t.numel() for t in targets)
     if empty and not differentiated:
         fit_results(walk, step, targets)
-        for target in targets:
-            walk.note_write(step, walk.state_of(target))
         return
     returns = len(variant.op._schema.returns)
-    result = _result(walk, step, variant, targets[0]) if returns == 1 else None
+    results = [_result(walk, step, variant, targets[0])] if returns == 1 else _several(walk, step, variant)
     node = _functional_call(walk, step, variant)
     fit_results(walk, step, targets)
     values = [node]
@@ -79,7 +77,7 @@ def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
     for value, out in zip(values[:fresh], outs, strict=False):
         value.value = out
         walk.add_fresh(out, value)
-    for value, target in zip(values[fresh:], targets, strict=True):
+    for value, target, result in zip(values[fresh:], targets, results or [None] * len(targets), strict=True):
         _store(walk, step, value, target, result)
 
 
@@ -123,13 +121,17 @@ def _call_arguments(step: Step, variant: Variant) -> tuple[list[Any], dict[str, 
     for position, default in variant.defaults:
         if position >= len(args) and names[position] not in kwargs:
             args.append(default)
-    return args, kwargs
+    order = REORDERED.get(step.op)
+    return (args if order is None else [args[i] for i in order]), kwargs
 
 
 def _functional_call(walk: Functionalizer, step: Step, variant: Variant) -> Node:
     if step.repeats is not None and step.repeats in walk.draws:
         return walk.draws[step.repeats]
     args, kwargs = _call_arguments(step, variant)
+    if variant.makes_tensor:
+        target = written_arguments(step.op, step.args, step.kwargs)[0]
+        kwargs |= {"dtype": target.dtype, "device": walk.device(target)}
     node = walk.graph.call(variant.op, walk.args(args), walk.kwargs(kwargs), None)
     if op_info(step.op).random:
         walk.note_draw(node)
@@ -156,7 +158,8 @@ def _store(walk: Functionalizer, step: Step, value: Node, target: Any, result: T
             kinds = [torch.empty(0, dtype=dtype).type().split(".")[-1] for dtype in (result.dtype, shape.dtype)]
             given, wanted = (kind.removesuffix("Tensor") for kind in kinds)
             raise RuntimeError(f"result type {given} can't be cast to the desired output type {wanted}")
-        if result is not None and result.dtype != shape.dtype and torch.Tag.pointwise not in step.op.tags:
+        by_itself = op_info(step.op).has_out and torch.Tag.pointwise not in step.op.tags
+        if result is not None and result.dtype != shape.dtype and by_itself:
             raise UnsupportedError(
                 f"{step.op}, at {where(step.stack)}, computes in the dtype of the result that it was given: this "
                 "cannot be compiled yet."
@@ -180,6 +183,8 @@ def _result(walk: Functionalizer, step: Step, variant: Variant, target: Any) -> 
     if not isinstance(target, Tensor):
         return None
     args, kwargs = _call_arguments(step, variant)
+    if variant.makes_tensor:
+        kwargs |= {"dtype": target.dtype, "device": walk.device(target)}
     args = [walk.shape_now(a) for a in args]
     shape = walk.shape_now(target)
     tensors = [a for a in args if isinstance(a, Tensor)]
@@ -192,6 +197,15 @@ def _result(walk: Functionalizer, step: Step, variant: Variant, target: Any) -> 
     if alike and len(tensors) == len(list(tensors_in((*args, *kwargs.values())))) and result.dtype == shape.dtype:
         _KEEPS_DTYPE.add((variant.op, shape.dtype))
     return result
+
+
+def _several(walk: Functionalizer, step: Step, variant: Variant) -> list[Any] | None:
+    """The abstract results of an operator with several `out=` tensors, which may lie otherwise than these."""
+    if not op_info(step.op).has_out:
+        return None
+    args, kwargs = _call_arguments(step, variant)
+    with torch.no_grad():
+        return list(walk.engine.run(variant.op, (), tuple(walk.shape_now(a) for a in args), kwargs))
 
 
 # Pointwise operators that were seen to give the dtype of their tensors, if these are all of one.
@@ -238,7 +252,9 @@ def _fills_with_random(step: Step) -> bool:
     """Whether a random operator overwrites a tensor whose layout decides the order of its draws."""
     if not op_info(step.op).random or step.kwargs or not isinstance(step.args[0], Tensor):
         return False
-    return not step.args[0].is_contiguous() and all(isinstance(a, (int, float)) for a in step.args[1:])
+    unnamable = step.op._overloadname == "from"  # a keyword: no generated code can call the functional form
+    numbers = all(isinstance(a, (int, float)) for a in step.args[1:])
+    return numbers and (unnamable or not step.args[0].is_contiguous())
 
 
 def _random_fill(walk: Functionalizer, step: Step) -> None:

@@ -54,7 +54,7 @@ class Moved:
     output: int
     input: Primal
     with_grad: bool  # gradients were on
-    version_change: int  # of the input, by all that the program did to it
+    counted: bool  # as a write to the input: `set_` is, `.data =` is not
 
 
 Effect = Assigned | GradAssigned | Moved
@@ -95,4 +95,4 @@ class Effects:
                 step = ViewStep(aten.detach.default, (), {}, None)
                 functionalizer.add_view(functionalizer.state_of(recorded.seen), alias, step)
                 output = self._add(alias, str(recorded.slot))
-                self.effects.append(Moved(output, recorded.slot, facts.moved.grad_enabled, facts.version_change))
+                self.effects.append(Moved(output, recorded.slot, facts.moved.grad_enabled, not facts.moved_uncounted))

@@ -43,6 +43,7 @@ class InputFacts:
     reshapes: tuple[Step, ...]  # in-place changes of shape to carry out on the caller's tensor
     refitted: bool  # they leave it with other elements than it had: its old ones are written back before
     moved: Step | None  # the `set_` that left it on other memory
+    moved_uncounted: bool  # it was `.data =`, which does not count as a write
     all_writes_without_grad: bool
     write_seen_by_autograd: bool  # the caller's tensor must continue the tape
     version_change: int
@@ -118,6 +119,7 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
         reshapes=reshapes,
         refitted=refitted,
         moved=moved,
+        moved_uncounted=moved is not None and functionalizer.moves_uncounted(recorded),
         all_writes_without_grad=without_grad,
         write_seen_by_autograd=seen_by_autograd,
         version_change=0 if seen.is_inference() else seen._version,
@@ -145,8 +147,6 @@ def _refuse_lost_effects(recorded: RecordedInput) -> None:
     seen, slot = recorded.seen, recorded.slot
     if is_stale(seen):
         return
-    if recorded.required_grad and seen.is_leaf and not recorded.was_leaf:
-        raise UnsupportedError(f"the program detaches {slot} in place, which cannot be compiled yet.")
     if recorded.required_grad and not _requires_grad(recorded):
         raise UnsupportedError(f"the program makes {slot} not require grad, which cannot be compiled yet.")
     if seen.retains_grad or seen._post_accumulate_grad_hooks:
@@ -159,20 +159,21 @@ def _refuse_lost_effects(recorded: RecordedInput) -> None:
 def untouched(recorded: RecordedInput, requires_grad: bool, geometry: Tensor | None = None) -> InputFacts:
     """The facts about an input that nothing was done to."""
     return InputFacts(
-        recorded,
-        recorded.was_leaf,
-        False,
-        False,
-        False,
-        (),
-        False,
-        None,
-        False,
-        False,
-        0,
-        geometry,
-        requires_grad,
-        False,
+        recorded=recorded,
+        is_leaf=recorded.was_leaf,
+        data_changed=False,
+        written=False,
+        written_in_graph=False,
+        reshapes=(),
+        refitted=False,
+        moved=None,
+        moved_uncounted=False,
+        all_writes_without_grad=False,
+        write_seen_by_autograd=False,
+        version_change=0,
+        geometry=geometry,
+        requires_grad=requires_grad,
+        made_to_require_grad=False,
     )
 
 
@@ -184,6 +185,7 @@ class Rebuild:
     steps: tuple[ViewStep, ...] | None
     hides_base: bool  # autograd does not know that the view belongs to its base
     becomes_leaf: bool  # the program made the view itself require grad
+    leaf_by_force: bool = False  # a view taken under no_grad seems to require grad already
     early: bool = False  # it is taken before anything is written, and goes stale by the writes as it does in eager
 
 
@@ -290,6 +292,7 @@ class OutputClassifier:
         replay: bool,
     ) -> None:
         self._paths = paths
+        self._recording = recording
         self._functionalizer = functionalizer
         self._replay = replay
         self._leaves = [recording.seen(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -439,6 +442,7 @@ class OutputClassifier:
             steps=None if steps is None else tuple(steps),
             hides_base=base.requires_grad and cut_off,
             becomes_leaf=leaf.requires_grad and cut_off,
+            leaf_by_force=cut_off and self._recording.made_to_require_grad(leaf),
         )
 
     def _plain(self, leaf: Tensor, kind: OutputType) -> Plain:

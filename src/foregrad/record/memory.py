@@ -94,7 +94,10 @@ class SharedMemory:
 
 def root_of(tensor: Tensor) -> Tensor:
     """What autograd takes a tensor to be a view of, or the tensor itself."""
-    return tensor if tensor._base is None else tensor._base
+    base = tensor._base
+    if base is None or (tensor.requires_grad and tensor.is_leaf and not base.requires_grad):
+        return tensor
+    return base
 
 
 # ------------------------------------------------------------------------------------------------ planning
@@ -191,7 +194,7 @@ def share(index: int, group: dict[Primal, Tensor], flat: bool = False) -> Shared
 
 
 def _source(slot: Primal, real: Tensor) -> Source:
-    return Source(slot, "itself" if real._base is None else "root", root_of(real).dtype)
+    return Source(slot, "itself" if root_of(real) is real else "root", root_of(real).dtype)
 
 
 def _stands_for_all(root: Tensor, members: Iterable[Tensor], whole: bool) -> bool:

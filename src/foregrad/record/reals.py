@@ -61,6 +61,8 @@ class RealTensors(TorchFunctionMode):
         self._abstract = engine.is_abstract
         self._knows_value = engine.knows_value
         self._need_grad = need_grad  # raises if a tensor holds a gradient that is no input
+        self.data_assigned: set[int] = set()  # ids of tensors that `.data =` moved last
+        self.made_to_require_grad: set[int] = set()  # ids of tensors that `requires_grad_()` was called on
         self.grads_looked_at: set[int] = set()  # ids of what stands for tensors whose `.grad` was read or set
         self._adopt = adopt  # makes a hidden input of a tensor that was not known before
         self._twins: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}  # by id of the real tensor
@@ -117,6 +119,9 @@ class RealTensors(TorchFunctionMode):
                 f"tensors have no data. {_WAY_OUT}"
             )
 
+    def _is_input(self, tensor: Tensor) -> bool:
+        return not self._abstract(tensor) or id(tensor) in self._arguments or id(tensor) in self._reals
+
     def _look_at_grad(self, tensor: Tensor) -> Tensor:
         """What stands for a tensor whose `.grad` is read or set; a gradient from before the call must be an input."""
         real = self._arguments.get(id(tensor), tensor)
@@ -137,6 +142,7 @@ class RealTensors(TorchFunctionMode):
             aten.set_.source_Tensor(target, value.detach())
         if not target.is_inference():
             set_version(target, version)
+        self.data_assigned.add(id(target))
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -158,6 +164,14 @@ class RealTensors(TorchFunctionMode):
                 f"assigning .{func.__self__.__name__}, at {where(user_stack(2))}, cannot be compiled yet. Write to the "
                 "tensor in place or pass it as an argument, or compile with fallback='eager'."
             )
+        if func is Tensor.requires_grad_:
+            self.made_to_require_grad.add(id(args[0]))
+        elif func is Tensor.detach_ and args[0].requires_grad and self._is_input(args[0]):
+            raise UnsupportedError(
+                f"an input is detached in place, at {where(user_stack(2))}, which cannot be compiled yet. Use detach()."
+            )
+        elif func is Tensor.set_:
+            self.data_assigned.discard(id(args[0]))
         result = func(*self._swap(args), **{name: self._swap(value) for name, value in kwargs.items()})
         if isinstance(result, Tensor) and id(result) in self._reals:
             real = self._reals[id(result)]()

@@ -109,6 +109,8 @@ class Recorder(TorchDispatchMode):
         if "device" in kwargs:
             self._require_device(kwargs["device"])
         if info.kind is Kind.RESHAPE:
+            if any(isinstance(n, torch.SymInt) for n in args[0].shape):
+                raise UnsupportedError(f"{op}, at {where(stack)}, of a symbolic size: it cannot be compiled yet.")
             self._refuse_views_of_old_shape(op, args[0], stack)
             before = self._run(aten.detach.default, types, (args[0],), {})
             self.shapes_before.setdefault(id(args[0]), []).append((len(self.steps), before))
@@ -117,6 +119,7 @@ class Recorder(TorchDispatchMode):
         elif info.kind is Kind.WRITE:
             self._before_write(op, written_arguments(op, args, kwargs), args, kwargs, stack)
         outs = self._given_results(op, args, kwargs) if info.has_out else ()
+        shape = args[0].shape if info.kind is Kind.WRITE and isinstance(args[0], torch.Tensor) else None
         try:
             with without_function_modes():  # in backward, operators come straight from C++, with the modes still on
                 out = self._run(op, types, args, kwargs)
@@ -131,10 +134,12 @@ class Recorder(TorchDispatchMode):
                 f"{op}, at {where(stack)}, has no shape inference. Register one (torch.library.register_fake), or "
                 "compile with fallback='eager'."
             ) from error
-        if is_list_write(op):
-            torch.autograd.graph.increment_version(
-                tuple(tensors_in(written_arguments(op, args, kwargs)))
-            )  # as real ones do
+        if shape is not None and not info.has_out and args[0].shape != shape:  # a real kernel refuses to grow it
+            raise RuntimeError(
+                f"output with shape {list(shape)} doesn't match the broadcast shape {list(args[0].shape)}"
+            )
+        if is_list_write(op):  # abstract tensors do not count these writes, real ones do
+            torch.autograd.graph.increment_version(tuple(tensors_in(written_arguments(op, args, kwargs))))
         for given, before in outs:
             if (given.shape, given.stride()) != (before.shape, before.stride()):
                 self.shapes_before.setdefault(id(given), []).append((len(self.steps), before))
@@ -198,6 +203,8 @@ class Recorder(TorchDispatchMode):
         if is_list_write(op) and lists_share_memory(op, args, kwargs):
             with self:
                 one_after_another(op, args, kwargs)
+            for target in args[0]:
+                torch.autograd.graph.increment_version(target)
             return None
         return NotImplemented
 

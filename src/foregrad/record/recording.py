@@ -286,14 +286,26 @@ class Recording:
 
     def looks_at_grad(self, recorded: RecordedInput) -> bool:
         """Whether the program read or set the gradient of an input."""
+        if not recorded.is_tensor or recorded.parent is not None:
+            return False
         touched = id(recorded.seen) in self._reals.grads_looked_at
-        return recorded.is_tensor and (touched or (recorded.seen.is_leaf and recorded.seen.grad is not None))
+        return touched or (recorded.seen.is_leaf and recorded.seen.grad is not None)
+
+    def moves_uncounted(self, recorded: RecordedInput) -> bool:
+        """Whether an input was moved to other memory by `.data =`, which does not count as a write."""
+        return id(recorded.seen) in self._reals.data_assigned
+
+    def made_to_require_grad(self, tensor: Tensor) -> bool:
+        """Whether the program called `requires_grad_()` on a tensor."""
+        return id(tensor) in self._reals.made_to_require_grad
 
     def require_known_grads(self) -> None:
         """A gradient that the program has added to, or replaced, must have been there when it started."""
         for recorded in self.inputs:
             real = self.real_tensors.get(recorded.slot)
             if real is None or isinstance(real, FakeTensor) or not real.is_leaf or recorded.same_as is not None:
+                continue
+            if recorded.parent is not None and recorded.views:
                 continue
             left = recorded.seen.grad if recorded.seen.is_leaf else None
             if left is not None and real.grad is not None and id(real) not in self._with_grads:

@@ -134,6 +134,7 @@ class Versions(Stage):
     """Version counters say what they would say in eager, however often the run time itself has written."""
 
     inputs: tuple[InputFacts, ...]
+    training: bool
 
     def enter(self, writer: Writer) -> None:
         """Note versions where what moves them by itself is not known: in shared memory, and by changes of shape."""
@@ -146,19 +147,23 @@ class Versions(Stage):
         setter = writer.bind(set_version, "set_version")
         for facts in self.inputs:
             name = writer.variable(facts.recorded.slot)
-            missing = facts.version_change - facts.written
-            if facts.moved:  # it moves later, and counts then
-                continue
+            missing = facts.version_change - facts.written - self._later_moves(facts)
             if self._is_noted(facts):
                 version = writer.variables["version of", name]
-                writer.line(f"{setter}({name}, {version} + {facts.version_change})")
+                writer.line(f"{setter}({name}, {version} + {facts.version_change - self._later_moves(facts)})")
             elif missing and _has_version(facts):
                 writer.line(f"{setter}({name}, {name}._version + {missing})")
 
+    def _later_moves(self, facts: InputFacts) -> int:
+        """How often `set_` will still count for an input: once for itself, and for those whose counter it shares."""
+        memory = facts.recorded.parent
+        family = [f for f in self.inputs if f is facts or (memory is not None and f.recorded.parent is memory)]
+        return sum(f.moved is not None and not f.moved_uncounted for f in family)
+
     def _is_noted(self, facts: InputFacts) -> bool:
         in_memory = facts.recorded.parent is not None
-        other = in_memory or facts.reshapes or facts.refitted or facts.moved
-        return _has_version(facts) and bool(other or (facts.version_change and not facts.written))
+        counted = self.training and facts.version_change and not facts.written  # perhaps already, before it is saved
+        return _has_version(facts) and bool(in_memory or facts.reshapes or facts.refitted or counted)
 
 
 def _has_version(facts: InputFacts) -> bool:
@@ -243,7 +248,9 @@ class Aliases(Stage):
         else:
             name = writer.variables[output] = writer.fresh(str(output))
             self._replay(writer, name, source, rebuild.steps, taken)
-        if rebuild.becomes_leaf:  # a view made under no_grad requires grad already, and has nothing to differentiate
+        if rebuild.leaf_by_force:
+            writer.line(f"{name}.requires_grad_()")
+        elif rebuild.becomes_leaf:  # a view made under no_grad requires grad already, and has nothing to differentiate
             writer.line(f"if not {name}.requires_grad: {name}.requires_grad_()")
 
     def _replay(self, writer: Writer, name: str, source: str, steps: Sequence[ViewStep], taken: Taken) -> None:
@@ -292,14 +299,13 @@ class Escapes(Stage):
                     writer.line(f"{writer.bind(table, 'module')}[{literal(writer, key)}] = {value}")
                 case GradAssigned(_, of):
                     writer.line(f"{writer.variable(of)}.grad = {value}")
-                case Moved(_, slot, with_grad, version_change):
+                case Moved(_, slot, with_grad, counted):
                     name = writer.variable(slot)
                     grad = writer.bind(torch.enable_grad if with_grad else torch.no_grad, "grad_mode")
                     with writer.block(f"with {grad}():"):
                         writer.line(f"{name}.set_({value})")
-                    if ("version of", name) in writer.variables:
-                        before, setter = writer.variables["version of", name], writer.bind(set_version, "set_version")
-                        writer.line(f"{setter}({name}, {before} + {version_change})")
+                    if not counted:
+                        writer.line(f"{writer.bind(set_version, 'set_version')}({name}, {name}._version - 1)")
 
 
 @dataclass(frozen=True)
@@ -354,7 +360,9 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list
         stages.append(Escapes(joint.effects))
     stages.append(Aliases(joint.outputs, joint.recording.grad_enabled))
     if joint.touched:
-        stages.append(Versions(tuple(joint.touched)))  # before views are taken, which would take it for a write
+        stages.append(
+            Versions(tuple(joint.touched), joint.is_training)
+        )  # before views are taken, which would take it for a write
         stages.append(WriteBack(tuple(joint.touched), frozenset(joint.signature.returned)))
     return stages
 
