@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 import foregrad
 from checking import check_core
+from foregrad.errors import UnsupportedError
 from helpers import leaf, nop, plain
 
 
@@ -146,24 +147,34 @@ def test_making_an_input_require_grad():
         return x.requires_grad, x.is_leaf, x.grad.tolist(), y.tolist()
 
     agree(lambda x: x.requires_grad_() * 2, play)
-    agree(lambda x: (x.mul_(2), x.requires_grad_(), x * x)[2], play)
     check_core(lambda x: x.requires_grad_(), plain(2))
     check_core(lambda x: (x.requires_grad_(), x.sin(), x.detach())[1:], plain(2))
-    check_core(lambda x: x.requires_grad_(False) * 2, leaf(2))
 
 
 def test_making_an_intermediate_require_grad():
     """M-7 (item 9)"""
 
-    def play(call):
-        made, y = call(plain(2))
-        y.sum().backward()
-        return made.requires_grad, made.is_leaf, made.grad.tolist(), y.requires_grad
-
-    agree(lambda x: ((t := x.detach().requires_grad_()), t * t), play)
-    agree(lambda x: ((t := (x * 2).requires_grad_()), (t * t).sin()), play)
     check_core(lambda x: x.detach().requires_grad_(), leaf(2))
     check_core(lambda x: (x * 2).detach().requires_grad_() * 3, leaf(2))
+
+
+FLAGS = {
+    "an input that is written": (lambda x: (x.mul_(2), x.requires_grad_(), x * x)[2], "writes to its memory"),
+    "a result and its square": (lambda x: ((t := x.detach().requires_grad_()), t * t), "it made require grad"),
+    "a result and more": (lambda x: ((t := (x * 2).requires_grad_()), (t * t).sin()), "it made require grad"),
+    "a leaf, not any more": (lambda x: x.requires_grad_(False) * 2, "not require grad"),
+}
+
+
+@pytest.mark.parametrize("case", FLAGS)
+def test_changing_a_flag_is_refused_for_now(case):
+    """M-7 (item 9)"""
+    program, words = FLAGS[case]
+    requires_grad = case == "a leaf, not any more"
+    x = plain(2).requires_grad_(requires_grad)
+    with pytest.raises(UnsupportedError, match=words):
+        compiled(program)(x)
+    assert (x.tolist(), x._version, x.requires_grad) == ([1, 2], 0, requires_grad)
 
 
 class Remembers(nn.Module):
@@ -230,27 +241,49 @@ def test_writing_through_what_returns_its_input():
         check_core(nn.Sequential(nn.Identity(), nn.Dropout(0.5), nn.ReLU(inplace=True)).eval(), x)
 
 
-def test_hooks_and_kept_gradients_of_intermediates():
+def hooked(x):
+    h = x * 2
+    h.register_hook(lambda g: g * 10)
+    return h.sin()
+
+
+def hooked_output(x):
+    y = x.sin()
+    y.register_hook(lambda g: g + 1)
+    return y, y.view(-1), x.cos()
+
+
+def kept(x):
+    h = x * 2
+    h.retain_grad()
+    return h.sin()
+
+
+def kept_output(x):
+    h = x * 2
+    h.retain_grad()
+    return h, h.sin()
+
+
+def kept_view(x):
+    y = x.sin().view(-1)
+    y.retain_grad()
+    return y
+
+
+@pytest.mark.parametrize("program", [hooked, hooked_output, kept], ids=lambda p: p.__name__)
+def test_hooks_and_kept_gradients_of_intermediates(program):
     """J-1 (item 13)"""
+    check_core(program, leaf(3))
 
-    def hooked(x):
-        h = x * 2
-        h.register_hook(lambda g: g * 10)
-        return h.sin()
 
-    def kept(x):
-        h = x * 2
-        h.retain_grad()
-        return h, h.sin()
-
-    def kept_output(x):
-        y = x.sin()
-        y.retain_grad()
-        y.register_hook(lambda g: g + 1)
-        return y
-
-    for program in (hooked, kept, kept_output):
-        check_core(program, leaf(3))
+@pytest.mark.parametrize("program", [kept_output, kept_view], ids=lambda p: p.__name__)
+def test_kept_gradients_of_outputs_are_refused_for_now(program):
+    """J-1 (item 13)"""
+    x = leaf(3)
+    with pytest.raises(UnsupportedError, match=r"calls retain_grad\(\) on it"):
+        compiled(program)(x)
+    assert (x.tolist(), x._version, x.grad) == ([1, 2, 3], 0, None)
 
 
 VERSIONS = [

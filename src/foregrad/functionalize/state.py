@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..joint.ir import Node
 from ..ops import ViewStep
-from ..record.recorder import Step
 from ..record.recording import RecordedInput
+from ..record.step import Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ..record.engine import has_gaps
 from ..record.lines import where
 from ..record.memory import WholeMemoryNeeded
 from ..record.overlap import tensors_in
-from ..record.recorder import Step
+from ..record.step import Step
 from .state import TensorState
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from ..errors import UnsupportedError
 from ..joint.ir import Node
 from ..ops import IDENTITIES, ViewStep, aten
 from ..record.lines import where
-from ..record.recorder import Step
+from ..record.step import Step
 from .state import TensorState
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from ..joint.ir import FlatGraph, Node
 from ..ops import IDENTITIES, Kind, ViewStep, aten, op_info
 from ..record.engine import has_gaps
 from ..record.overlap import tensors_in
-from ..record.recorder import Step
 from ..record.recording import RecordedInput, Recording
+from ..record.step import Step
 from ..slots import Memory, Primal, Root
 from .operators import IN_GRAPHS
 from .state import Storage, TensorState, Write
@@ -37,7 +37,7 @@ class Functionalizer:
 
     def __init__(self, recording: Recording, graph: FlatGraph) -> None:
         self.graph = graph
-        self._shapes_before = recording.recorder.shapes_before
+        self._shapes_before = recording.recorder.changes.shapes_before
         self.engine = recording.engine
         self.real_tensors = recording.real_tensors
         self._steps = recording.steps

@@ -22,7 +22,7 @@ from ..record.engine import has_gaps
 from ..record.lines import where
 from ..record.memory import may_overlap
 from ..record.overlap import tensors_in, written_arguments
-from ..record.recorder import Step
+from ..record.step import Step
 from .operators import RANDOM_FILL
 from .state import TensorState
 from .storages import fit_results

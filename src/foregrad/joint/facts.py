@@ -21,8 +21,8 @@ from ..functionalize.views import repeats_elements
 from ..functionalize.walk import Functionalizer
 from ..ops import Kind, ViewStep, op_info
 from ..record.memory import WholeMemoryNeeded
-from ..record.recorder import Step
 from ..record.recording import RecordedInput, Recording, is_start_node
+from ..record.step import Step
 from ..schemas import OutputType
 from ..slots import Memory, Root
 from ..values import PLAIN

@@ -15,8 +15,8 @@ from ..functionalize.walk import Functionalizer
 from ..ops import Kind, op_info
 from ..record.lines import where
 from ..record.overlap import storage_of, tensors_in
-from ..record.recorder import Step
 from ..record.recording import InputsFoundLate, Recording
+from ..record.step import Step
 from ..slots import Base, Output, Primal, Returned, Tangent, Updated
 from .facts import InputFacts, OutputFacts, Plain
 from .graph import Part, to_fx

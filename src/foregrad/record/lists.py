@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .._torch import OpOverload
-from ..ops import Kind, aten, op_info
+from ..ops import aten
 from .overlap import storage_of
 
 
-def is_list_write(op: OpOverload) -> bool:
-    """Whether an operator is one of torch's in-place operators on lists."""
-    return op._schema.name.startswith("aten::_foreach_") and op_info(op).kind is Kind.WRITE
-
-
-def lists_share_memory(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def lists_share_memory(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether what is written to one tensor of the list may be read for another."""
     targets = args[0]
     if len({storage_of(target) for target in targets}) < len(targets):
@@ -49,3 +45,4 @@ def one_after_another(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
         if len(given) == 4:  # addcmul_ and addcdiv_ take their factor by name
             options["value"] = given.pop()
         single(*given, **options)
+        torch.autograd.graph.increment_version(args[0][i])

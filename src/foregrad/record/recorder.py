@@ -27,41 +27,16 @@ from .._torch import (
     without_function_modes,
 )
 from ..errors import CaptureError, DataDependentError, UnsupportedError
-from ..ops import Kind, aten, op_info
+from ..ops import Kind, op_info
+from .changes import Changes
 from .engine import Engine
 from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
-from .lists import is_list_write, lists_share_memory, one_after_another
-from .overlap import ask_eager, lies_awkwardly, overlap_in_part, storage_of, tensors_in, written_arguments
+from .lists import lists_share_memory, one_after_another
 from .randomness import Generators
+from .step import Step
 from .tape import tape_edges
 
 _DEVICE_OF = torch.ops.prim.device.default
-
-
-class Step:
-    """One recorded operator call."""
-
-    __slots__ = ("args", "backward", "grad_enabled", "kwargs", "op", "out", "repeats", "stack")
-
-    def __init__(
-        self,
-        op: OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-        grad_enabled: bool,
-        backward: bool,
-        stack: Stack,
-        repeats: int | None,
-    ) -> None:
-        self.op = op
-        self.args = args
-        self.kwargs = kwargs
-        self.out = out
-        self.grad_enabled = grad_enabled
-        self.backward = backward
-        self.stack = stack
-        self.repeats = repeats  # the earlier step whose random draw this one replays
 
 
 class Recorder(TorchDispatchMode):
@@ -73,8 +48,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.steps: list[Step] = []
         self.backward = False
-        self.shapes_before: dict[int, list[tuple[int, torch.Tensor]]] = {}
-        self._reshaped_views: list[torch.Tensor] = []
+        self.changes = Changes(engine, self.steps)
         self._engine = engine
         self._run = engine.run
         self._decompositions = decompositions
@@ -108,18 +82,8 @@ class Recorder(TorchDispatchMode):
         stack = self._stack()
         if "device" in kwargs:
             self._require_device(kwargs["device"])
-        if info.kind is Kind.RESHAPE:
-            if any(isinstance(n, torch.SymInt) for n in args[0].shape):
-                raise UnsupportedError(f"{op}, at {where(stack)}, of a symbolic size: it cannot be compiled yet.")
-            self._refuse_views_of_old_shape(op, args[0], stack)
-            before = self._run(aten.detach.default, types, (args[0],), {})
-            self.shapes_before.setdefault(id(args[0]), []).append((len(self.steps), before))
-            if args[0]._is_view():
-                self._reshaped_views.append(args[0])
-        elif info.kind is Kind.WRITE:
-            self._before_write(op, written_arguments(op, args, kwargs), args, kwargs, stack)
-        outs = self._given_results(op, args, kwargs) if info.has_out else ()
-        shape = args[0].shape if info.kind is Kind.WRITE and isinstance(args[0], torch.Tensor) else None
+        changes = info.kind is Kind.WRITE or info.kind is Kind.RESHAPE
+        shapes = self.changes.before(op, args, kwargs, stack) if changes else ()
         try:
             with without_function_modes():  # in backward, operators come straight from C++, with the modes still on
                 out = self._run(op, types, args, kwargs)
@@ -134,62 +98,11 @@ class Recorder(TorchDispatchMode):
                 f"{op}, at {where(stack)}, has no shape inference. Register one (torch.library.register_fake), or "
                 "compile with fallback='eager'."
             ) from error
-        if shape is not None and not info.has_out and args[0].shape != shape:  # a real kernel refuses to grow it
-            raise RuntimeError(
-                f"output with shape {list(shape)} doesn't match the broadcast shape {list(args[0].shape)}"
-            )
-        if is_list_write(op):  # abstract tensors do not count these writes, real ones do
-            torch.autograd.graph.increment_version(tuple(tensors_in(written_arguments(op, args, kwargs))))
-        for given, before in outs:
-            if (given.shape, given.stride()) != (before.shape, before.stride()):
-                self.shapes_before.setdefault(id(given), []).append((len(self.steps), before))
+        if changes:
+            self.changes.after(op, args, kwargs, shapes)
         repeats = self._draw(op, kwargs, args) if info.random else None
         self.steps.append(Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, repeats))
         return out
-
-    def _given_results(
-        self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The `out=` tensors of a call, each with a copy of its metadata."""
-        arguments = op._schema.arguments
-        given = [kwargs.get(a.name, args[i] if i < len(args) else None) for i, a in enumerate(arguments) if a.is_out]
-        tensors = [t for t in given if isinstance(t, torch.Tensor)]
-        return [(t, self._run(aten.detach.default, (type(t),), (t,), {})) for t in tensors]
-
-    def _refuse_views_of_old_shape(self, op: OpOverload, tensor: torch.Tensor, stack: Stack) -> None:
-        """Autograd replays views from the shape that their base has now."""
-        views = (
-            step for step in self.steps if step.args and step.args[0] is tensor and op_info(step.op).kind is Kind.VIEW
-        )
-        if tensor.requires_grad and any(step.op is not aten.detach.default for step in views):
-            raise UnsupportedError(
-                f"{op}, at {where(stack)}, changes the shape of a tensor of which a view was taken before: this cannot "
-                "be compiled yet. Change the shape first, or take a view of another shape instead."
-            )
-
-    def _before_write(
-        self, op: OpOverload, written: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack
-    ) -> None:
-        if self._reshaped_views and torch.is_grad_enabled():
-            self._refuse_rebase_of_reshaped(op, written, stack)
-        if lies_awkwardly(written, (*args, *kwargs.values()), torch.Tag.pointwise in op.tags):
-            ask_eager(op, args, kwargs)
-            if overlap_in_part(written, (*args, *kwargs.values())):
-                raise UnsupportedError(
-                    f"{op}, at {where(stack)}, writes to memory that it reads as another argument: what comes out "
-                    "depends on the order in which it does so, and cannot be compiled. Pass a clone."
-                )
-
-    def _refuse_rebase_of_reshaped(self, op: OpOverload, written: Sequence[Any], stack: Stack) -> None:
-        """Autograd takes a view of an abstract tensor again in the shape that it was made with."""
-        storages = {storage_of(t) for t in tensors_in(written)}
-        for view in self._reshaped_views:
-            base = view._base
-            if base is not None and base.requires_grad and storage_of(view) in storages:
-                raise UnsupportedError(
-                    f"{op}, at {where(stack)}, writes to memory of which a view has changed its shape in place: this "
-                    "cannot be compiled yet. Take a new view instead of changing the shape of the old one."
-                )
 
     def _decompose(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replace an operator by others: on the user's wish, or because it is a mere composition."""
@@ -200,11 +113,9 @@ class Recorder(TorchDispatchMode):
         if op_info(op).composite:
             with self:
                 return op.decompose(*args, **kwargs)
-        if is_list_write(op) and lists_share_memory(op, args, kwargs):
+        if op_info(op).writes_list and lists_share_memory(args, kwargs):
             with self:
                 one_after_another(op, args, kwargs)
-            for target in args[0]:
-                torch.autograd.graph.increment_version(target)
             return None
         return NotImplemented
 

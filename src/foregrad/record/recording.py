@@ -33,7 +33,8 @@ from ..slots import GradOf, Hidden, Input, Primal
 from .engine import Engine
 from .memory import Family, SharedMemory, in_order, root_of
 from .reals import RealTensors
-from .recorder import Recorder, Step
+from .recorder import Recorder
+from .step import Step
 from .tape import tape_edges
 
 

@@ -39,7 +39,7 @@ from ..joint.facts import (
     ViewOfOutput,
 )
 from ..ops import ViewStep, aten
-from ..record.recorder import Step
+from ..record.step import Step
 from ..slots import Base, Grown, Memory, Output, Primal, Returned, Root, Slot, Updated
 from .writer import Writer
 

@@ -1,0 +1,96 @@
+"""Operators that write, or change the shape of a tensor: what is noted and refused around them.
+
+Abstract kernels are more lenient than real ones, and they do not count every write. What eager would refuse is refused
+here; what a tensor looked like before an operator changed it is kept, for the passes that come later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+
+from .._torch import OpOverload
+from ..errors import UnsupportedError
+from ..ops import Kind, aten, op_info
+from .engine import Engine
+from .lines import Stack, where
+from .overlap import ask_eager, lies_awkwardly, overlap_in_part, storage_of, tensors_in, written_arguments
+from .step import Step
+
+Shapes = Sequence[tuple[Tensor, torch.Size, Tensor | None]]  # tensors, their sizes, a copy of all their metadata
+
+
+class Changes:
+    """Looks at every operator that writes or reshapes, before and after it runs."""
+
+    def __init__(self, engine: Engine, steps: Sequence[Step]) -> None:
+        self._engine = engine
+        self._steps = steps  # so far
+        self.shapes_before: dict[int, list[tuple[int, Tensor]]] = {}  # by id: number of the step, metadata before it
+        self._reshaped_views: list[Tensor] = []
+
+    def before(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack) -> Shapes:
+        """Refuse what eager refuses; gives the tensors whose shape the operator may change, as they are now."""
+        if op_info(op).kind is Kind.RESHAPE:
+            self._before_reshape(op, args[0], stack)
+            return ()
+        written = written_arguments(op, args, kwargs)
+        if self._reshaped_views and torch.is_grad_enabled():
+            self._refuse_rebase_of_reshaped(op, written, stack)
+        others = (*args, *kwargs.values())
+        if lies_awkwardly(written, others, torch.Tag.pointwise in op.tags):
+            ask_eager(op, args, kwargs)
+            if overlap_in_part(written, others):
+                raise UnsupportedError(
+                    f"{op}, at {where(stack)}, writes to memory that it reads as another argument: what comes out "
+                    "depends on the order in which it does so, and cannot be compiled. Pass a clone."
+                )
+        may_resize = op_info(op).has_out
+        return [(t, t.shape, self._metadata(t) if may_resize else None) for t in written if isinstance(t, Tensor)]
+
+    def after(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Shapes) -> None:
+        """Note what was resized, and count what abstract tensors do not count."""
+        for tensor, size, before in shapes:
+            if before is not None and (size, before.stride()) != (tensor.shape, tensor.stride()):
+                self._note(tensor, before)
+            elif before is None and tensor.shape != size:  # a real kernel does not let it grow
+                raise RuntimeError(
+                    f"output with shape {list(size)} doesn't match the broadcast shape {list(tensor.shape)}"
+                )
+        if op_info(op).writes_list:
+            torch.autograd.graph.increment_version(tuple(tensors_in(written_arguments(op, args, kwargs))))
+
+    def _metadata(self, tensor: Tensor) -> Tensor:
+        copy: Tensor = self._engine.run(aten.detach.default, (type(tensor),), (tensor,), {})
+        return copy
+
+    def _note(self, tensor: Tensor, before: Tensor) -> None:
+        self.shapes_before.setdefault(id(tensor), []).append((len(self._steps), before))
+
+    def _before_reshape(self, op: OpOverload, tensor: Tensor, stack: Stack) -> None:
+        if any(isinstance(n, SymInt) for n in tensor.shape):
+            raise UnsupportedError(f"{op}, at {where(stack)}, of a symbolic size: it cannot be compiled yet.")
+        views = [s for s in self._steps if s.args and s.args[0] is tensor and op_info(s.op).kind is Kind.VIEW]
+        if tensor.requires_grad and any(step.op is not aten.detach.default for step in views):
+            # Autograd would take these views again from the shape that their base has then.
+            raise UnsupportedError(
+                f"{op}, at {where(stack)}, changes the shape of a tensor of which a view was taken before: this cannot "
+                "be compiled yet. Change the shape first, or take a view of another shape instead."
+            )
+        self._note(tensor, self._metadata(tensor))
+        if tensor._is_view():
+            self._reshaped_views.append(tensor)
+
+    def _refuse_rebase_of_reshaped(self, op: OpOverload, written: Sequence[Any], stack: Stack) -> None:
+        """Autograd takes a view of an abstract tensor again in the shape that it was made with."""
+        storages = {storage_of(t) for t in tensors_in(written)}
+        for view in self._reshaped_views:
+            base = view._base
+            if base is not None and base.requires_grad and storage_of(view) in storages:
+                raise UnsupportedError(
+                    f"{op}, at {where(stack)}, writes to memory of which a view has changed its shape in place: this "
+                    "cannot be compiled yet. Take a new view instead of changing the shape of the old one."
+                )

@@ -1,0 +1,34 @@
+"""One recorded operator call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._torch import OpOverload
+from .lines import Stack
+
+
+class Step:
+    """One recorded operator call."""
+
+    __slots__ = ("args", "backward", "grad_enabled", "kwargs", "op", "out", "repeats", "stack")
+
+    def __init__(
+        self,
+        op: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        grad_enabled: bool,
+        backward: bool,
+        stack: Stack,
+        repeats: int | None,
+    ) -> None:
+        self.op = op
+        self.args = args
+        self.kwargs = kwargs
+        self.out = out
+        self.grad_enabled = grad_enabled
+        self.backward = backward
+        self.stack = stack
+        self.repeats = repeats  # the earlier step whose random draw this one replays
