@@ -16,7 +16,8 @@ from .._torch import AutocastState
 from ..errors import ForegradError, UnsupportedError
 from ..functionalize.walk import Functionalizer
 from ..options import AOTConfig
-from ..record.recording import Recording
+from ..record.memory import WholeMemoryNeeded
+from ..record.recording import InputsFoundLate, Recording
 from ..slots import Base, Grad, Grown, Memory, Output, Primal, Returned, Root, Tangent, Updated
 from .effects import Effect, Effects, Escape
 from .facts import (
@@ -147,6 +148,9 @@ def build_joint(
     )
 
 
+_NOT_AUTOGRADS = (ForegradError, InputsFoundLate, WholeMemoryNeeded)  # what says nothing about gradients
+
+
 def _gradients(tape: Tape, count: int) -> tuple[Differentiated, dict[Returned, Exception]]:
     """Gradients of everything that can be differentiated, and autograd's errors for what cannot.
 
@@ -159,13 +163,13 @@ def _gradients(tape: Tape, count: int) -> tuple[Differentiated, dict[Returned, E
         return nothing, errors
     try:
         return tape.differentiate(wanted), errors
-    except ForegradError:
+    except _NOT_AUTOGRADS:
         raise
     except Exception:
         for slot in wanted:
             try:
                 tape.differentiate((slot,))
-            except ForegradError:
+            except _NOT_AUTOGRADS:
                 raise
             except Exception as error:
                 errors[slot] = error

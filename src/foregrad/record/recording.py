@@ -203,6 +203,7 @@ class Recording:
         self.real_tensors: dict[Primal, Tensor] = {}
         self._found: dict[Primal, weakref.ref[Tensor]] = {}  # what is left of them once they are released
         self._by_identity: dict[int, RecordedInput] = {}
+        self._grads_before: dict[Primal, Tensor] = {}
         self._with_grads: set[int] = set()  # ids of real tensors whose gradients are inputs
         self.result: Any = None
         self.forward_end = 0
@@ -273,8 +274,8 @@ class Recording:
         if isinstance(argument.value, Tensor):
             self.real_tensors[argument.slot] = argument.value
             if id(argument.value) in self._with_grads and first is None and argument.value.grad is not None:
-                grad = Argument(GradOf(argument.slot), argument.value.grad)  # type: ignore[arg-type]
-                recorded.seen.grad = self._adopt(grad)
+                grad = self._adopt(Argument(GradOf(argument.slot), argument.value.grad))  # type: ignore[arg-type]
+                recorded.seen.grad = self._grads_before[argument.slot] = grad
         return recorded.seen
 
     def _need_grad(self, real: Tensor) -> None:
@@ -283,7 +284,7 @@ class Recording:
 
     def grad_before(self, recorded: RecordedInput) -> Tensor | None:
         """What stood for the gradient of an input before the program ran."""
-        return next((i.seen for i in self.inputs if i.slot == GradOf(recorded.slot)), None)  # type: ignore[arg-type]
+        return self._grads_before.get(recorded.slot)
 
     def looks_at_grad(self, recorded: RecordedInput) -> bool:
         """Whether the program read or set the gradient of an input."""

@@ -64,6 +64,7 @@ class Backward:
         self._compiled: Boxed | None = None
         self._partial: dict[Any, Boxed] = {}  # by which tangents arrive, and the autocast state
         self._live = self.live_positions()
+        self._depends_on_inputs = _behind_saved(joint, saved)
 
     # -------------------------------------------------------------------------------------- the usual backward
     def install(self, place: Callable[[Boxed], None]) -> None:
@@ -182,7 +183,9 @@ class Backward:
         with torch.no_grad():
             gradients = list(run())
         tensors = [g for g in gradients if g is not None]
-        joined = iter(_NoSecondOrder.apply(tensors, *(s for s in sources if isinstance(s, Tensor))))
+        # What was saved has lost its history: where inputs are behind it, there is something to differentiate.
+        spark = [torch.empty(0, requires_grad=True)] if self._depends_on_inputs else []
+        joined = iter(_NoSecondOrder.apply(tensors, *(s for s in (*sources, *spark) if isinstance(s, Tensor))))
         return [None if g is None else next(joined) for g in gradients]
 
     def refuse_nondeterminism(self) -> None:
@@ -191,6 +194,23 @@ class Backward:
             "This compiled backward function is being run with torch.use_deterministic_algorithms(True), but it was "
             "compiled with it off and may hold nondeterministic kernels. Switch it on before the first call."
         )
+
+
+def _behind_saved(joint: Joint, saved: Saved) -> bool:
+    """Whether what the forward saves is computed from an input that requires grad."""
+    names = {node.name for node in saved.tensors}
+    pending = [node for node in (*joint.part.placeholders, *joint.part.nodes) if node.name in names]
+    wanted = {f.recorded.slot for f in joint.primals if f.recorded.differentiated is not None}
+    seen: set[int] = set()
+    while pending:
+        node = pending.pop()
+        if node.slot in wanted:
+            return True
+        for item in node.inputs():
+            if id(item) not in seen:
+                seen.add(id(item))
+                pending.append(item)
+    return False
 
 
 class _NoSecondOrder(torch.autograd.Function):
