@@ -68,6 +68,7 @@ class OpInfo:
     impure: bool  # must run although nobody reads its result
     has_out: bool  # takes `out=` tensors, which it may resize
     writes_list: bool  # one of torch's in-place operators on lists of tensors
+    uncounted: bool  # abstract tensors do not count its writes, real ones do
 
 
 @functools.cache
@@ -78,7 +79,7 @@ def op_info(op: OpOverload | HigherOrderOperator) -> OpInfo:
     ('WRITE', 'VIEW')
     """
     if isinstance(op, HigherOrderOperator):
-        return OpInfo(Kind.HIGHER_ORDER, (), False, False, True, False, False)
+        return OpInfo(Kind.HIGHER_ORDER, (), False, False, True, False, False, False)
     arguments = op._schema.arguments
     declared = tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
     written = SILENT_WRITERS.get(op, declared)
@@ -95,4 +96,5 @@ def op_info(op: OpOverload | HigherOrderOperator) -> OpInfo:
     no_results = not op._schema.returns
     has_out = any(a.is_out for a in arguments)
     lists = kind is Kind.WRITE and op._schema.name.startswith("aten::_foreach_")
-    return OpInfo(kind, written, random, is_composite(op), random or no_results, has_out, lists)
+    uncounted = lists or (has_out and any("List" in str(arguments[i].type) for i in written))
+    return OpInfo(kind, written, random, is_composite(op), random or no_results, has_out, lists, uncounted)

@@ -19,7 +19,11 @@ _INDICES = Excepted(
 )
 _POSITIONS = Excepted("DataDependentError", "for positions as a tensor, its results have a size that depends on data")
 _READS = Excepted("is argument 0", "eager reads what it has just written where the written tensor is also an argument")
-_UNSAFE = Excepted("writes_", "neither autograd nor its schema knows that its results share memory: hence its name")
+_STALE = Excepted(
+    r"may not be used|Output \d+ of",
+    "pieces of a tensor that is written afterwards are refused at once; eager raises when they are used",
+)
+_RESIZED = Excepted("resizes a result", "its shape inference does not resize out= as the operator does")
 _SINGULAR = Excepted(
     "value of", "torch asks LAPACK for other outputs, and gets other last bits, where a mode is active"
 )
@@ -38,8 +42,19 @@ EXCEPTIONS: dict[str, Excepted] = {
     "masked_fill_": Excepted("gradient value", "for the gradient of the value, eager sums only what the mask selects"),
     "narrow": _POSITIONS,
     "tensor_split": _POSITIONS,
-    "unsafe_chunk": _UNSAFE,
-    "unsafe_split": _UNSAFE,
+    "chunk": _STALE,
+    "split": _STALE,
+    "split.list_args": _STALE,
+    "split_with_sizes": _STALE,
+    "unbind": _STALE,
+    "detach_": Excepted("detached in place", "an input cannot be detached in place yet"),
+    "nn.functional.dropout3d_": Excepted(
+        "changed its shape in place", "it reshapes its input in place: autograd cannot follow that on abstract tensors"
+    ),
+    "native_batch_norm": Excepted("version counter", "its schema does not say that it writes to running statistics"),
+    "_native_batch_norm_legit": Excepted("no functional twin", "with running statistics, out= has no functional twin"),
+    "linalg.solve": _RESIZED,
+    "linalg.solve_ex": _RESIZED,
     "masked.prod": Excepted(
         "gradient value|needed for gradient", "prod looks for zeros in the data to choose between two gradients"
     ),

@@ -11,7 +11,7 @@ import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx, nn
 
 from .._torch import FakeTensor
-from ..errors import ForegradError, GraphOutputError, StateChangeError, UnsupportedError
+from ..errors import DataDependentError, ForegradError, GraphOutputError, StateChangeError, UnsupportedError
 from ..joint.build import Joint, build_joint
 from ..options import AOTConfig
 from ..record.engine import engine_for
@@ -224,6 +224,11 @@ def settle(
         shared = plan if len(plan) > len(shared) else shared
         last = attempt(shared, early, grads)
     if last.error is not None:
+        if "its data is not allocated yet" in str(last.error):
+            raise DataDependentError(
+                "an operator of the program asks for the values of a tensor, which has none while it is recorded. Pass "
+                "them as plain Python numbers, or compile with fallback='eager'."
+            ) from last.error
         if "INTERNAL ASSERT FAILED" in str(last.error):
             raise UnsupportedError(
                 "autograd cannot follow the program on abstract tensors (views of a tensor that was detached in place "

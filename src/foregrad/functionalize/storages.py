@@ -7,6 +7,7 @@ they are carried out once more on the caller's tensor.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import SymInt, Tensor
@@ -48,10 +49,10 @@ def reshape(walk: Functionalizer, step: Step) -> None:
         _resize(walk, step, state, tensor)
     else:
         parent = state
+        view = ViewStep(_view_form(step), tuple(step.args[1:]), step.kwargs, None, step.grad_enabled, step.op)
         if step.op is aten.as_strided_.default:
             require_whole_memory(walk, state.root, always=False)
-            parent = memory_of(state)
-        view = ViewStep(_view_form(step), tuple(step.args[1:]), step.kwargs, None, step.grad_enabled, step.op)
+            parent, view = memory_of(state), by_absolute_offset(view, walk.shape_now(tensor))
         walk.add_view(parent, tensor, view).source = state
 
 
@@ -135,6 +136,12 @@ def memory_of(state: TensorState) -> TensorState:
     root = state.root
     lazy = state.tensor.is_conj() != root.tensor.is_conj() or state.tensor.is_neg() != root.tensor.is_neg()
     return state if lazy or root.tensor.dtype != state.tensor.dtype else root
+
+
+def by_absolute_offset(view: ViewStep, result: Tensor) -> ViewStep:
+    """The same `as_strided`, with the offset that it takes from the tensor if it is given none."""
+    size, stride = view.args[:2]
+    return replace(view, args=(size, stride, result.storage_offset()), kwargs={})
 
 
 def _reach(root: TensorState) -> int:

@@ -27,7 +27,7 @@ from ..record.step import Step
 from ..slots import Memory, Primal, Root
 from .operators import IN_GRAPHS
 from .state import Storage, TensorState, Write
-from .storages import memory_of, require_whole_memory, reshape
+from .storages import by_absolute_offset, memory_of, require_whole_memory, reshape
 from .views import Carry, carry_back, carry_past_repetition
 from .writes import takes_any_layout, write
 
@@ -208,7 +208,9 @@ class Functionalizer:
             require_whole_memory(self, parent.root, always=False)
         if isinstance(step.out, Tensor):
             view = ViewStep(step.op, tuple(rest), step.kwargs, None, step.grad_enabled)
-            source, parent = parent, memory_of(parent) if step.op is aten.as_strided.default else parent
+            source = parent
+            if step.op is aten.as_strided.default:
+                parent, view = memory_of(parent), by_absolute_offset(view, self.shape_now(step.out))
             self.add_view(parent, step.out, view).source = source
             return
         node = self.graph.call(step.op, (self.read(parent), *self.args(rest)), self.kwargs(step.kwargs), step.out)

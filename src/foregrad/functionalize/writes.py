@@ -165,6 +165,11 @@ def _store(walk: Functionalizer, step: Step, value: Node, target: Any, result: T
                 "cannot be compiled yet."
             )
         if result is not None and tuple(result.shape) != tuple(shape.shape):
+            if op_info(step.op).has_out:
+                raise UnsupportedError(
+                    f"{step.op}, at {where(step.stack)}, resizes a result that it was given, and its shape inference "
+                    "does not say how. Give it a tensor of the right shape."
+                )
             raise RuntimeError(
                 f"output with shape {list(shape.shape)} doesn't match the broadcast shape {list(result.shape)}"
             )

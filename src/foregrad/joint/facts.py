@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import SymFloat, SymInt, Tensor
 
-from .._torch import OpOverload, creation_of, is_custom_function_node, refusal_of_write
+from .._torch import OpOverload, creation_of, hint_of, is_custom_function_node, refusal_of_write
 from ..errors import UnknownOutputError, UnsupportedError
 from ..functionalize.state import TensorState
 from ..functionalize.storages import changes_memory, moves_storage, place_again
@@ -435,6 +435,8 @@ class OutputClassifier:
         steps = self._state(leaf).chain_from(start or self._state(base))
         if steps is not None and (any(map(_is_symbolic, steps)) or not (self._replay or leaf.dtype != base.dtype)):
             steps = None
+        if steps is None and self._state(leaf).storage.writes and hint_of(base.storage_offset()):
+            raise UnsupportedError("a view of a symbolic size, of memory that was written, cannot be compiled yet.")
         if steps is None and leaf.dtype != base.dtype:
             raise UnsupportedError("a view of another dtype and of a symbolic size cannot be compiled yet.")
         cut_off = not leaf.requires_grad or leaf.grad_fn is None

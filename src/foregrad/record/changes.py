@@ -60,7 +60,7 @@ class Changes:
                 raise RuntimeError(
                     f"output with shape {list(size)} doesn't match the broadcast shape {list(tensor.shape)}"
                 )
-        if op_info(op).writes_list:
+        if op_info(op).uncounted:
             torch.autograd.graph.increment_version(tuple(tensors_in(written_arguments(op, args, kwargs))))
 
     def _metadata(self, tensor: Tensor) -> Tensor:
