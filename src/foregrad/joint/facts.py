@@ -435,7 +435,8 @@ class OutputClassifier:
         steps = self._state(leaf).chain_from(start or self._state(base))
         if steps is not None and (any(map(_is_symbolic, steps)) or not (self._replay or leaf.dtype != base.dtype)):
             steps = None
-        if steps is None and self._state(leaf).storage.writes and hint_of(base.storage_offset()):
+        symbolic = any(isinstance(n, SymInt) for n in (*leaf.shape, *leaf.stride()))
+        if steps is None and symbolic and self._state(leaf).storage.writes and hint_of(base.storage_offset()):
             raise UnsupportedError("a view of a symbolic size, of memory that was written, cannot be compiled yet.")
         if steps is None and leaf.dtype != base.dtype:
             raise UnsupportedError("a view of another dtype and of a symbolic size cannot be compiled yet.")
