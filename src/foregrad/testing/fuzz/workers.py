@@ -21,6 +21,7 @@ from .shrink import shrink
 
 # A process is replaced after so many tasks: what torch keeps for each program adds up.
 _TASKS_PER_PROCESS = 2000
+_SECONDS_TO_START = 120.0
 
 _STARTED = "started"
 
@@ -120,7 +121,7 @@ class _Worker:
 
     def give(self, task: Task | None) -> None:
         """Start a task."""
-        self.task, self.program, self.since = task, None, time.monotonic()
+        self.task, self.program, self.since, self.started = task, None, time.monotonic(), False
         if isinstance(task, Examine | Shrink):
             self.program = task.program
         if task is not None:
@@ -143,12 +144,13 @@ class _Worker:
                 self.program = message
             case _:
                 # Starting a process takes seconds, which are not the program's.
-                self.since = time.monotonic()
+                self.since, self.started = time.monotonic(), True
         return None
 
     def late(self, limit: float) -> Result | None:
         """A result for a task that takes longer than the limit; the process is ended."""
-        if time.monotonic() - self.since < (limit if not isinstance(self.task, Shrink) else 10 * limit):
+        allowed = 10 * limit if isinstance(self.task, Shrink) else limit
+        if time.monotonic() - self.since < (allowed if self.started else max(allowed, _SECONDS_TO_START)):
             return None
         self.end()
         return self._broken(f"ran for more than {limit:g} seconds")
