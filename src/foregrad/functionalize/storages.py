@@ -51,7 +51,7 @@ def reshape(walk: Functionalizer, step: Step) -> None:
         parent = state
         view = ViewStep(_view_form(step), tuple(step.args[1:]), step.kwargs, None, step.grad_enabled, step.op)
         if step.op is aten.as_strided_.default:
-            require_whole_memory(walk, state.root, always=False)
+            require_whole_memory(walk, state.root, always=False, view=walk.shape_now(tensor))
             parent, view = memory_of(state), by_absolute_offset(view, walk.shape_now(tensor))
         walk.add_view(parent, tensor, view).source = state
 
@@ -67,6 +67,11 @@ def _view_form(step: Step) -> Any:
 def moves_storage(step: Step) -> bool:
     """Whether a step leaves a tensor on other memory."""
     return step.op._schema.name == "aten::set_"
+
+
+def resizes(step: Step) -> bool:
+    """Whether a step may make the memory of a tensor longer."""
+    return step.op in _RESIZES
 
 
 def changes_memory(step: Step) -> bool:
@@ -167,10 +172,11 @@ def grow(walk: Functionalizer, root: TensorState, wanted: int) -> TensorState:
     return grown
 
 
-def require_whole_memory(walk: Functionalizer, root: TensorState, always: bool) -> None:
+def require_whole_memory(walk: Functionalizer, root: TensorState, always: bool, view: Tensor | None = None) -> None:
     """Ask for another recording if what lies beside an input in memory may be reached through it.
 
-    `always` asks wherever the input does not fill its storage; otherwise only where its place in it matters.
+    `always` asks wherever the input does not fill its storage; otherwise only where its place in it matters, or where
+    a view of it reaches further than it does itself.
     """
     recorded = root.input
     if recorded is None:
@@ -178,7 +184,8 @@ def require_whole_memory(walk: Functionalizer, root: TensorState, always: bool) 
     tensor, real = root.tensor, walk.real_tensors.get(recorded.slot)
     if _is_symbolic(tensor):
         raise UnsupportedError(f"{recorded.slot} has a symbolic size and is read beyond its own elements.")
-    whole = always or not tensor.numel()
+    further = view is not None and not _is_symbolic(view) and view.storage_offset() + extent(view) > _reach(root)
+    whole = always or not tensor.numel() or further
     has_more = real is not None and whole and real.untyped_storage().nbytes() != extent(tensor) * tensor.itemsize
     if tensor.storage_offset() or has_gaps(tensor) or has_more:
         raise WholeMemoryNeeded(recorded.slot)

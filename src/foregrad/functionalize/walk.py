@@ -205,7 +205,7 @@ class Functionalizer:
         if step.out is base:
             return
         if step.op is aten.as_strided.default:
-            require_whole_memory(self, parent.root, always=False)
+            require_whole_memory(self, parent.root, always=False, view=self.shape_now(step.out))
         if isinstance(step.out, Tensor):
             view = ViewStep(step.op, tuple(rest), step.kwargs, None, step.grad_enabled)
             source = parent

@@ -61,7 +61,7 @@ def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
     differentiated = step.grad_enabled and any(t.requires_grad for t in tensors_in(step.args))
     if variant.op is aten.conj_physical.default and not step.args[0].is_complex():  # it would return the input itself
         variant = replace(variant, op=aten.clone.default)
-    empty = all(isinstance(t, Tensor) and not isinstance(t.numel(), SymInt) and not t.numel() for t in targets)
+    empty = all(isinstance(t, Tensor) and _is_empty(t) and _is_empty(walk.shape_now(t)) for t in targets)
     if empty and not differentiated:
         fit_results(walk, step, targets)
         return
@@ -79,6 +79,10 @@ def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
         walk.add_fresh(out, value)
     for value, target, result in zip(values[fresh:], targets, results or [None] * len(targets), strict=True):
         _store(walk, step, value, target, result)
+
+
+def _is_empty(tensor: Tensor) -> bool:
+    return not isinstance(tensor.numel(), SymInt) and not tensor.numel()
 
 
 def _refuse_reading_results(walk: Functionalizer, step: Step, variant: Variant, targets: Sequence[Any]) -> None:
@@ -154,16 +158,16 @@ def _store(walk: Functionalizer, step: Step, value: Node, target: Any, result: T
     else:
         shape = walk.shape_now(target)
         exact = result is None or (result.stride() == shape.stride() and result.dtype == shape.dtype)
-        if result is not None and not torch.can_cast(result.dtype, shape.dtype):
-            kinds = [torch.empty(0, dtype=dtype).type().split(".")[-1] for dtype in (result.dtype, shape.dtype)]
-            given, wanted = (kind.removesuffix("Tensor") for kind in kinds)
-            raise RuntimeError(f"result type {given} can't be cast to the desired output type {wanted}")
         by_itself = op_info(step.op).has_out and torch.Tag.pointwise not in step.op.tags
         if result is not None and result.dtype != shape.dtype and by_itself:
             raise UnsupportedError(
                 f"{step.op}, at {where(step.stack)}, computes in the dtype of the result that it was given: this "
                 "cannot be compiled yet."
             )
+        if result is not None and not torch.can_cast(result.dtype, shape.dtype):
+            kinds = [torch.empty(0, dtype=dtype).type().split(".")[-1] for dtype in (result.dtype, shape.dtype)]
+            given, wanted = (kind.removesuffix("Tensor") for kind in kinds)
+            raise RuntimeError(f"result type {given} can't be cast to the desired output type {wanted}")
         if result is not None and tuple(result.shape) != tuple(shape.shape):
             if op_info(step.op).has_out:
                 raise UnsupportedError(

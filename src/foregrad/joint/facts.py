@@ -16,7 +16,7 @@ from torch import SymFloat, SymInt, Tensor
 from .._torch import OpOverload, creation_of, hint_of, is_custom_function_node, refusal_of_write
 from ..errors import UnknownOutputError, UnsupportedError
 from ..functionalize.state import TensorState
-from ..functionalize.storages import changes_memory, moves_storage, place_again
+from ..functionalize.storages import changes_memory, moves_storage, place_again, resizes
 from ..functionalize.views import repeats_elements
 from ..functionalize.walk import Functionalizer
 from ..ops import Kind, ViewStep, op_info
@@ -72,13 +72,18 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
     state, before = functionalizer.state_of(seen), functionalizer.state_before(recorded)
     steps = tuple(functionalizer.reshapes.get(id(seen), ()))
     moved = next((step for step in reversed(steps) if state.storage is not before.storage), None)
+    if moved and recorded.required_grad and not recorded.was_leaf and seen.grad_fn is not recorded.start_node:
+        raise UnsupportedError(
+            f"the program moves {recorded.slot} to other memory and writes to it there, which cannot be differentiated "
+            "yet. Write to a copy of it."
+        )
     if moved and recorded.required_grad and seen.shape != before.tensor.shape:
         raise UnsupportedError(f"{recorded.slot} requires grad and takes another shape, which cannot be compiled yet.")
     refitted = moved is None and any(map(changes_memory, steps))
     moves = any(map(moves_storage, steps))
     cancelled = _geometry(seen) == _geometry(before.tensor) and (moves or not refitted)
     if moves:  # away and back again
-        steps = (place_again(steps[-1], seen),)
+        steps = (*filter(resizes, steps), place_again(steps[-1], seen))
     # An input that is the root of shared memory changes its shape itself.
     reshapes = () if moved or cancelled or isinstance(recorded.slot, (Memory, Root)) else steps
     if reshapes and not is_stale(seen) and seen.is_leaf and seen.requires_grad:
@@ -108,7 +113,7 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
             f"the program makes {recorded.slot} require grad and writes to its memory, which cannot be compiled yet."
         )
     written = bool(writes) and (recorded.parent is None or (isinstance(recorded.slot, Root) and seen_by_autograd))
-    in_graph = keep_writes and written and not (reshapes or refitted or moved)
+    in_graph = keep_writes and written and not (refitted or moved) and _geometry(seen) == _geometry(before.tensor)
     return InputFacts(
         recorded=recorded,
         is_leaf=recorded.was_leaf,
@@ -358,6 +363,8 @@ class OutputClassifier:
         custom = is_custom_function_node(leaf.grad_fn)
         if not custom and not (leaf.requires_grad and leaf.grad_fn is not None and self._has_own_history(leaf)):
             return view
+        if view.rebuild.steps is None and any(isinstance(n, SymInt) for n in leaf.shape):
+            raise UnsupportedError("an alias of a symbolic size, with a history of its own, cannot be compiled yet.")
         kind = OutputType.custom_function_view if custom else OutputType.non_alias
         return replace(self._plain(leaf, kind), memory=view if self._state(leaf).storage.writes else None)
 
@@ -392,6 +399,8 @@ class OutputClassifier:
     def _view_of_intermediate(self, leaf: Tensor) -> Result | None:
         base = leaf._base
         if base is None or not (leaf.requires_grad and base.requires_grad) or self._is_from_custom_function(leaf):
+            return None
+        if self._state(base).storage is not self._state(leaf).storage:  # it was moved to other memory since
             return None
         siblings = self._by_storage[id(self._state(leaf).storage)]
         single = [t for t in siblings if not self._from_many(t)]

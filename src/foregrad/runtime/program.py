@@ -13,6 +13,7 @@ from torch import fx
 from .._torch import OpOverload, any_autocast_enabled, deterministic_enabled
 from ..errors import CompilerError
 from ..joint.build import Joint
+from ..joint.facts import InputFacts
 from ..joint.graph import to_fx
 from ..joint.metadata import describe
 from ..joint.verify import verify_graph
@@ -111,8 +112,13 @@ def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
     return {
         facts.recorded.slot: facts.version_change
         for node, facts in zip(joint.part.placeholders, joint.primals, strict=False)
-        if node.name in names and facts.version_change and not facts.data_changed and facts.recorded.parent is None
+        if node.name in names and facts.version_change and _changes_later(facts)
     }
+
+
+def _changes_later(facts: InputFacts) -> bool:
+    """Whether the shape or the place of an input changes once the graph has run."""
+    return not facts.data_changed and bool(facts.reshapes or facts.refitted or facts.moved)
 
 
 def _origin(node: fx.Node) -> fx.Node:

@@ -134,10 +134,12 @@ class Versions(Stage):
     """Version counters say what they would say in eager, however often the run time itself has written."""
 
     inputs: tuple[InputFacts, ...]
-    training: bool
 
     def enter(self, writer: Writer) -> None:
         """Note versions where what moves them by itself is not known: in shared memory, and by changes of shape."""
+        for facts in filter(self._counts_at_once, self.inputs):
+            name, setter = writer.variable(facts.recorded.slot), writer.bind(set_version, "set_version")
+            writer.line(f"{setter}({name}, {name}._version + {self._missing(facts)})")
         for facts in filter(self._is_noted, self.inputs):
             name = writer.variable(facts.recorded.slot)
             version = writer.variables["version of", name] = writer.fresh("version")
@@ -147,12 +149,20 @@ class Versions(Stage):
         setter = writer.bind(set_version, "set_version")
         for facts in self.inputs:
             name = writer.variable(facts.recorded.slot)
-            missing = facts.version_change - facts.written - self._later_moves(facts)
+            missing = self._missing(facts)
             if self._is_noted(facts):
                 version = writer.variables["version of", name]
                 writer.line(f"{setter}({name}, {version} + {facts.version_change - self._later_moves(facts)})")
-            elif missing and _has_version(facts):
+            elif missing and _has_version(facts) and not self._counts_at_once(facts):
                 writer.line(f"{setter}({name}, {name}._version + {missing})")
+
+    def _missing(self, facts: InputFacts) -> int:
+        return facts.version_change - facts.written - self._later_moves(facts)
+
+    def _counts_at_once(self, facts: InputFacts) -> bool:
+        """Writes to nothing only count: they do so before anything is saved, for others may share the counter."""
+        nothing_to_do = not facts.written and not facts.moved and self._missing(facts) > 0
+        return nothing_to_do and _has_version(facts) and not self._is_noted(facts)
 
     def _later_moves(self, facts: InputFacts) -> int:
         """How often `set_` will still count for an input: once for itself, and for those whose counter it shares."""
@@ -162,8 +172,8 @@ class Versions(Stage):
 
     def _is_noted(self, facts: InputFacts) -> bool:
         in_memory = facts.recorded.parent is not None
-        counted = self.training and facts.version_change and not facts.written  # perhaps already, before it is saved
-        return _has_version(facts) and bool(in_memory or facts.reshapes or facts.refitted or counted)
+        counts_by_moving = facts.moved is not None and not facts.moved_uncounted
+        return _has_version(facts) and bool(in_memory or facts.reshapes or facts.refitted or counts_by_moving)
 
 
 def _has_version(facts: InputFacts) -> bool:
@@ -348,7 +358,7 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list
         stages.append(Assumptions(joint.inputs, state, aot_id))
     made = tuple(facts.recorded.slot for facts in joint.inputs if facts.made_to_require_grad)
     if made:
-        stages.append(RequireGrad(made, joint.is_training))
+        stages.append(RequireGrad(made, joint.is_training or not any(facts.written for facts in joint.touched)))
     if joint.autocast_after is not None:
         stages.append(AutocastAfter(joint.autocast_after))
     if joint.grad_mode_after is not None:
@@ -360,9 +370,8 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list
         stages.append(Escapes(joint.effects))
     stages.append(Aliases(joint.outputs, joint.recording.grad_enabled))
     if joint.touched:
-        stages.append(
-            Versions(tuple(joint.touched), joint.is_training)
-        )  # before views are taken, which would take it for a write
+        # Before views are taken: they would take a new version for a write.
+        stages.append(Versions(tuple(joint.touched)))
         stages.append(WriteBack(tuple(joint.touched), frozenset(joint.signature.returned)))
     return stages
 
