@@ -24,7 +24,8 @@ from ..record.memory import (
     related_to,
     share,
 )
-from ..record.recording import Argument, GradNeeded, InputsFoundLate, Recording
+from ..record.recording import GradNeeded, InputsFoundLate, Recording
+from ..record.stand_ins import Argument
 from ..slots import Buffer, Hidden, Input, Param, Primal
 from .escapes import Snapshot
 from .places import Place, Surroundings

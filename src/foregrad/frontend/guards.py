@@ -26,10 +26,10 @@ from .._torch import (
     tensor_guard,
 )
 from ..joint.build import Joint
-from ..joint.facts import InputFacts
+from ..joint.inputs import InputFacts
 from ..record.memory import SharedMemory, root_of
 from ..runtime.entry import source_expression, write_gradients, write_shared_memory
-from ..runtime.stages import literal
+from ..runtime.text import literal
 from ..runtime.writer import Writer, tuple_of
 from ..slots import GradOf, Hidden, Output, Primal
 from ..values import Remembered

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .._torch import pytree
-from ..runtime.stages import literal
+from ..runtime.text import literal
 from ..runtime.writer import Writer
 
 

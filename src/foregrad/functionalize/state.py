@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..joint.ir import Node
 from ..ops import ViewStep
-from ..record.recording import RecordedInput
+from ..record.stand_ins import RecordedInput
 from ..record.step import Step
 
 

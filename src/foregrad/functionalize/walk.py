@@ -22,7 +22,8 @@ from ..joint.ir import FlatGraph, Node
 from ..ops import IDENTITIES, Kind, ViewStep, aten, op_info
 from ..record.engine import has_gaps
 from ..record.overlap import tensors_in
-from ..record.recording import RecordedInput, Recording
+from ..record.recording import Recording
+from ..record.stand_ins import RecordedInput
 from ..record.step import Step
 from ..slots import Memory, Primal, Root
 from .operators import IN_GRAPHS

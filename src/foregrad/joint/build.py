@@ -20,17 +20,10 @@ from ..record.memory import WholeMemoryNeeded
 from ..record.recording import InputsFoundLate, Recording
 from ..slots import Base, Grad, Grown, Memory, Output, Primal, Returned, Root, Tangent, Updated
 from .effects import Effect, Effects, Escape
-from .facts import (
-    Constant,
-    InputFacts,
-    Number,
-    OutputClassifier,
-    OutputFacts,
-    SameAsInput,
-    input_facts,
-)
 from .graph import Part, to_fx
+from .inputs import InputFacts, input_facts
 from .ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
+from .outputs import Constant, Number, OutputClassifier, OutputFacts, SameAsInput
 from .tape import BackwardWrite, Differentiated, Tape
 
 

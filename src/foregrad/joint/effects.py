@@ -17,7 +17,7 @@ from ..functionalize.walk import Functionalizer
 from ..ops import ViewStep, aten
 from ..record.recording import Recording
 from ..slots import Primal
-from .facts import InputFacts, is_stale
+from .inputs import InputFacts, is_stale
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from torch import Tensor
 from ..options import AOTConfig
 from ..schemas import InputAliasInfo, OutputAliasInfo, OutputType, ViewAndMutationMeta
 from .build import Joint
-from .facts import InputFacts, Number, Plain, Result, SameAsInput, SameAsOutput, ViewOfBase, ViewOfInput, ViewOfOutput
+from .inputs import InputFacts
+from .outputs import Number, Plain, Result, SameAsInput, SameAsOutput, ViewOfBase, ViewOfInput, ViewOfOutput
 
 
 def describe(joint: Joint, config: AOTConfig, saved_sizes: int | None) -> ViewAndMutationMeta:

@@ -18,9 +18,10 @@ from ..record.overlap import storage_of, tensors_in
 from ..record.recording import InputsFoundLate, Recording
 from ..record.step import Step
 from ..slots import Base, Output, Primal, Returned, Tangent, Updated
-from .facts import InputFacts, OutputFacts, Plain
 from .graph import Part, to_fx
+from .inputs import InputFacts
 from .ir import Node, name_nodes
+from .outputs import OutputFacts, Plain
 
 
 @dataclass(frozen=True, slots=True)

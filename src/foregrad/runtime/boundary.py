@@ -18,7 +18,7 @@ from .._torch import (
     set_version,
 )
 from ..joint.build import Joint
-from ..joint.facts import Number, Plain, Result, SameAsInput, ViewOfBase, ViewOfInput, ViewOfOutput
+from ..joint.outputs import Number, Plain, Result, SameAsInput, ViewOfBase, ViewOfInput, ViewOfOutput
 from ..ops import Kind, op_info
 from ..slots import Output, Primal, Returned, Updated
 from .backward import Backward, Saved, restride

@@ -13,8 +13,8 @@ from torch import fx
 from .._torch import OpOverload, any_autocast_enabled, deterministic_enabled
 from ..errors import CompilerError
 from ..joint.build import Joint
-from ..joint.facts import InputFacts
 from ..joint.graph import to_fx
+from ..joint.inputs import InputFacts
 from ..joint.metadata import describe
 from ..joint.verify import verify_graph
 from ..logs import show_graph

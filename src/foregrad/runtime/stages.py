@@ -6,17 +6,13 @@ that a program does not have adds no stage, and so no line.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import SymInt, Tensor
 
 from .._torch import (
     AutocastState,
-    OpOverload,
     mark_dynamic_dims,
     set_autocast_state,
     set_grad_enabled,
@@ -25,33 +21,13 @@ from .._torch import (
 from ..errors import AssumptionError
 from ..joint.build import Joint
 from ..joint.effects import Assigned, Effect, GradAssigned, Moved
-from ..joint.facts import (
-    Constant,
-    InputFacts,
-    Number,
-    OutputFacts,
-    Plain,
-    Rebuild,
-    SameAsInput,
-    SameAsOutput,
-    ViewOfBase,
-    ViewOfInput,
-    ViewOfOutput,
-)
-from ..ops import ViewStep, aten
+from ..joint.inputs import InputFacts
 from ..record.step import Step
-from ..slots import Base, Grown, Memory, Output, Primal, Returned, Root, Slot, Updated
+from ..slots import Grown, Memory, Output, Primal, Returned, Root, Updated
+from .aliases import Aliases
+from .stage import Stage
+from .text import arguments_text, literal, op_name
 from .writer import Writer
-
-
-class Stage:
-    """One concern: what it writes before the inner stages, and what behind them; by default nothing."""
-
-    def enter(self, writer: Writer) -> None:
-        """Lines on the way in."""
-
-    def leave(self, writer: Writer) -> None:
-        """Lines on the way out."""
 
 
 @dataclass(frozen=True)
@@ -183,116 +159,12 @@ def _has_version(facts: InputFacts) -> bool:
 
 def _reshape(writer: Writer, target: str, step: Step) -> None:
     """Change the shape of the caller's tensor as the program did."""
-    call = f"{_op_name(writer, step.op)}({', '.join([target, *_arguments(writer, step.args[1:], step.kwargs)])})"
+    call = f"{op_name(writer, step.op)}({', '.join([target, *arguments_text(writer, step.args[1:], step.kwargs)])})"
     if step.grad_enabled:
         writer.line(call)
     else:
         with writer.block(f"with {writer.bind(torch.no_grad, 'no_grad')}():"):
             writer.line(call)
-
-
-Taken = dict[tuple[str, bool], str]  # variables that hold all pieces of a split, by the call and its grad mode
-
-
-@dataclass(frozen=True)
-class Aliases(Stage):
-    """Outputs that are inputs, or views of something, are taken from the caller's own tensors."""
-
-    outputs: OutputFacts
-    grad_enabled: bool  # by the caller
-
-    def enter(self, writer: Writer) -> None:
-        for i, result in enumerate(self.outputs.results):
-            if isinstance(result, ViewOfInput) and result.rebuild.early:
-                self._take(writer, Output(i), result.input.slot, result.rebuild, {})
-
-    def leave(self, writer: Writer) -> None:
-        taken: Taken = {}
-        results = list(enumerate(self.outputs.results))
-        # What stands for itself comes first: a view may be of a later output.
-        for i, result in results:
-            match result:
-                case Constant(value):
-                    writer.variables[Output(i)] = literal(writer, value)
-                case SameAsInput(recorded):
-                    writer.variables[Output(i)] = writer.variable(recorded.slot)
-                case Plain(memory=ViewOfInput(recorded, rebuild, _)):
-                    self._lie_in_memory(writer, Output(i), recorded.slot, rebuild)
-                case Plain(fresh_leaf=True):
-                    writer.line(f"{writer.variable(Output(i))}.requires_grad_()")
-                case Plain() | Number():
-                    writer.variable(Output(i))
-        for i, result in results:
-            match result:
-                case ViewOfInput(recorded, rebuild, _) if not rebuild.early:
-                    self._take(writer, Output(i), recorded.slot, rebuild, taken)
-                case ViewOfBase(base, _, rebuild):
-                    self._take(writer, Output(i), Base(base), rebuild, taken)
-                case ViewOfOutput(index, rebuild):
-                    self._take(writer, Output(i), Output(index), rebuild, taken)
-        for i, result in results:
-            if isinstance(result, SameAsOutput):
-                writer.variables[Output(i)] = writer.variable(Output(result.index))
-
-    def _lie_in_memory(self, writer: Writer, output: Output, base: Slot, rebuild: Rebuild) -> None:
-        """Give a result that autograd takes for computed the memory of the input that it is an alias of."""
-        name = writer.variables[output]
-        del writer.variables[output]
-        with writer.block(f"with {writer.bind(torch.no_grad, 'no_grad')}():"):
-            self._take(writer, output, base, replace(rebuild, becomes_leaf=False), {})
-        writer.line(f"{name}.data = {writer.variables[output]}")
-        writer.variables[output] = name
-
-    def _take(self, writer: Writer, output: Output, base: Slot, rebuild: Rebuild, taken: Taken) -> None:
-        """Write the lines that take a view from its base again."""
-        source = writer.variable(base)
-        if rebuild.steps is None:
-            name = writer.variable(output)
-            geometry = f"{name}.size(), {name}.stride(), {name}.storage_offset()"
-            tensor = self.outputs.tensors[output.index]
-            if tensor is not None and not is_symbolic(tensor):
-                size, stride = tuple(tensor.shape), tensor.stride()
-                geometry = f"{size}, {stride}, {tensor.storage_offset()}"
-            detached = ".detach()" if rebuild.hides_base else ""
-            writer.line(f"{name} = {source}.as_strided({geometry}){detached}")
-        else:
-            name = writer.variables[output] = writer.fresh(str(output))
-            self._replay(writer, name, source, rebuild.steps, taken)
-        if rebuild.leaf_by_force:
-            writer.line(f"{name}.requires_grad_()")
-        elif rebuild.becomes_leaf:  # a view made under no_grad requires grad already, and has nothing to differentiate
-            writer.line(f"if not {name}.requires_grad: {name}.requires_grad_()")
-
-    def _replay(self, writer: Writer, name: str, source: str, steps: Sequence[ViewStep], taken: Taken) -> None:
-        """Call the recorded views one after another; a split is called once for all its pieces."""
-        current = source
-        for step in steps:
-            arguments = [current, *_arguments(writer, step.args, step.kwargs)]
-            # Under no_grad a change of shape leaves the history of the tensor alone, where a view would have none.
-            on_itself = step.in_place is not None and not step.with_grad and current != source
-            op = step.in_place if step.in_place is not None and on_itself else step.op
-            call = f"{_op_name(writer, op)}({', '.join(arguments)})"
-            pieces = taken.get((call, step.with_grad))
-            if pieces is None:
-                result = name if step.index is None else writer.fresh("pieces")
-                with self._grad_mode(writer, step.with_grad):
-                    writer.line(f"{result} = {call}")
-            if on_itself:
-                setter = writer.bind(set_version, "set_version")
-                writer.line(f"{setter}({name}, {name}._version - 1)")
-            if step.index is not None:
-                pieces = taken.setdefault((call, step.with_grad), pieces or result)
-                writer.line(f"{name} = {pieces}[{step.index}]")
-            current = name
-        if not steps:
-            writer.line(f"{name} = {writer.bind(aten.alias.default, 'alias')}({source})")
-
-    def _grad_mode(self, writer: Writer, enabled: bool) -> contextlib.AbstractContextManager[None]:
-        """A block in the grad mode in which a view was taken."""
-        if enabled == self.grad_enabled:
-            return contextlib.nullcontext()
-        mode = writer.bind(torch.enable_grad, "enable_grad") if enabled else writer.bind(torch.no_grad, "no_grad")
-        return writer.block(f"with {mode}():")
 
 
 @dataclass(frozen=True)
@@ -376,28 +248,6 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list
     return stages
 
 
-def is_symbolic(tensor: Tensor) -> bool:
-    """Whether the geometry of a tensor is not known in numbers."""
-    return any(isinstance(n, SymInt) for n in (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
-
-
 def dynamic_dims(tensor: Tensor) -> frozenset[int]:
     """The dimensions of a tensor whose size is symbolic."""
     return frozenset(d for d, n in enumerate(tensor.shape) if isinstance(n, SymInt) and not n.node.expr.is_number)
-
-
-def _op_name(writer: Writer, op: OpOverload) -> str:
-    return writer.bind(op, f"{op._schema.name.split('::')[1]}_{op._overloadname}")
-
-
-def _arguments(writer: Writer, args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
-    return [*(literal(writer, a) for a in args), *(f"{key}={literal(writer, a)}" for key, a in kwargs.items())]
-
-
-def literal(writer: Writer, value: Any) -> str:
-    """A value as Python text, bound to a name where text cannot say it."""
-    if value is None or type(value) in (bool, int, str):
-        return repr(value)
-    if type(value) in (list, tuple) and all(type(v) in (bool, int) for v in value):
-        return repr(value)
-    return writer.bind(value, type(value).__name__)

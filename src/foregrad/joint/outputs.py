@@ -1,7 +1,6 @@
-"""What the recording says about inputs and outputs.
+"""What the recording says about outputs.
 
-Facts come from the record: storages, views, versions, autograd nodes. An output is one of a few cases, each a small
-frozen type that says how the run time gets it back.
+An output is one of a few cases, each a small frozen type that says how the run time gets it back.
 """
 
 from __future__ import annotations
@@ -13,176 +12,20 @@ from typing import Any
 import torch
 from torch import SymFloat, SymInt, Tensor
 
-from .._torch import OpOverload, creation_of, hint_of, is_custom_function_node, refusal_of_write
+from .._torch import OpOverload, creation_of, hint_of, is_custom_function_node
 from ..errors import UnknownOutputError, UnsupportedError
 from ..functionalize.state import TensorState
-from ..functionalize.storages import changes_memory, moves_storage, place_again, resizes
-from ..functionalize.views import repeats_elements
 from ..functionalize.walk import Functionalizer
 from ..ops import Kind, ViewStep, op_info
-from ..record.memory import WholeMemoryNeeded
-from ..record.recording import RecordedInput, Recording, is_start_node
-from ..record.step import Step
+from ..record.recording import Recording
+from ..record.stand_ins import RecordedInput, is_start_node
 from ..schemas import OutputType
-from ..slots import Memory, Root
 from ..values import PLAIN
+from .inputs import geometry_of, is_stale
 
 KNOWN_CONSTANTS = (*PLAIN, torch.Size, slice, type(Ellipsis))
 
 
-# ------------------------------------------------------------------------------------------------ inputs
-@dataclass(frozen=True, slots=True)
-class InputFacts:
-    """What the program did to one input."""
-
-    recorded: RecordedInput
-    is_leaf: bool
-    data_changed: bool  # the program wrote to it, or through it
-    written: bool  # its new data is written back; memory that inputs share is written back as a whole
-    written_in_graph: bool  # the graph itself holds the write
-    reshapes: tuple[Step, ...]  # in-place changes of shape to carry out on the caller's tensor
-    refitted: bool  # they leave it with other elements than it had: its old ones are written back before
-    moved: Step | None  # the `set_` that left it on other memory
-    moved_uncounted: bool  # it was `.data =`, which does not count as a write
-    all_writes_without_grad: bool
-    write_seen_by_autograd: bool  # the caller's tensor must continue the tape
-    version_change: int
-    geometry: Tensor | None  # an abstract tensor with the shape that the input came with
-    requires_grad: bool  # after the program ran
-    made_to_require_grad: bool  # by `requires_grad_()` in the program
-
-    @property
-    def keeps_place(self) -> bool:
-        """Whether its new data has the geometry that it came with: it is written before any shape is changed."""
-        if self.refitted or self.moved is not None:
-            return True
-        unchanged = self.geometry is not None and _geometry(self.recorded.seen) == _geometry(self.geometry)
-        return isinstance(self.recorded.slot, Memory) and unchanged
-
-
-def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_writes: bool) -> InputFacts:
-    """Read off what happened to an input in the forward; `keep_writes` lets the graph write where autograd is blind."""
-    seen = recorded.seen
-    if not isinstance(seen, Tensor):
-        return untouched(recorded, requires_grad=False)
-    if recorded.same_as is not None:  # everything is said of the first
-        shape = functionalizer.state_before(recorded.same_as).tensor
-        return untouched(recorded, requires_grad=seen.requires_grad, geometry=shape)
-    _refuse_lost_effects(recorded)
-    state, before = functionalizer.state_of(seen), functionalizer.state_before(recorded)
-    steps = tuple(functionalizer.reshapes.get(id(seen), ()))
-    moved = next((step for step in reversed(steps) if state.storage is not before.storage), None)
-    if moved and recorded.required_grad and not recorded.was_leaf and seen.grad_fn is not recorded.start_node:
-        raise UnsupportedError(
-            f"the program moves {recorded.slot} to other memory and writes to it there, which cannot be differentiated "
-            "yet. Write to a copy of it."
-        )
-    if moved and recorded.required_grad and seen.shape != before.tensor.shape:
-        raise UnsupportedError(f"{recorded.slot} requires grad and takes another shape, which cannot be compiled yet.")
-    refitted = moved is None and any(map(changes_memory, steps))
-    moves = any(map(moves_storage, steps))
-    cancelled = _geometry(seen) == _geometry(before.tensor) and (moves or not refitted)
-    if moves:  # away and back again
-        steps = (*filter(resizes, steps), place_again(steps[-1], seen))
-    # An input that is the root of shared memory changes its shape itself.
-    reshapes = () if moved or cancelled or isinstance(recorded.slot, (Memory, Root)) else steps
-    if reshapes and not is_stale(seen) and seen.is_leaf and seen.requires_grad:
-        raise UnsupportedError(
-            f"the program changes the shape of the leaf {recorded.slot}, which cannot be compiled yet."
-        )
-    writes = before.storage.writes
-    if writes and recorded.parent is None and repeats_elements(before.tensor):
-        raise WholeMemoryNeeded(recorded.slot)
-    without_grad = bool(writes) and not any(write.step.grad_enabled for write in writes)
-    seen_by_autograd = bool(writes) and _is_own(recorded) and seen.grad_fn is not recorded.start_node
-    real = functionalizer.real_tensors.get(recorded.slot)
-    if seen_by_autograd and recorded.parent is None and real is not None:
-        refusal = refusal_of_write(real)
-        if refusal is not None:  # the recording did not know that it is a view
-            raise refusal
-    if seen_by_autograd and (moved or refitted):
-        if not without_grad and recorded.required_grad:
-            raise UnsupportedError(
-                f"the program writes to {recorded.slot} and moves it to other memory, which cannot be differentiated "
-                "yet. Write to a copy of it."
-            )
-        seen_by_autograd = False
-    made = not is_stale(seen) and seen.requires_grad and not recorded.required_grad and seen.is_leaf
-    if made and (writes or not _is_own(recorded)):
-        raise UnsupportedError(
-            f"the program makes {recorded.slot} require grad and writes to its memory, which cannot be compiled yet."
-        )
-    written = bool(writes) and (recorded.parent is None or (isinstance(recorded.slot, Root) and seen_by_autograd))
-    in_graph = keep_writes and written and not (refitted or moved) and _geometry(seen) == _geometry(before.tensor)
-    return InputFacts(
-        recorded=recorded,
-        is_leaf=recorded.was_leaf,
-        data_changed=any(write.goes_through(recorded) for write in writes)
-        or (bool(writes) and recorded.parent is None),
-        written=written,
-        written_in_graph=in_graph and (without_grad or not seen.requires_grad),
-        reshapes=reshapes,
-        refitted=refitted,
-        moved=moved,
-        moved_uncounted=moved is not None and functionalizer.moves_uncounted(recorded),
-        all_writes_without_grad=without_grad,
-        write_seen_by_autograd=seen_by_autograd,
-        version_change=0 if seen.is_inference() else seen._version,
-        geometry=before.tensor,
-        requires_grad=_requires_grad(recorded),
-        made_to_require_grad=_is_own(recorded) and seen.requires_grad and not recorded.required_grad and seen.is_leaf,
-    )
-
-
-def _is_own(recorded: RecordedInput) -> bool:
-    """Whether autograd takes an input for itself, and not for a view of memory that inputs share."""
-    return recorded.parent is None or isinstance(recorded.slot, Root) or recorded.seen is recorded.parent.seen
-
-
-def _requires_grad(recorded: RecordedInput) -> bool:
-    """After the program ran. A view that must not be written cannot even be asked once its memory has changed."""
-    try:
-        return bool(recorded.seen.requires_grad)
-    except RuntimeError:
-        return recorded.required_grad
-
-
-def _refuse_lost_effects(recorded: RecordedInput) -> None:
-    """What a program does to an input that a compiled call would not do to the caller's tensor."""
-    seen, slot = recorded.seen, recorded.slot
-    if is_stale(seen):
-        return
-    if recorded.required_grad and not _requires_grad(recorded):
-        raise UnsupportedError(f"the program makes {slot} not require grad, which cannot be compiled yet.")
-    if seen.retains_grad or seen._post_accumulate_grad_hooks:
-        raise UnsupportedError(
-            f"the program calls retain_grad() on {slot} or gives it a post-accumulate hook, which cannot be compiled "
-            "yet. Do so before the call."
-        )
-
-
-def untouched(recorded: RecordedInput, requires_grad: bool, geometry: Tensor | None = None) -> InputFacts:
-    """The facts about an input that nothing was done to."""
-    return InputFacts(
-        recorded=recorded,
-        is_leaf=recorded.was_leaf,
-        data_changed=False,
-        written=False,
-        written_in_graph=False,
-        reshapes=(),
-        refitted=False,
-        moved=None,
-        moved_uncounted=False,
-        all_writes_without_grad=False,
-        write_seen_by_autograd=False,
-        version_change=0,
-        geometry=geometry,
-        requires_grad=requires_grad,
-        made_to_require_grad=False,
-    )
-
-
-# ----------------------------------------------------------------------------------------------- outputs
 @dataclass(frozen=True, slots=True)
 class Rebuild:
     """How a view is taken again from its base: by the recorded views, or by the geometry of the graph's own result."""
@@ -421,7 +264,7 @@ class OutputClassifier:
             return None
         for other in self._by_storage[id(self._state(leaf).storage)]:
             steps = self._state(leaf).chain_from(self._state(other))
-            same = steps is not None and _geometry(other) == _geometry(leaf)
+            same = steps is not None and geometry_of(other) == geometry_of(leaf)
             if other is leaf or id(other) in self._inputs or is_stale(other):
                 continue
             if same and other.requires_grad and self._is_plain(other):
@@ -465,15 +308,6 @@ class OutputClassifier:
         return Plain(leaf, kind, differentiable, leaf.requires_grad and not differentiable, is_view)
 
 
-def is_stale(tensor: Tensor) -> bool:
-    """Whether autograd refuses to say anything about a view, because its base was written behind its back."""
-    try:
-        tensor.grad_fn  # noqa: B018
-    except RuntimeError:
-        return True
-    return False
-
-
 def _constant(value: Any, path: str) -> Constant:
     if not isinstance(value, KNOWN_CONSTANTS):
         raise UnknownOutputError(
@@ -481,10 +315,6 @@ def _constant(value: Any, path: str) -> Constant:
             "with torch.utils._pytree.register_pytree_node, or return its tensors in a tuple, list or dict."
         )
     return Constant(value)
-
-
-def _geometry(tensor: Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
 
 
 def _is_symbolic(step: ViewStep) -> bool:

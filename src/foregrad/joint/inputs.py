@@ -1,0 +1,221 @@
+"""What the recording says about inputs: what the program wrote, reshaped, moved, made require grad."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .._torch import refusal_of_write
+from ..errors import UnsupportedError
+from ..functionalize.storages import changes_memory, moves_storage, place_again, resizes
+from ..functionalize.views import repeats_elements
+from ..functionalize.walk import Functionalizer
+from ..record.memory import WholeMemoryNeeded
+from ..record.stand_ins import RecordedInput
+from ..record.step import Step
+from ..slots import Memory, Root
+
+
+@dataclass(frozen=True, slots=True)
+class InputFacts:
+    """What the program did to one input."""
+
+    recorded: RecordedInput
+    is_leaf: bool
+    data_changed: bool  # the program wrote to it, or through it
+    written: bool  # its new data is written back; memory that inputs share is written back as a whole
+    written_in_graph: bool  # the graph itself holds the write
+    reshapes: tuple[Step, ...]  # in-place changes of shape to carry out on the caller's tensor
+    refitted: bool  # they leave it with other elements than it had: its old ones are written back before
+    moved: Step | None  # the `set_` that left it on other memory
+    moved_uncounted: bool  # it was `.data =`, which does not count as a write
+    all_writes_without_grad: bool
+    write_seen_by_autograd: bool  # the caller's tensor must continue the tape
+    version_change: int
+    geometry: Tensor | None  # an abstract tensor with the shape that the input came with
+    requires_grad: bool  # after the program ran
+    made_to_require_grad: bool  # by `requires_grad_()` in the program
+
+    @property
+    def keeps_place(self) -> bool:
+        """Whether its new data has the geometry that it came with: it is written before any shape is changed."""
+        if self.refitted or self.moved is not None:
+            return True
+        unchanged = self.geometry is not None and geometry_of(self.recorded.seen) == geometry_of(self.geometry)
+        return isinstance(self.recorded.slot, Memory) and unchanged
+
+
+def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_writes: bool) -> InputFacts:
+    """Read off what happened to an input in the forward; `keep_writes` lets the graph write where autograd is blind."""
+    seen = recorded.seen
+    if not isinstance(seen, Tensor):
+        return untouched(recorded, requires_grad=False)
+    if recorded.same_as is not None:  # everything is said of the first
+        shape = functionalizer.state_before(recorded.same_as).tensor
+        return untouched(recorded, requires_grad=seen.requires_grad, geometry=shape)
+    _refuse_lost_effects(recorded)
+    before = functionalizer.state_before(recorded)
+    place = _place(functionalizer, recorded)
+    writes = before.storage.writes
+    if writes and recorded.parent is None and repeats_elements(before.tensor):
+        raise WholeMemoryNeeded(recorded.slot)
+    without_grad = bool(writes) and not any(write.step.grad_enabled for write in writes)
+    tracked = bool(writes) and _is_tracked(functionalizer, recorded, place, without_grad)
+    written = bool(writes) and (recorded.parent is None or (isinstance(recorded.slot, Root) and tracked))
+    stays = not (place.refitted or place.moved) and geometry_of(seen) == geometry_of(before.tensor)
+    through = recorded.parent is None or any(write.goes_through(recorded) for write in writes)
+    return InputFacts(
+        recorded=recorded,
+        is_leaf=recorded.was_leaf,
+        data_changed=bool(writes) and through,
+        written=written,
+        written_in_graph=keep_writes and written and stays and (without_grad or not seen.requires_grad),
+        reshapes=place.reshapes,
+        refitted=place.refitted,
+        moved=place.moved,
+        moved_uncounted=place.moved is not None and functionalizer.moves_uncounted(recorded),
+        all_writes_without_grad=without_grad,
+        write_seen_by_autograd=tracked,
+        version_change=0 if seen.is_inference() else seen._version,
+        geometry=before.tensor,
+        requires_grad=_requires_grad(recorded),
+        made_to_require_grad=_is_made_to_require_grad(recorded, bool(writes)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """How an input lies in memory afterwards: see the fields of the same names in `InputFacts`."""
+
+    reshapes: tuple[Step, ...]
+    refitted: bool
+    moved: Step | None
+
+
+def _place(functionalizer: Functionalizer, recorded: RecordedInput) -> _Place:
+    seen, before = recorded.seen, functionalizer.state_before(recorded)
+    steps = tuple(functionalizer.reshapes.get(id(seen), ()))
+    if not steps:
+        return _Place((), False, None)
+    moved = steps[-1] if functionalizer.state_of(seen).storage is not before.storage else None
+    if moved:
+        _refuse_move(recorded, before.tensor)
+    refitted = moved is None and any(map(changes_memory, steps))
+    moves = any(map(moves_storage, steps))
+    cancelled = geometry_of(seen) == geometry_of(before.tensor) and (moves or not refitted)
+    if moves:  # away and back again
+        steps = (*filter(resizes, steps), place_again(steps[-1], seen))
+    # An input that is the root of shared memory changes its shape itself.
+    reshapes = () if moved or cancelled or isinstance(recorded.slot, (Memory, Root)) else steps
+    if reshapes and not is_stale(seen) and seen.is_leaf and seen.requires_grad:
+        raise UnsupportedError(
+            f"the program changes the shape of the leaf {recorded.slot}, which cannot be compiled yet. Use a view."
+        )
+    return _Place(reshapes, refitted, moved)
+
+
+def _refuse_move(recorded: RecordedInput, before: Tensor) -> None:
+    """Moves to other memory that autograd would have to follow."""
+    seen = recorded.seen
+    if recorded.required_grad and not recorded.was_leaf and seen.grad_fn is not recorded.start_node:
+        raise UnsupportedError(
+            f"the program moves {recorded.slot} to other memory and writes to it there, which cannot be differentiated "
+            "yet. Write to a copy of it."
+        )
+    if recorded.required_grad and seen.shape != before.shape:
+        raise UnsupportedError(
+            f"{recorded.slot} requires grad and takes another shape, which cannot be compiled yet. Pass a tensor of "
+            "that shape."
+        )
+
+
+def _is_tracked(functionalizer: Functionalizer, recorded: RecordedInput, place: _Place, without_grad: bool) -> bool:
+    """Whether autograd saw that the input was written; what it forbids to write is refused."""
+    if not _is_own(recorded) or recorded.seen.grad_fn is recorded.start_node:
+        return False
+    real = functionalizer.real_tensors.get(recorded.slot)
+    refusal = refusal_of_write(real) if recorded.parent is None and real is not None else None
+    if refusal is not None:  # the recording did not know that it is a view
+        raise refusal
+    if not place.moved and not place.refitted:
+        return True
+    if not without_grad and recorded.required_grad:
+        raise UnsupportedError(
+            f"the program writes to {recorded.slot} and moves it to other memory, which cannot be differentiated yet. "
+            "Write to a copy of it."
+        )
+    return False
+
+
+def _is_made_to_require_grad(recorded: RecordedInput, written: bool) -> bool:
+    seen = recorded.seen
+    made = not is_stale(seen) and seen.requires_grad and not recorded.required_grad and seen.is_leaf
+    if made and (written or not _is_own(recorded)):
+        raise UnsupportedError(
+            f"the program makes {recorded.slot} require grad and writes to its memory, which cannot be compiled yet. "
+            "Call requires_grad_() before."
+        )
+    return made
+
+
+def _is_own(recorded: RecordedInput) -> bool:
+    """Whether autograd takes an input for itself, and not for a view of memory that inputs share."""
+    return recorded.parent is None or isinstance(recorded.slot, Root) or recorded.seen is recorded.parent.seen
+
+
+def _requires_grad(recorded: RecordedInput) -> bool:
+    """After the program ran. A view that must not be written cannot even be asked once its memory has changed."""
+    try:
+        return bool(recorded.seen.requires_grad)
+    except RuntimeError:
+        return recorded.required_grad
+
+
+def _refuse_lost_effects(recorded: RecordedInput) -> None:
+    """What a program does to an input that a compiled call would not do to the caller's tensor."""
+    seen, slot = recorded.seen, recorded.slot
+    if is_stale(seen):
+        return
+    if recorded.required_grad and not _requires_grad(recorded):
+        raise UnsupportedError(f"the program makes {slot} not require grad, which cannot be compiled yet.")
+    if seen.retains_grad or seen._post_accumulate_grad_hooks:
+        raise UnsupportedError(
+            f"the program calls retain_grad() on {slot} or gives it a post-accumulate hook, which cannot be compiled "
+            "yet. Do so before the call."
+        )
+
+
+def untouched(recorded: RecordedInput, requires_grad: bool, geometry: Tensor | None = None) -> InputFacts:
+    """The facts about an input that nothing was done to."""
+    return InputFacts(
+        recorded=recorded,
+        is_leaf=recorded.was_leaf,
+        data_changed=False,
+        written=False,
+        written_in_graph=False,
+        reshapes=(),
+        refitted=False,
+        moved=None,
+        moved_uncounted=False,
+        all_writes_without_grad=False,
+        write_seen_by_autograd=False,
+        version_change=0,
+        geometry=geometry,
+        requires_grad=requires_grad,
+        made_to_require_grad=False,
+    )
+
+
+def is_stale(tensor: Tensor) -> bool:
+    """Whether autograd refuses to say anything about a view, because its base was written behind its back."""
+    try:
+        tensor.grad_fn  # noqa: B018
+    except RuntimeError:
+        return True
+    return False
+
+
+def geometry_of(tensor: Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()

@@ -1,0 +1,158 @@
+"""What stands for the arguments of a program while it is recorded."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._torch import (
+    FakeTensor,
+    copy_creation,
+    disable_modes,
+)
+from ..ops import ViewStep, aten
+from ..slots import Primal
+from .engine import Engine
+from .memory import Family, SharedMemory, root_of
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A value that goes into a recording: a tensor, or any Python object, which is a constant of the program."""
+
+    slot: Primal
+    value: Any
+    dynamic: bool = False  # sizes of a tensor, or an int, become symbols
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedInput:
+    """What stood for an argument while the program ran."""
+
+    slot: Primal
+    seen: Any  # what the program saw: an abstract tensor, a symbolic int, or the constant itself
+    leaf: Tensor | None = None  # what gradients are taken for
+    start_node: Any = None  # the autograd node of `seen` before the program ran
+    was_leaf: bool = False
+    was_inference: bool = False
+    required_grad: bool = False
+    same_as: RecordedInput | None = None  # an earlier input that is the same tensor
+    parent: RecordedInput | None = None  # the input whose memory it looks at
+    views: tuple[tuple[ViewStep, Tensor], ...] = ()  # that give it from there, each with its result
+
+    @property
+    def is_tensor(self) -> bool:
+        return isinstance(self.seen, Tensor)
+
+    @property
+    def differentiated(self) -> Tensor | None:
+        """What gradients are taken for: also an input that the program itself made require grad."""
+        if self.leaf is not None or not self.is_tensor or self.same_as or self.parent:
+            return self.leaf
+        return self.seen if self.seen.requires_grad and self.seen.is_leaf else None
+
+
+class _NonLeaf(torch.autograd.Function):
+    """Makes a tensor that is no leaf out of one that is, without recording an operator."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, box: list[Tensor]) -> Tensor:
+        ctx.set_materialize_grads(False)  # no gradient gives none, not zeros
+        return box[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:
+        return gradient, None
+
+
+def is_start_node(node: Any) -> bool:
+    """Whether an autograd node belongs to an input that is no leaf."""
+    return type(node).__name__ == "_NonLeafBackward"
+
+
+def _as_inference_tensor(real: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """A twin is an inference tensor exactly if the real tensor is one."""
+    if real.is_inference() == torch.is_inference_mode_enabled():
+        return contextlib.nullcontext()
+    return torch.inference_mode(real.is_inference())
+
+
+def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
+    """Make what stands for an argument: not a view, and a leaf exactly if the argument is one."""
+    value = argument.value
+    if type(value) is int and argument.dynamic:
+        return RecordedInput(argument.slot, engine.symbol(value, argument.slot))
+    if not isinstance(value, Tensor):
+        return RecordedInput(argument.slot, value)
+    with disable_modes(), _as_inference_tensor(value):
+        seen = engine.twin(value, argument.slot, argument.dynamic)
+    leaf = None
+    if value.requires_grad:
+        leaf = seen.requires_grad_()
+        if not value.is_leaf:
+            with disable_modes(), torch.enable_grad():
+                seen = _NonLeaf.apply(leaf, [engine.twin(value, argument.slot, argument.dynamic)])
+    _copy_attributes(value, seen)
+    return _recorded(argument.slot, value, seen, leaf)
+
+
+def _recorded(slot: Primal, value: Tensor, seen: Tensor, leaf: Tensor | None = None, **more: Any) -> RecordedInput:
+    grad = value.requires_grad
+    return RecordedInput(slot, seen, leaf, seen.grad_fn, value.is_leaf, value.is_inference(), grad, **more)
+
+
+def _copy_attributes(value: Tensor, seen: Tensor) -> None:
+    if not isinstance(value, FakeTensor):
+        vars(seen).update(vars(value))  # that the user has put on the tensor
+    if isinstance(value, torch.nn.Parameter):
+        seen._is_param = True
+
+
+def stand_in_for_root(memory: RecordedInput, family: Family) -> RecordedInput:
+    """What autograd takes some inputs to be views of, where it is not the memory's own input: cut off from that."""
+    root = family.root
+    with disable_modes(), _as_inference_tensor(root), torch.no_grad():
+        views = _take_views(memory.seen, family.views)
+        seen, once_more = (views[-1][1].data if family.own_version else views[-1][1].detach() for _ in range(2))
+    leaf = None
+    if root.requires_grad:
+        leaf = seen.requires_grad_()
+        if not root.is_leaf:
+            with disable_modes(), torch.enable_grad():
+                seen = _NonLeaf.apply(leaf, [once_more])
+    views.append((ViewStep(aten.detach.default, (), {}, None), seen))
+    return _recorded(family.slot, root, seen, leaf, parent=memory, views=tuple(views))
+
+
+def stand_in_for_member(
+    memory: RecordedInput, root: RecordedInput, argument: Argument, shared: SharedMemory
+) -> RecordedInput:
+    """An input that is a view, for autograd too, of something that stands in already."""
+    value = argument.value
+    steps = shared.views_from(root_of(value), value)
+    if not steps:
+        return _recorded(argument.slot, value, root.seen, parent=root)
+    made_with_grad = value.requires_grad or not root.required_grad
+    with disable_modes(), _as_inference_tensor(value):
+        with torch.set_grad_enabled(made_with_grad):
+            seen = _take_views(root.seen, steps)[-1][1]
+        with torch.no_grad():  # writes are carried back to the memory itself, wherever the root lies in it
+            views = _take_views(memory.seen, shared.views_from(shared.base, value))
+    if seen._is_view() and value._is_view():
+        copy_creation(seen, value)
+    _copy_attributes(value, seen)
+    views[-1] = views[-1][0], seen
+    return _recorded(argument.slot, value, seen, parent=memory, views=tuple(views))
+
+
+def _take_views(tensor: Tensor, steps: Sequence[ViewStep]) -> list[tuple[ViewStep, Tensor]]:
+    views: list[tuple[ViewStep, Tensor]] = []
+    for step in steps:
+        tensor = step.op(tensor, *step.args, **step.kwargs)
+        views.append((step, tensor))
+    return views
