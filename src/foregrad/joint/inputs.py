@@ -101,7 +101,7 @@ def _place(functionalizer: Functionalizer, recorded: RecordedInput) -> _Place:
         return _Place((), False, None)
     moved = steps[-1] if functionalizer.state_of(seen).storage is not before.storage else None
     if moved:
-        _refuse_move(recorded, before.tensor)
+        _refuse_move(recorded, before.tensor, functionalizer.real_tensors.get(recorded.slot))
     refitted = moved is None and any(map(changes_memory, steps))
     moves = any(map(moves_storage, steps))
     cancelled = geometry_of(seen) == geometry_of(before.tensor) and (moves or not refitted)
@@ -116,10 +116,11 @@ def _place(functionalizer: Functionalizer, recorded: RecordedInput) -> _Place:
     return _Place(reshapes, refitted, moved)
 
 
-def _refuse_move(recorded: RecordedInput, before: Tensor) -> None:
+def _refuse_move(recorded: RecordedInput, before: Tensor, real: Tensor | None) -> None:
     """Moves to other memory that autograd would have to follow."""
     seen = recorded.seen
-    if recorded.required_grad and not recorded.was_leaf and seen.grad_fn is not recorded.start_node:
+    is_view = recorded.required_grad and real is not None and real._is_view()
+    if is_view or is_stale(seen) or seen.grad_fn is not recorded.start_node:
         raise UnsupportedError(
             f"the program moves {recorded.slot} to other memory and writes to it there, which cannot be differentiated "
             "yet. Write to a copy of it."

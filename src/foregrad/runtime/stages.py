@@ -228,9 +228,11 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list
     stages: list[Stage] = []
     if debug_assert:
         stages.append(Assumptions(joint.inputs, state, aot_id))
-    made = tuple(facts.recorded.slot for facts in joint.inputs if facts.made_to_require_grad)
-    if made:
-        stages.append(RequireGrad(made, joint.is_training or not any(facts.written for facts in joint.touched)))
+    made = [facts.recorded.slot for facts in joint.inputs if facts.made_to_require_grad]
+    late = [] if joint.is_training else [slot for slot in made if _shares_written_memory(joint, slot)]
+    for slots in (tuple(slot for slot in made if slot not in late), tuple(late)):
+        if slots:
+            stages.append(RequireGrad(slots, at_once=slots[0] not in late))
     if joint.autocast_after is not None:
         stages.append(AutocastAfter(joint.autocast_after))
     if joint.grad_mode_after is not None:
@@ -246,6 +248,13 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list
         stages.append(Versions(tuple(joint.touched)))
         stages.append(WriteBack(tuple(joint.touched), frozenset(joint.signature.returned)))
     return stages
+
+
+def _shares_written_memory(joint: Joint, slot: Primal) -> bool:
+    """Whether a view of an input is written: autograd would forbid it once the input requires grad."""
+    reals = joint.recording.real_tensors
+    written = [reals[f.recorded.slot] for f in joint.touched if f.written and f.recorded.slot in reals]
+    return any(t.untyped_storage()._cdata == reals[slot].untyped_storage()._cdata for t in written)
 
 
 def dynamic_dims(tensor: Tensor) -> frozenset[int]:
