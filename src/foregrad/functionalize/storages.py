@@ -87,6 +87,11 @@ def place_again(step: Step, tensor: Tensor) -> Step:
 
 # ------------------------------------------------------------------------------------------------------- set_
 def _move(walk: Functionalizer, step: Step, tensor: Tensor) -> None:
+    if tensor._is_view() and tensor.requires_grad:
+        raise UnsupportedError(
+            f"{step.op}, at {where(step.stack)}, moves a view to other memory, which cannot be compiled yet. Make a "
+            "new tensor instead."
+        )
     if tensor.requires_grad and walk.is_used_before(tensor):
         raise UnsupportedError(
             f"{step.op}, at {where(step.stack)}, moves a tensor that requires grad to other memory after it was used, "

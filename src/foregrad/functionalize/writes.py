@@ -234,8 +234,7 @@ def _by_cloning(walk: Functionalizer, step: Step) -> None:
     outs = () if returns == 0 else (step.out,) if returns == 1 else tuple(step.out)
     values = (*(outs or (None,)), *(given[name] for name in written))
     node = walk.graph.call(auto_functionalized, (step.op,), walk.kwargs(given), values)
-    if op_info(step.op).impure and returns:
-        node.impure = True
+    node.impure = True  # it may do more than it says, and eager runs it whether its result is used or not
     for i, out in enumerate(outs):
         walk.results(walk.graph.call(operator.getitem, (node, i), {}, out), out)
     for i, name in enumerate(written, max(1, returns)):

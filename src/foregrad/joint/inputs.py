@@ -59,7 +59,8 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
     before = functionalizer.state_before(recorded)
     place = _place(functionalizer, recorded)
     writes = before.storage.writes
-    if writes and recorded.parent is None and repeats_elements(before.tensor):
+    lazy = before.tensor.is_conj() or before.tensor.is_neg()  # what is written is not what lies in memory
+    if writes and recorded.parent is None and (lazy or repeats_elements(before.tensor)):
         raise WholeMemoryNeeded(recorded.slot)
     without_grad = bool(writes) and not any(write.step.grad_enabled for write in writes)
     tracked = bool(writes) and _is_tracked(functionalizer, recorded, place, without_grad)

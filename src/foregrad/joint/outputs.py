@@ -200,6 +200,11 @@ class OutputClassifier:
 
     def _in_memory_of(self, owner: RecordedInput, leaf: Tensor) -> Result:
         """An output whose memory belongs to an input; autograd may see it otherwise."""
+        if self._recording.made_to_require_grad(owner.seen) and leaf.requires_grad and leaf.grad_fn is None:
+            raise UnsupportedError(
+                f"a view of {owner.slot} is taken before the program makes it require grad, and returned: this cannot "
+                "be compiled yet. Take the view afterwards."
+            )
         siblings = self._by_storage[id(self._state(leaf).storage)]
         unbound = all(self._from_many(t) and not is_stale(t) and t.grad_fn is not None for t in siblings)
         view = ViewOfInput(owner, self._rebuild(leaf, owner.seen, self._state_at_the_end(owner)), unbound)

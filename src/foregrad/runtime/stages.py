@@ -110,6 +110,7 @@ class Versions(Stage):
     """Version counters say what they would say in eager, however often the run time itself has written."""
 
     inputs: tuple[InputFacts, ...]
+    training: bool
 
     def enter(self, writer: Writer) -> None:
         """Note versions where what moves them by itself is not known: in shared memory, and by changes of shape."""
@@ -133,11 +134,11 @@ class Versions(Stage):
                 writer.line(f"{setter}({name}, {name}._version + {missing})")
 
     def _missing(self, facts: InputFacts) -> int:
-        return facts.version_change - facts.written - self._later_moves(facts)
+        return facts.version_change - facts.written - len(facts.reshapes) - self._later_moves(facts)
 
     def _counts_at_once(self, facts: InputFacts) -> bool:
         """Writes to nothing only count: they do so before anything is saved, for others may share the counter."""
-        nothing_to_do = not facts.written and not facts.moved and self._missing(facts) > 0
+        nothing_to_do = not (facts.written or facts.moved or facts.reshapes) and self._missing(facts) > 0
         return nothing_to_do and _has_version(facts) and not self._is_noted(facts)
 
     def _later_moves(self, facts: InputFacts) -> int:
@@ -149,7 +150,9 @@ class Versions(Stage):
     def _is_noted(self, facts: InputFacts) -> bool:
         in_memory = facts.recorded.parent is not None
         counts_by_moving = facts.moved is not None and not facts.moved_uncounted
-        return _has_version(facts) and bool(in_memory or facts.reshapes or facts.refitted or counts_by_moving)
+        counted_before = self.training and facts.reshapes  # perhaps: before it was saved
+        noted = in_memory or counted_before or facts.refitted or counts_by_moving
+        return _has_version(facts) and bool(noted)
 
 
 def _has_version(facts: InputFacts) -> bool:
@@ -245,7 +248,7 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list
     stages.append(Aliases(joint.outputs, joint.recording.grad_enabled))
     if joint.touched:
         # Before views are taken: they would take a new version for a write.
-        stages.append(Versions(tuple(joint.touched)))
+        stages.append(Versions(tuple(joint.touched), joint.is_training))
         stages.append(WriteBack(tuple(joint.touched), frozenset(joint.signature.returned)))
     return stages
 

@@ -141,7 +141,8 @@ class Draw:
         return self.rng.choice(names)
 
     def smaller(self) -> str:
-        count = self._a.numel()
+        memory = int(self._a.untyped_storage().nbytes() // self._a.itemsize - self._a.storage_offset())
+        count = max(0, min(self._a.numel(), memory))  # what lies beyond is not defined
         return self.rng.choice([f"({self.rng.randint(0, count)},)", f"(1, {count})", f"({count},)"])
 
     def larger(self) -> str:
