@@ -16,7 +16,7 @@ from .._torch import OpOverload, creation_of, hint_of, is_custom_function_node
 from ..errors import UnknownOutputError, UnsupportedError
 from ..functionalize.state import TensorState
 from ..functionalize.walk import Functionalizer
-from ..ops import Kind, ViewStep, op_info
+from ..ops import Kind, ViewStep, aten, op_info
 from ..record.recording import Recording
 from ..record.stand_ins import RecordedInput, is_start_node
 from ..schemas import OutputType
@@ -200,7 +200,9 @@ class OutputClassifier:
 
     def _in_memory_of(self, owner: RecordedInput, leaf: Tensor) -> Result:
         """An output whose memory belongs to an input; autograd may see it otherwise."""
-        if self._recording.made_to_require_grad(owner.seen) and leaf.requires_grad and leaf.grad_fn is None:
+        chain = self._state(leaf).chain_from(self._state_at_the_end(owner)) or []
+        before = leaf.grad_fn is None and all(step.op is not aten.detach.default for step in chain)
+        if before and not owner.required_grad and self._recording.made_to_require_grad(owner.seen):
             raise UnsupportedError(
                 f"a view of {owner.slot} is taken before the program makes it require grad, and returned: this cannot "
                 "be compiled yet. Take the view afterwards."

@@ -97,6 +97,9 @@ class Aliases(Stage):
         else:
             name = writer.variables[output] = writer.fresh(str(output))
             self._replay(writer, name, source, rebuild.steps, taken)
+            is_cut = any(step.op is aten.detach.default for step in rebuild.steps)
+            if rebuild.hides_base and not rebuild.becomes_leaf and not is_cut:
+                writer.line(f"{name} = {name}.detach()")
         if rebuild.leaf_by_force:
             writer.line(f"{name}.requires_grad_()")
         elif rebuild.becomes_leaf:  # a view made under no_grad requires grad already, and has nothing to differentiate
