@@ -14,7 +14,7 @@ from torch import SymInt, Tensor
 
 from ..errors import UnsupportedError
 from ..ops import Kind, ViewStep, aten, op_info
-from ..record.engine import has_gaps
+from ..record.engine import geometry_of, has_gaps
 from ..record.lines import where
 from ..record.memory import WholeMemoryNeeded
 from ..record.overlap import tensors_in
@@ -207,7 +207,7 @@ def fit_results(walk: Functionalizer, step: Step, targets: Sequence[Any]) -> Non
     walk.step_over()
     for target, before in resized:
         shape, state = walk.shape_now(target), walk.state_of(target)
-        if _geometry(shape) == _geometry(before):
+        if geometry_of(shape) == geometry_of(before):
             continue
         strided = any(not walk.shape_now(t).is_contiguous() for t in tensors_in(step.args))
         if strided or target.requires_grad:
@@ -233,7 +233,3 @@ def _same_change(step: Step, target: Tensor, shape: Tensor) -> list[Step]:
 
     steps = [change(aten.resize_.default, size)]
     return steps if shape.is_contiguous() else [*steps, change(aten.as_strided_.default, size, stride)]
-
-
-def _geometry(tensor: Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()

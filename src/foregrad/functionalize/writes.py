@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import SymInt, Tensor
+from torch import Tensor
 
 from .._torch import OpOverload, auto_functionalizable, auto_functionalized
 from ..errors import UnsupportedError
 from ..joint.ir import Node
 from ..ops import aten, op_info
-from ..record.engine import has_gaps
+from ..record.engine import has_gaps, is_empty
 from ..record.lines import where
 from ..record.memory import may_overlap
 from ..record.overlap import tensors_in, written_arguments
@@ -61,7 +61,7 @@ def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
     differentiated = step.grad_enabled and any(t.requires_grad for t in tensors_in(step.args))
     if variant.op is aten.conj_physical.default and not step.args[0].is_complex():  # it would return the input itself
         variant = replace(variant, op=aten.clone.default)
-    empty = all(isinstance(t, Tensor) and _is_empty(t) and _is_empty(walk.shape_now(t)) for t in targets)
+    empty = all(isinstance(t, Tensor) and is_empty(t) and is_empty(walk.shape_now(t)) for t in targets)
     if empty and not differentiated:
         fit_results(walk, step, targets)
         return
@@ -79,10 +79,6 @@ def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
         walk.add_fresh(out, value)
     for value, target, result in zip(values[fresh:], targets, results or [None] * len(targets), strict=True):
         _store(walk, step, value, target, result)
-
-
-def _is_empty(tensor: Tensor) -> bool:
-    return not isinstance(tensor.numel(), SymInt) and not tensor.numel()
 
 
 def _refuse_reading_results(walk: Functionalizer, step: Step, variant: Variant, targets: Sequence[Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -12,6 +11,7 @@ from ..errors import UnsupportedError
 from ..functionalize.storages import changes_memory, moves_storage, place_again, resizes
 from ..functionalize.views import repeats_elements
 from ..functionalize.walk import Functionalizer
+from ..record.engine import geometry_of
 from ..record.memory import WholeMemoryNeeded
 from ..record.stand_ins import RecordedInput
 from ..record.step import Step
@@ -217,7 +217,3 @@ def is_stale(tensor: Tensor) -> bool:
     except RuntimeError:
         return True
     return False
-
-
-def geometry_of(tensor: Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()

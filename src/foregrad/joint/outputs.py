@@ -17,11 +17,12 @@ from ..errors import UnknownOutputError, UnsupportedError
 from ..functionalize.state import TensorState
 from ..functionalize.walk import Functionalizer
 from ..ops import Kind, ViewStep, aten, op_info
+from ..record.engine import geometry_of
 from ..record.recording import Recording
 from ..record.stand_ins import RecordedInput, is_start_node
 from ..schemas import OutputType
 from ..values import PLAIN
-from .inputs import geometry_of, is_stale
+from .inputs import is_stale
 
 KNOWN_CONSTANTS = (*PLAIN, torch.Size, slice, type(Ellipsis))
 

@@ -184,6 +184,16 @@ def _common_device(args: tuple[Any, ...]) -> torch.device | None:
     return device
 
 
+def geometry_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Size, stride and offset: where a tensor lies in its storage."""
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+
+def is_empty(value: object) -> bool:
+    """Whether a value is a tensor that is known to have no elements."""
+    return isinstance(value, Tensor) and not isinstance(value.numel(), SymInt) and not value.numel()
+
+
 def has_gaps(tensor: Tensor) -> bool:
     """Whether a tensor's elements do not fill a stretch of memory one by one, in some order of its dimensions."""
     expected = 1

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .._torch import OpOverload, disable_modes, hint_of, without_function_modes
 from ..ops import op_info
+from .engine import geometry_of
 
 
 def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
@@ -45,7 +46,7 @@ def lies_awkwardly(written: Sequence[Any], arguments: Sequence[Any], pointwise: 
         for other in tensors:
             if other is target or storage_of(other) != storage_of(target):
                 continue
-            if _geometry(other) != _geometry(target):
+            if geometry_of(other) != geometry_of(target):
                 return True
     return False
 
@@ -54,10 +55,6 @@ def storage_of(tensor: Tensor) -> int:
     """An identity of the memory of a tensor, asked for while a program is recorded."""
     with without_function_modes():
         return int(tensor.untyped_storage()._cdata)
-
-
-def _geometry(tensor: Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
 
 
 def ask_eager(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -82,7 +79,7 @@ def overlap_in_part(written: Sequence[Any], arguments: Sequence[Any]) -> bool:
     return any(
         _have_elements_in_common(target, other)
         for target, other in pairs
-        if other is not target and storage_of(other) == storage_of(target) and _geometry(other) != _geometry(target)
+        if other is not target and storage_of(other) == storage_of(target) and geometry_of(other) != geometry_of(target)
     )
 
 

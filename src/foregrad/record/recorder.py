@@ -29,7 +29,7 @@ from .._torch import (
 from ..errors import CaptureError, DataDependentError, UnsupportedError
 from ..ops import Kind, op_info
 from .changes import Changes
-from .engine import Engine
+from .engine import Engine, is_empty
 from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
 from .lists import lists_share_memory, one_after_another
 from .randomness import Generators
@@ -82,7 +82,7 @@ class Recorder(TorchDispatchMode):
         stack = self._stack()
         if "device" in kwargs:
             self._require_device(kwargs["device"])
-        if info.random and info.kind is Kind.WRITE and _is_empty(args[0]):
+        if info.random and info.kind is Kind.WRITE and is_empty(args[0]):
             return args[0]  # abstract kernels look at the dtype even where there is nothing to draw
         changes = info.kind is Kind.WRITE or info.kind is Kind.RESHAPE
         shapes = self.changes.before(op, args, kwargs, stack) if changes else ()
@@ -172,7 +172,3 @@ class Recorder(TorchDispatchMode):
             index = device.index if device.index is not None else torch.cuda.current_device()
             return torch.cuda.default_generators[index]
         return torch.default_generator
-
-
-def _is_empty(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not isinstance(value.numel(), torch.SymInt) and not value.numel()
