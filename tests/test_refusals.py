@@ -322,3 +322,40 @@ def test_what_eager_allows_is_refused_for_now(case):
         foregrad.aot_function(lambda log, x: (log.add_(1), program(x))[1], nop)(log, x)
     assert (log.tolist(), log._version, x.tolist(), x._version) == ([1, 2], 0, plain(2, 3).tolist(), 0)
     assert (x.requires_grad, x.is_leaf) == (True, make().is_leaf)
+
+
+def view_then_requires_grad(x):
+    first = x.view(-1)
+    x.requires_grad_()
+    return first * 2
+
+
+def test_requires_grad_after_a_view_of_a_view():
+    """A view requires grad when its base begins to; the base of a view of a view is not the view."""
+    check_core(view_then_requires_grad, plain(2, 2))
+    with pytest.raises(UnsupportedError, match=r"requires_grad_\(\), at .*, of an input that is a view"):
+        foregrad.aot_function(view_then_requires_grad, nop)(plain(3, 2)[1:])
+
+
+class SavesItsResult(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        cosine = x.cos()
+        ctx.save_for_backward(cosine)
+        ctx.mark_non_differentiable(cosine)
+        return x.sin(), cosine
+
+    @staticmethod
+    def backward(ctx, tangent, _):
+        return tangent * ctx.saved_tensors[0]
+
+
+def test_what_leads_to_no_input_is_refused_too():
+    """Its argument requires grad and has no tape: a view taken under no_grad."""
+
+    def program(x):
+        sine, cosine = SavesItsResult.apply(row_without_grad(x))
+        cosine.fill_(0.5)
+        return sine, x * 2
+
+    check_core(program, result(2, 2))

@@ -56,11 +56,18 @@ NEEDS_DATA: dict[Any, str] = {
 class RealTensors(TorchFunctionMode):
     """Replaces real tensors by their abstract twins before autograd sees them."""
 
-    def __init__(self, engine: Engine, adopt: Callable[[Tensor], Tensor], need_grad: Callable[[Tensor], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        adopt: Callable[[Tensor], Tensor],
+        need_grad: Callable[[Tensor], None],
+        before_requiring_grad: Callable[[Tensor, Tensor], None],
+    ) -> None:
         super().__init__()
         self._abstract = engine.is_abstract
         self._knows_value = engine.knows_value
         self._need_grad = need_grad  # raises if a tensor holds a gradient that is no input
+        self._before_requiring_grad = before_requiring_grad  # raises if eager's views would see it otherwise
         self.data_assigned: set[int] = set()  # ids of tensors that `.data =` moved last
         self.made_to_require_grad: set[int] = set()  # ids of tensors that `requires_grad_()` was called on
         self.grads_looked_at: set[int] = set()  # ids of what stands for tensors whose `.grad` was read or set
@@ -131,6 +138,12 @@ class RealTensors(TorchFunctionMode):
         self.grads_looked_at.add(id(seen))
         return seen
 
+    def _require_grad(self, tensor: Tensor) -> None:
+        self.made_to_require_grad.add(id(tensor))
+        real = self._arguments.get(id(tensor), tensor)
+        if not self._abstract(real):
+            self._before_requiring_grad(real, self.twin_of(real))
+
     def _assign_data(self, target: Tensor, value: Tensor) -> None:
         """`x.data = y` moves a tensor to other memory as `set_` does, without counting as a write."""
         if target.dtype != value.dtype:
@@ -165,7 +178,7 @@ class RealTensors(TorchFunctionMode):
                 "tensor in place or pass it as an argument, or compile with fallback='eager'."
             )
         if func is Tensor.requires_grad_:
-            self.made_to_require_grad.add(id(args[0]))
+            self._require_grad(args[0])
         elif func is Tensor.detach_ and args[0].requires_grad and self._is_input(args[0]):
             raise UnsupportedError(
                 f"an input is detached in place, at {where(user_stack(2))}, which cannot be compiled yet. Use detach()."

@@ -25,9 +25,12 @@ from .._torch import (
     gradients_of,
     recording_autograd,
 )
+from ..errors import UnsupportedError
 from ..slots import GradOf, Hidden, Input, Primal
 from .engine import Engine
+from .lines import user_stack, where
 from .memory import SharedMemory, in_order, root_of
+from .overlap import tensors_in
 from .reals import RealTensors
 from .recorder import Recorder
 from .stand_ins import Argument, RecordedInput, stand_in, stand_in_for_member, stand_in_for_root
@@ -96,7 +99,12 @@ class Recording:
         self._with_grads = {id(tensor) for tensor in with_grads}
         for memory in shared:
             self._adopt_memory(memory)
-        reals = RealTensors(self.engine, lambda real: self._adopt(Argument(place_of(real), real)), self._need_grad)
+        reals = RealTensors(
+            self.engine,
+            lambda real: self._adopt(Argument(place_of(real), real)),
+            self._need_grad,
+            self._refuse_late_requires_grad,
+        )
         for argument in state:
             reals.register(argument.value, self._adopt(argument))
         seen = [self._adopt(argument) for argument in arguments]
@@ -141,6 +149,19 @@ class Recording:
     def _need_grad(self, real: Tensor) -> None:
         if real.grad is not None and id(real) not in self._with_grads:
             raise GradNeeded(real)
+
+    def _refuse_late_requires_grad(self, real: Tensor, seen: Tensor) -> None:
+        """A view requires grad when its base does, and the base of a view of a view is not the view.
+
+        An input that is a view is recorded as a base, so its own views would begin to require grad with it.
+        """
+        if not real._is_view() or real.requires_grad:
+            return
+        if any(t._base is seen for step in self.steps for t in tensors_in([step.out])):
+            raise UnsupportedError(
+                f"requires_grad_(), at {where(user_stack(4))}, of an input that is a view, after a view of it was "
+                "taken: this cannot be compiled yet. Call it first, or before the compiled program."
+            )
 
     def grad_before(self, recorded: RecordedInput) -> Tensor | None:
         """What stood for the gradient of an input before the program ran."""
@@ -245,6 +266,9 @@ class Recording:
             wanted = leaves + [real for real in reals.values() if real is not None]
             # Leaves of the program's own get gradients too: what eager runs on the way to them is run, or refused.
             found = gradients_of(targets, tangents, wanted + self._other_leaves(targets, wanted))
+            for target, tangent in zip(targets, tangents, strict=True):
+                if not _leads_to_a_leaf(target):  # autograd is not asked above, but eager's backward runs all the same
+                    gradients_of([target], [tangent], ())
             by_slot = dict(zip((i.slot for i in differentiable), found, strict=False))
             for item, extra in zip(hidden, found[len(leaves) :], strict=False):
                 if extra is not None:
@@ -262,3 +286,9 @@ class Recording:
         """Whether any target is differentiable with respect to a leaf that the program made."""
         wanted = {id(leaf) for leaf in leaves}
         return bool(wanted) and any(id(getattr(node, "variable", None)) in wanted for _, node in tape_edges(targets))
+
+
+def _leads_to_a_leaf(target: Tensor) -> bool:
+    if target.grad_fn is None:
+        return True
+    return any(hasattr(node, "variable") for _, node in tape_edges([target]))
