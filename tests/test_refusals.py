@@ -359,3 +359,26 @@ def test_what_leads_to_no_input_is_refused_too():
         return sine, x * 2
 
     check_core(program, result(2, 2))
+
+
+def requires_grad_taken_back(x):
+    made = x.detach().requires_grad_()
+    made.requires_grad_(False)
+    return made
+
+
+def resized_then_written(x, z):
+    x.resize_(2)
+    x.mul_(z)
+
+
+def test_flags_that_change_twice():
+    """M-7"""
+    check_core(requires_grad_taken_back, plain(2))
+    check_core(lambda x: x.detach().requires_grad_().detach_(), plain(2))
+
+
+def test_a_differentiable_write_after_a_resize():
+    """M-3"""
+    with pytest.raises(UnsupportedError, match="cannot be differentiated yet"):
+        foregrad.aot_function(resized_then_written, nop)(plain(2), leaf(2))

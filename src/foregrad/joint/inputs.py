@@ -143,7 +143,7 @@ def _is_tracked(functionalizer: Functionalizer, recorded: RecordedInput, place: 
         raise refusal
     if not place.moved and not place.refitted:
         return True
-    if not without_grad and recorded.required_grad:
+    if not without_grad and (recorded.required_grad or recorded.seen.requires_grad):
         raise UnsupportedError(
             f"the program writes to {recorded.slot} and moves it to other memory, which cannot be differentiated yet. "
             "Write to a copy of it."

@@ -179,8 +179,8 @@ class Recording:
         return id(recorded.seen) in self._reals.data_assigned
 
     def made_to_require_grad(self, tensor: Tensor) -> bool:
-        """Whether the program called `requires_grad_()` on a tensor."""
-        return id(tensor) in self._reals.made_to_require_grad
+        """Whether the program called `requires_grad_()` on a tensor, and did not take it back."""
+        return id(tensor) in self._reals.made_to_require_grad and tensor.requires_grad
 
     def require_known_grads(self) -> None:
         """A gradient that the program has added to, or replaced, must have been there when it started."""
