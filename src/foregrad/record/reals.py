@@ -141,7 +141,7 @@ class RealTensors(TorchFunctionMode):
     def _require_grad(self, tensor: Tensor) -> None:
         self.made_to_require_grad.add(id(tensor))
         real = self._arguments.get(id(tensor), tensor)
-        if not self._abstract(real):
+        if not self._abstract(real) and not is_functorch_wrapped(real):
             self._before_requiring_grad(real, self.twin_of(real))
 
     def _assign_data(self, target: Tensor, value: Tensor) -> None:
