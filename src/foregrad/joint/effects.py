@@ -55,6 +55,7 @@ class Moved:
     input: Primal
     with_grad: bool  # gradients were on
     counted: bool  # as a write to the input: `set_` is, `.data =` is not
+    leaf: bool  # it requires grad and was a leaf
 
 
 Effect = Assigned | GradAssigned | Moved
@@ -95,4 +96,6 @@ class Effects:
                 step = ViewStep(aten.detach.default, (), {}, None)
                 functionalizer.add_view(functionalizer.state_of(recorded.seen), alias, step)
                 output = self._add(alias, str(recorded.slot))
-                self.effects.append(Moved(output, recorded.slot, facts.moved.grad_enabled, not facts.moved_uncounted))
+                leaf = recorded.required_grad and recorded.was_leaf
+                counted = not facts.moved_uncounted
+                self.effects.append(Moved(output, recorded.slot, facts.moved.grad_enabled, counted, leaf))

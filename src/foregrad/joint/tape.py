@@ -91,10 +91,12 @@ class Tape:
         primals: Sequence[RecordedInput],
         targets: dict[Returned, Tensor],
         lower_tangents: Sequence[Tensor] = (),
+        number: int = 1,
     ) -> None:
         self.recording = recording
         self._functionalizer = functionalizer
         self._primals = primals
+        self._number = number  # of the order
         self._lower_tangents = lower_tangents  # of lower orders: they too can be differentiated for
         self._writes = BackwardWrites(functionalizer)
         self.targets = targets
@@ -105,6 +107,8 @@ class Tape:
         for slot, target in targets.items():
             tangent = self.tangents[slot] = recording.engine.like(target, dense=True)
             node = self._tangent_nodes[slot] = functionalizer.graph.placeholder(Tangent(slot), tangent)
+            if number > 1:  # those of the first order are named with the whole program
+                node.name = f"order{number}_tangents_{len(self.tangents)}"
             functionalizer.add_fresh(tangent, node)
 
     @property
@@ -238,7 +242,7 @@ class Tape:
         read = _read_by(nodes, outputs)
         used = [i for i, node in enumerate(given) if id(node) in read]
         graph = self._functionalizer.graph
-        name_nodes([*tangents, *nodes], [node.name for node in (*graph.placeholders, *graph.nodes) if node.name])
+        name_nodes([*given, *nodes], [node.name for node in (*graph.placeholders, *graph.nodes) if node.name])
         return PartialBackward(to_fx(Part([*(given[i] for i in used), *tangents], nodes, outputs)), tuple(used))
 
     def order(
@@ -272,14 +276,13 @@ class Tape:
             Output(i): g for i, g in enumerate(results) if g is not None and g.requires_grad
         }
         leaves = [t for t in tangents if t.requires_grad]
-        higher = Tape(recording, walk, self._primals, differentiable, (*self._lower_tangents, *leaves))
+        lower = (*self._lower_tangents, *leaves)
+        higher = Tape(recording, walk, self._primals, differentiable, lower, self._number + 1)
         return higher._as_order(nodes, self._named(saved), [self._tangent_nodes[slot] for slot in self.targets])
 
     def _as_order(self, results: Sequence[Node | None], given: Sequence[Node], tangents: Sequence[Node]) -> Order:
         """The joint graph of `results`, which are computed from saved values and tangents, and of their gradients."""
-        derived = self.differentiate_all()
-        if derived.writes:
-            raise UnsupportedError("a double backward that writes to its inputs cannot be compiled yet.")
+        derived = self._differentiate_later()
         positions = tuple(i for i, node in enumerate(results) if node is not None)
         outputs = [*(results[i] for i in positions), *derived.gradients]
         own = list(self._tangent_nodes.values())
@@ -290,6 +293,16 @@ class Tape:
         placeholders = [*(given[i] for i in used), *(tangents[i] for i in used_tangents)]
         part = self._own_part(placeholders, own, nodes, outputs, set(map(id, _ancestors(results))))
         return Order(self, part, tuple(used), tuple(used_tangents), positions, derived.refused)
+
+    def _differentiate_later(self) -> Differentiated:
+        """The gradients of an order; what cannot be compiled of them is only said when somebody asks for them."""
+        try:
+            derived = self.differentiate_all()
+            if derived.writes:
+                raise UnsupportedError("a double backward that writes to its inputs cannot be compiled yet.")
+        except UnsupportedError as error:
+            return Differentiated([None] * self.gradients, (), dict.fromkeys(self.targets, error))
+        return derived
 
     def _own_part(
         self,

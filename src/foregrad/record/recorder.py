@@ -37,6 +37,7 @@ from .step import Step
 from .tape import tape_edges
 
 _DEVICE_OF = torch.ops.prim.device.default
+_SIZES_OF = torch.ops.aten.size.default
 
 
 class Recorder(TorchDispatchMode):
@@ -75,6 +76,11 @@ class Recorder(TorchDispatchMode):
             )
         if op.namespace == "profiler":
             return op(*args, **kwargs)
+        if op is _SIZES_OF:
+            raise UnsupportedError(
+                "a kernel of torch, or one of its derivatives, cannot compute with symbolic sizes. Compile with "
+                "dynamic=False."
+            )
         replaced = self._decompose(op, args, kwargs)
         if replaced is not NotImplemented:
             return replaced

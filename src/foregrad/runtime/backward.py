@@ -19,7 +19,7 @@ from .._torch import (
     hint_of,
     keeps_graph,
     set_version,
-    under_functorch_transform,
+    under_vmap,
     will_run,
 )
 from ..errors import BackwardError, UnsupportedError
@@ -192,7 +192,7 @@ class Backward:
             raise RuntimeError(SECOND_TIME)
         arguments = [values[i] for i in graph.saved]
         arguments += [self._unread(i) if t is None else t for i, t in enumerate(given)]
-        run = (lambda args: graph.module(*args)) if under_functorch_transform() else graph.run
+        run = (lambda args: graph.module(*args)) if under_vmap() else graph.run
         with autocast_off(), torch.no_grad():  # the casts are in the graph
             found: Sequence[Any] = run(arguments)
         self.carry_out_writes(ctx, found, tangents)
@@ -252,9 +252,9 @@ class Backward:
             try:
                 values = self.saved_values(ctx)
             except RuntimeError:
-                if uses or not self._saved.tensors:
+                if uses:
                     raise
-                values = [None] * len(self._saved.names)
+                values = [None] * len(self._saved.names)  # freed, and perhaps not needed
         if not keeps_graph() and (stash is not None or not all(mask)):
             freed |= uses
             inputs = set(self.edges.saved.values())
@@ -277,7 +277,7 @@ class Backward:
         sizes = ctx.sizes if self._saved.sizes else ()
         if self.keeps:
             return [*sizes, *ctx.kept]
-        held = iter(ctx.saved_tensors)
+        held = iter(ctx.saved_tensors)  # autograd refuses where they are gone
         live = self._live
         return [*sizes, *(ctx.live[live[i]] if i in live else next(held) for i in range(len(self._saved.tensors)))]
 
@@ -286,7 +286,7 @@ class Backward:
         """Gradients that can be differentiated themselves."""
         from .orders import RunningOrder  # an order has a backward of its own
 
-        if under_functorch_transform():
+        if under_vmap():
             raise UnsupportedError(
                 "a batched backward with create_graph=True through a compiled program is not supported yet. Call the "
                 "original function inside vmap, or compute the gradients one after another."
@@ -372,18 +372,25 @@ class Backward:
 
 
 def _saved_read_by_tangents(module: fx.GraphModule, saved: int) -> list[frozenset[int]]:
-    """For each tangent of a backward graph, which of the saved values it is combined with on its way."""
+    """For each tangent of a backward graph, which of the saved values it is combined with on its way.
+
+    What comes from another tangent is only added to it.
+    """
     placeholders = module.graph.find_nodes(op="placeholder")
-    reads: dict[fx.Node, set[int]] = {node: {i} for i, node in enumerate(placeholders[:saved])}
+    read: dict[fx.Node, set[int]] = {node: {i} for i, node in enumerate(placeholders[:saved])}  # where no tangent is
     reached: dict[fx.Node, set[int]] = {node: {i} for i, node in enumerate(placeholders[saved:])}
     readers: list[set[int]] = [set() for _ in placeholders[saved:]]
     for node in module.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
-        reads[node] = set().union(*(reads.get(item, ()) for item in node.all_input_nodes))
-        reached[node] = set().union(*(reached.get(item, ()) for item in node.all_input_nodes))
-        for tangent in reached[node]:
-            readers[tangent] |= reads[node]
+        known: set[int] = set().union(*(read.get(item, ()) for item in node.all_input_nodes))
+        tangents: set[int] = set().union(*(reached.get(item, ()) for item in node.all_input_nodes))
+        if tangents:
+            reached[node] = tangents
+        else:
+            read[node] = known
+        for tangent in tangents:
+            readers[tangent] |= known
     return [frozenset(positions) for positions in readers]
 
 

@@ -16,7 +16,7 @@ from .._torch import (
     deterministic_enabled,
     set_grad_enabled,
     set_version,
-    under_functorch_transform,
+    under_vmap,
 )
 from ..joint.build import Joint
 from ..joint.outputs import Number, Plain, Result, SameAsInput, ViewOfBase, ViewOfInput, ViewOfOutput
@@ -330,14 +330,14 @@ class TrainingCore:
         yield from (f"{name} is not None" for name in anchors)
         if len(tangents) > 1:
             yield "ctx.stash is not None"
-        for function in (torch.is_grad_enabled, any_autocast_enabled, under_functorch_transform):
+        for function in (torch.is_grad_enabled, any_autocast_enabled, under_vmap):
             yield f"{writer.bind(function, function.__name__)}()"
 
     def _saved_values(self, writer: Writer) -> list[str]:
         sizes = ["*ctx.sizes"] if self._saved.sizes else []
         if self._live:
             return [f"*{writer.bind(self._backward.saved_values, 'saved_values')}(ctx)"]
-        if self._is_spent and not self._anchors:
+        if self._is_spent:
             writer.line("ctx.saved_tensors  # autograd refuses where they are gone")
         if not self._saved.tensors:
             return sizes

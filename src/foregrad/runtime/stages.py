@@ -184,6 +184,12 @@ class Escapes(Stage):
                     writer.line(f"{writer.bind(table, 'module')}[{literal(writer, key)}] = {value}")
                 case GradAssigned(_, of):
                     writer.line(f"{writer.variable(of)}.grad = {value}")
+                case Moved(_, slot, _, counted, leaf=True):
+                    # `set_` would give it a new end of its tape, which the program's own node does not know.
+                    name = writer.variable(slot)
+                    writer.line(f"{name}.data = {value}")
+                    if counted:
+                        writer.line(f"{writer.bind(set_version, 'set_version')}({name}, {name}._version + 1)")
                 case Moved(_, slot, with_grad, counted):
                     name = writer.variable(slot)
                     grad = writer.bind(torch.enable_grad if with_grad else torch.no_grad, "grad_mode")

@@ -105,7 +105,7 @@ class Observation:
         random: The state of each random generator after forward and after backward.
         modes: Grad mode, autocast and the like after forward and after backward.
         backward_error: What backward raised.
-        gradients: What arrived at each leaf.
+        gradients: What arrived at each leaf, and what else the scenario shows.
     """
 
     forward_error: Exception | None
@@ -182,12 +182,16 @@ def observe(side: Side, arguments: Arguments, contents: Contents, scenario: Scen
     returned = _tensors(output)
     with _modes_kept():
         try:
-            scenario.backward((tensor for _, tensor in returned), seed)
+            leaves = [*call.leaves, *side.state.tensors()]
+            shown = scenario.backward((tensor for _, tensor in returned), leaves, seed)
         except Exception as error:
             return replace(seen, backward_error=error, modes={**seen.modes, **_modes("backward")})
         return replace(
             seen,
-            gradients=_gradients([*call.leaves, *side.state.tensors(), *returned]),
+            gradients={
+                **_gradients([*call.leaves, *side.state.tensors(), *returned]),
+                **{where: None if gradient is None else TensorFacts.of(gradient) for where, gradient in shown.items()},
+            },
             modes={**seen.modes, **_modes("backward")},
             random={**seen.random, **_random("backward", call)},
         )

@@ -15,10 +15,6 @@ from .program import FuzzProgram, Loaded, loaded
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-# Differentiating outputs one after another without `retain_graph` needs the stash of saved tensors, which is not
-# there yet; every other scenario must agree with eager.
-LATER = "one output after another"
-
 # What docs/limits.md calls different on purpose: a backward through some outputs checks the versions of all that was
 # saved, so it may raise where eager would not look.
 _MISSING_TANGENT = "no tangent for"
@@ -164,8 +160,6 @@ def examine(program: FuzzProgram, compile: Compile | None = None) -> Outcome:
 
 
 def _is_accepted(difference: Difference, eager_error: str) -> bool:
-    if LATER in difference.run:
-        return True
     if _MISSING_TANGENT in difference.run and difference.compiled.startswith(_WRITTEN_SINCE):
         return True
     return eager_error != "" and difference.where == _GRAD_MODE
