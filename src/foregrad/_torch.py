@@ -7,6 +7,7 @@ torch's public face (a test checks it).
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,13 @@ import torch.utils._pytree as pytree  # the tree flattening that torch itself us
 from torch._C import _autograd, _dynamo
 from torch._guards import TracingContext  # front ends hand the fake mode and output strides over in it
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_auto_functionalize
+from torch._higher_order_ops.effects import (  # loaded by torch itself
+    _EffectType,
+    _get_op_qualname,
+    has_effects,
+    with_effects,
+)
+from torch._library import simple_registry
 from torch._logging import getArtifactLogger, trace_structured  # TORCH_LOGS=aot_joint_graph,aot_graphs
 from torch._logging._internal import trace_log
 from torch._ops import HigherOrderOperator, OpOverload
@@ -66,6 +74,7 @@ __all__ = [
     "pytree",
     "structured_trace_wanted",
     "trace_structured",
+    "with_effects",
 ]
 
 # ------------------------------------------------------------------------------------------------ guards
@@ -289,6 +298,28 @@ def is_composite(op: OpOverload) -> bool:
 def auto_functionalizable(op: OpOverload) -> bool:
     """Whether torch can make an operator that writes functional by cloning what it writes to."""
     return bool(can_auto_functionalize(op))
+
+
+# The operators that begin and end a chain of tokens inside a graph; backends know them.
+MAKE_TOKEN: OpOverload = torch.ops.prims._make_token.default
+SINK_TOKENS: OpOverload = torch.ops.prims._sink_tokens.default
+
+
+def effect_of(op: OpOverload | HigherOrderOperator) -> str | None:
+    """The kind of side effect that an operator is registered with; it may be registered at any time."""
+    effect = _effect_holder(op).effect
+    return None if effect is None or not has_effects(op) else str(effect.value).lower()
+
+
+@functools.cache
+def _effect_holder(op: OpOverload | HigherOrderOperator) -> Any:
+    """Where torch keeps the effect of an operator: looked up once, for this is asked for every recorded operator."""
+    return simple_registry.singleton.find(_get_op_qualname(op)).effect
+
+
+def effect_type(effect: str) -> Any:
+    """torch's own name for a kind of effect."""
+    return next(kind for kind in _EffectType if str(kind.value).lower() == effect)
 
 
 def make_fake(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> torch.Tensor:

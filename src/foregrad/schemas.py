@@ -198,8 +198,9 @@ class ViewAndMutationMeta:
 
     @property
     def num_forward_returns(self) -> int:
-        """Values that the forward graph returns to the caller's side: updated inputs, outputs, bases."""
-        return self.num_mutated_inp_runtime_indices + self.num_outputs + self.num_intermediate_bases
+        """Values that the forward graph returns before what it saves: tokens, updated inputs, outputs, bases."""
+        visible = self.num_mutated_inp_runtime_indices + self.num_outputs + self.num_intermediate_bases
+        return visible + len(self.tokens)
 
     @property
     def num_forward(self) -> int:

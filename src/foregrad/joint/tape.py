@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from .._torch import set_version
 from ..errors import UnsupportedError
+from ..functionalize.effects import Chain
 from ..functionalize.state import Storage, TensorState
 from ..functionalize.storages import changes_memory
 from ..functionalize.walk import Functionalizer
@@ -42,11 +43,12 @@ class Differentiated:
 
     gradients: list[Node | None]
     writes: tuple[BackwardWrite, ...]
+    tokens: Chain
 
     @property
     def outputs(self) -> list[Node | None]:
         """What the backward returns."""
-        return [*self.gradients, *(write.new for write in self.writes)]
+        return [*self.gradients, *(write.new for write in self.writes), *self.tokens.ends]
 
 
 class Tape:
@@ -102,7 +104,7 @@ class Tape:
             functionalizer.put_back(tensor, states[slot], start)
             if id(tensor) in versions:
                 set_version(tensor, versions[id(tensor)])
-        return Differentiated(nodes, writes)
+        return Differentiated(nodes, writes, functionalizer.tokens.chain())
 
     # ------------------------------------------------------------------------------------- writes in backward
     def _rewind(self) -> None:
@@ -185,11 +187,12 @@ class Tape:
         """
         derived = self.differentiate(slots, autocast=True)
         new = {write.of: write.new for write in derived.writes}
-        outputs = [*derived.gradients, *(new.get(write.of) for write in writes)]
+        outputs = [*derived.gradients, *(new.get(write.of) for write in writes), *derived.tokens.ends]
         graph = self._functionalizer.graph
         by_name = {node.name: node for node in (*graph.placeholders, *graph.nodes) if node.name}
         given = [by_name[name] for name in saved]
         tangents = [node for node in graph.placeholders if isinstance(node.slot, Tangent)]
+        tangents += derived.tokens.heads
         nodes = _between([*given, *tangents], [node for node in outputs if node is not None])
         name_nodes(nodes, by_name)
         return to_fx(Part([*given, *tangents], nodes, outputs))

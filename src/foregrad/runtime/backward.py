@@ -17,6 +17,7 @@ from ..joint.build import Joint
 from ..options import AOTConfig
 from ..slots import Returned, Tangent
 from .compilers import Boxed, checked, compile_graph, example_values
+from .tokens import count_tokens, hiding_last_tokens, unlift_last_tokens, without_last_tokens
 
 log = logging.getLogger("foregrad")
 
@@ -70,6 +71,9 @@ class Backward:
     def install(self, place: Callable[[Boxed], None]) -> None:
         """Put a stub in place that compiles the backward in its first call; sizes that are saved ask for it at once."""
 
+        if not self._config.options.unlift_effect_tokens:
+            place = hiding_last_tokens(place, len(self._joint.signature.backward_tokens))
+
         def stub(args: list[Any]) -> Any:
             self.compile(place)
             assert self._compiled is not None
@@ -116,7 +120,7 @@ class Backward:
             if key not in self._partial:
                 slots: list[Returned] = [t.of for t, used in zip(joint.signature.tangents, mask, strict=True) if used]
                 module = joint.tape.partial_backward(slots, self._saved.names, joint.backward_writes)
-                self._partial[key] = self._compile(module)
+                self._partial[key] = self._compile_partial(module)
         sizes = ctx.sizes if self._saved.sizes else ()
         given = [self._tangent(i, tangent) for i, tangent in enumerate(tangents)]
         saved = self.saved_values(ctx)
@@ -125,6 +129,14 @@ class Backward:
             if torch.is_grad_enabled():
                 return self.connected(lambda: compiled([*sizes, *saved, *given]), (*saved, *given))
             return list(compiled([*sizes, *saved, *given]))
+
+    def _compile_partial(self, module: fx.GraphModule) -> Boxed:
+        """It has effects of its own: a custom function may do something else where a tangent is missing."""
+        count = count_tokens(module)
+        if self._config.options.unlift_effect_tokens:
+            unlift_last_tokens(module, count)
+            return self._compile(module)
+        return without_last_tokens(self._compile(module), count)
 
     # ------------------------------------------------------------------------------------- writes in backward
     def live_positions(self) -> dict[int, int]:

@@ -28,6 +28,7 @@ from .boundary import InferenceCore, TrainingCore
 from .compilers import Boxed, checked, compile_graph, example_values
 from .entry import Entry
 from .stages import stages_of
+from .tokens import hiding_first_tokens, unlift_first_tokens, unlift_last_tokens
 from .writer import Writer
 
 _numbers = itertools.count()
@@ -70,33 +71,47 @@ def _install(writer: Writer, name: str) -> Callable[[Boxed], None]:
     return lambda compiled: writer.rebind(name, compiled)
 
 
+def _install_forward(joint: Joint, config: AOTConfig, writer: Writer, name: str) -> Callable[[Boxed], None]:
+    count = 0 if config.options.unlift_effect_tokens else len(joint.signature.tokens)
+    return hiding_first_tokens(_install(writer, name), count)
+
+
+def _forward_examples(joint: Joint, config: AOTConfig) -> list[Any]:
+    hidden = len(joint.signature.tokens) if config.options.unlift_effect_tokens else 0
+    return example_values(joint.recording.engine, joint.primal_values[hidden:])
+
+
 def _inference(
     joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool
 ) -> tuple[InferenceCore, Parts]:
     name = writer.fresh("inference_graph")
+    module = joint.module
+    if config.options.unlift_effect_tokens and joint.signature.tokens:
+        module = to_fx(joint.part)
+        unlift_first_tokens(module, len(joint.signature.tokens))
     if config.options.verify:
-        verify_graph(joint.module)
-    examples = example_values(joint.recording.engine, joint.primal_values)
-    compiled, _ = compile_graph(
-        config.inference_compiler or config.fw_compiler, joint.module, examples, "inference", config
-    )
-    install = _install(writer, name)
-    install(checked(compiled, "inference", joint.module, install))
+        verify_graph(module)
+    examples = _forward_examples(joint, config)
+    compiled, _ = compile_graph(config.inference_compiler or config.fw_compiler, module, examples, "inference", config)
+    install = _install_forward(joint, config, writer, name)
+    install(checked(compiled, "inference", module, install))
     metadata = describe(joint, config, saved_sizes=None)
-    return InferenceCore(joint, entry.guarded, autocast, entry.frees), (joint.module, None, metadata)
+    return InferenceCore(joint, entry.guarded, autocast, entry.frees), (module, None, metadata)
 
 
 def _training(
     joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool
 ) -> tuple[TrainingCore, Parts]:
-    returned = len(joint.signature.returned)
     forward, backward = partition(joint, config)
+    returned = len(joint.signature.returned)
+    if not config.options.unlift_effect_tokens:
+        returned += len(joint.signature.tokens)
     saved = saved_between(forward, returned)
     counted = _changed_after_saving(joint, saved)
-    examples = example_values(joint.recording.engine, joint.primal_values)
+    examples = _forward_examples(joint, config)
     name = writer.fresh("forward_graph")
     compiled, strides = compile_graph(config.fw_compiler, forward, examples, "forward", config)
-    install = _install(writer, name)
+    install = _install_forward(joint, config, writer, name)
     install(checked(compiled, "forward", forward, install))
     saved_strides = strides[returned : returned + len(saved.tensors)] if strides else None
     runner = Backward(joint, backward, saved, saved_strides, config, deterministic_enabled())
@@ -111,7 +126,7 @@ def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
     names = {_origin(node).name for node in saved.tensors}
     return {
         facts.recorded.slot: facts.version_change
-        for node, facts in zip(joint.part.placeholders, joint.primals, strict=False)
+        for node, facts in zip(joint.primal_nodes, joint.primals, strict=True)
         if node.name in names and facts.version_change and _changes_later(facts)
     }
 
@@ -130,7 +145,8 @@ def _origin(node: fx.Node) -> fx.Node:
 
 def partition(joint: Joint, config: AOTConfig) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Cut the joint graph by the partitioner that was asked for."""
-    returned = len(joint.signature.returned)
+    signature = joint.signature
+    returned = len(signature.tokens) + len(signature.returned)
     if config.partition_fn in (None, default_partition):
         forward, backward = map(to_fx, cut(joint.part, returned))
     else:
@@ -138,8 +154,11 @@ def partition(joint: Joint, config: AOTConfig) -> tuple[fx.GraphModule, fx.Graph
             values = list(joint.primal_values), list(joint.tangent_values)
             forward, backward = config.partition_fn(joint.module, values, num_fwd_outputs=returned)
     gradients: Any = backward.graph.output_node().args[0]
-    if len(gradients) != len(joint.primals) + len(joint.backward_writes):
+    if len(gradients) != len(joint.primals) + len(joint.backward_writes) + len(signature.backward_tokens):
         raise CompilerError("The partitioner returned a backward that does not give one gradient for each input.")
+    if config.options.unlift_effect_tokens:
+        unlift_first_tokens(forward, len(signature.tokens))
+        unlift_last_tokens(backward, len(signature.backward_tokens))
     if config.options.verify:
         verify_graph(forward)
         verify_graph(backward)

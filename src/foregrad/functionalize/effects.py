@@ -1,0 +1,98 @@
+"""Operators with side effects: printing, calls of script objects, whatever is registered so.
+
+Each is called through torch's `with_effects`, which takes a token and returns a new one beside the results. Every call
+takes the token of the call before it, so a graph without side effects keeps them in order, and the last token is a
+result of the graph, so none is dropped. Forward and backward have a chain of their own.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .._torch import HigherOrderOperator, with_effects
+from ..errors import UnsupportedError
+from ..joint.ir import Node
+from ..ops import aten
+from ..record.lines import where
+from ..record.step import Step
+from ..slots import Token
+
+if TYPE_CHECKING:
+    from .walk import Functionalizer
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The tokens that one direction of a graph takes, and those that it returns, for each kind of effect."""
+
+    slots: tuple[Token, ...] = ()
+    heads: tuple[Node, ...] = ()
+    ends: tuple[Node, ...] = ()
+
+
+class Tokens:
+    """Keeps the operators with side effects of one kind in a chain."""
+
+    def __init__(self) -> None:
+        self._heads: dict[tuple[Token, bool], Node] = {}  # placeholders, by effect and direction
+        self._chains: dict[Token, tuple[Node, Node]] = {}  # of this walk: first and latest token
+
+    def begin(self) -> None:
+        """A walk over the forward, or over a backward, begins."""
+        self._chains = {}
+
+    def chain(self) -> Chain:
+        """What the last walk has taken and left."""
+        ends = self._chains.values()
+        return Chain(tuple(self._chains), tuple(head for head, _ in ends), tuple(end for _, end in ends))
+
+    def call(self, walk: Functionalizer, step: Step, effect: str) -> None:
+        """Run a step behind those of the same effect."""
+        _refuse_plain_results(step)
+        slot = Token(effect)
+        head, token = self._chains.get(slot) or (self._head(walk, slot),) * 2
+        several = isinstance(step.out, tuple)
+        outs = tuple(walk.shape_now(out) for out in step.out) if several else (walk.shape_now(step.out),)
+        args = (token, step.op, *walk.args(step.args))
+        node = walk.graph.call(with_effects, args, walk.kwargs(step.kwargs), (token.value, *outs))
+        # In the backward the chain alone keeps it: an attempt that was given up leaves nothing behind.
+        node.impure = not walk.graph.backward
+        self._chains[slot] = head, walk.graph.call(operator.getitem, (node, 0), {}, token.value)
+        for i, out in enumerate(step.out if several else (step.out,), 1):
+            if isinstance(out, (Tensor, list, tuple)):
+                walk.results(walk.graph.call(operator.getitem, (node, i), {}, out), out)
+
+    def _head(self, walk: Functionalizer, slot: Token) -> Node:
+        """The placeholder of a token; it is no primal and no tangent, so the graph does not count it among them."""
+        backward = walk.graph.backward
+        head = self._heads.get((slot, backward))
+        if head is None:
+            value = walk.engine.run(aten.empty.memory_format, (), ([0],), {"device": torch.device("cpu")})
+            head = self._heads[slot, backward] = Node(None, (), {}, value)
+            head.slot = slot
+            if backward:
+                count = sum(in_backward for _, in_backward in self._heads)
+                head.name = "tangents_token" if count == 1 else f"tangents_token_{count - 1}"
+        return head
+
+
+def _refuse_plain_results(step: Step) -> None:
+    """A number would be that of the recording for ever, and random values cannot be drawn again for a checkpoint."""
+    name = step.op.name() if isinstance(step.op, HigherOrderOperator) else str(step.op)
+    results: list[Any] = list(step.out) if isinstance(step.out, (tuple, list)) else [step.out]
+    for result in results:
+        if result is not None and not isinstance(result, (Tensor, list, tuple)):
+            raise UnsupportedError(
+                f"{name}, at {where(step.stack)}, has side effects and returns a {type(result).__name__}: a compiled "
+                "program cannot follow it. Return a tensor, or compile with fallback='eager'."
+            )
+    if step.repeats is not None:
+        raise UnsupportedError(
+            f"{name}, at {where(step.stack)}, is random, has side effects, and runs again under a checkpoint: this "
+            "cannot be compiled."
+        )
