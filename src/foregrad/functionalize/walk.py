@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from .._torch import disable_modes, effect_of
+from .._torch import disable_modes, effect_of, is_script_object
 from ..errors import CaptureError, UnsupportedError
 from ..joint.ir import FlatGraph, Node
 from ..ops import IDENTITIES, Kind, ViewStep, aten, op_info
@@ -98,7 +98,7 @@ class Functionalizer:
             return self.graph.number(value)
         if kind is torch.Size:
             return [self._arg(item) for item in value]
-        if kind is torch.Generator:  # an object, not text: graphs hold it as a constant
+        if kind is torch.Generator or is_script_object(value):  # an object, not text: graphs hold it as a constant
             return self.graph.constant(value, value)
         return value
 

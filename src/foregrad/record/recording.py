@@ -24,6 +24,7 @@ from .._torch import (
     autocast_state,
     gradients_of,
     recording_autograd,
+    script_calls_seen,
 )
 from ..errors import UnsupportedError
 from ..slots import GradOf, Hidden, Input, Primal
@@ -231,7 +232,7 @@ class Recording:
     def _modes(self, reals: RealTensors) -> Iterator[None]:
         with ambient_state_kept():
             try:
-                with recording_autograd(), reals, self.recorder:
+                with recording_autograd(), script_calls_seen(), reals, self.recorder:
                     yield
             finally:
                 self.recorder.generators.restore()
@@ -252,6 +253,7 @@ class Recording:
         gradients are taken for both, and added.
         """
         self.recorder.backward = True
+        self.recorder.objects.rewind(self.steps)
         self.recorder.watch_gradient_sums(targets)
         differentiable = [i for i in (*self.memories, *self.inputs) if i.differentiated is not None]
         leaves = [i.differentiated for i in differentiable if i.differentiated is not None]
