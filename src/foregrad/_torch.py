@@ -231,6 +231,15 @@ def recording_autograd() -> Iterator[None]:
             _autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
+def dynamo_aside() -> contextlib.AbstractContextManager[Any]:
+    """Compiled functions inside a program run as they were written: Dynamo would trace the recorder itself.
+
+    Loading Dynamo takes a second, so a program that does not use it does not load it.
+    """
+    loaded = "torch._dynamo.eval_frame" in sys.modules
+    return torch.compiler.set_stance("force_eager") if loaded else contextlib.nullcontext()
+
+
 # ------------------------------------------------------------------------------------------- state to keep
 @contextlib.contextmanager
 def garbage_collection_paused() -> Iterator[None]:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._torch import HigherOrderOperator, with_effects
+from .._torch import HigherOrderOperator, is_script_object, script_object_identity, with_effects
 from ..errors import UnsupportedError
-from ..joint.ir import Node
+from ..joint.ir import FlatGraph, Node
 from ..ops import aten
 from ..record.lines import where
+from ..record.overlap import tensors_in
 from ..record.step import Step
 from ..slots import Token
 
@@ -40,6 +41,7 @@ class Tokens:
 
     def __init__(self) -> None:
         self._heads: dict[tuple[Token, bool], Node] = {}  # placeholders, by effect and direction
+        self._objects: dict[int, Node] = {}
         self._chains: dict[Token, tuple[Node, Node]] = {}  # of this walk: first and latest token
 
     def begin(self) -> None:
@@ -50,6 +52,13 @@ class Tokens:
         """What the last walk has taken and left."""
         ends = self._chains.values()
         return Chain(tuple(self._chains), tuple(head for head, _ in ends), tuple(end for _, end in ends))
+
+    def constant(self, graph: FlatGraph, value: Any) -> Node:
+        """The node of a script object: graphs hold it."""
+        key = script_object_identity(value)
+        if key not in self._objects:
+            self._objects[key] = graph.constant(value, value)
+        return self._objects[key]
 
     def call(self, walk: Functionalizer, step: Step, effect: str) -> None:
         """Run a step behind those of the same effect."""
@@ -66,6 +75,9 @@ class Tokens:
         for i, out in enumerate(step.out if several else (step.out,), 1):
             if isinstance(out, (Tensor, list, tuple)):
                 walk.results(walk.graph.call(operator.getitem, (node, i), {}, out), out)
+        if any(map(is_script_object, step.args)):
+            for out in tensors_in([step.out]):
+                _require_geometry(walk, out)
 
     def _head(self, walk: Functionalizer, slot: Token) -> Node:
         """The placeholder of a token; it is no primal and no tangent, so the graph does not count it among them."""
@@ -79,6 +91,13 @@ class Tokens:
                 count = sum(in_backward for _, in_backward in self._heads)
                 head.name = "tangents_token" if count == 1 else f"tangents_token_{count - 1}"
         return head
+
+
+def _require_geometry(walk: Functionalizer, out: Tensor) -> None:
+    """What a script object returns depends on its state, which may be another one when the program runs."""
+    size, stride = walk.args([list(out.shape), list(out.stride())])
+    args = (walk.node_of(out), size, stride, out.dtype)
+    walk.graph.call(aten._assert_tensor_metadata.default, args, {}, None).impure = True
 
 
 def _refuse_plain_results(step: Step) -> None:

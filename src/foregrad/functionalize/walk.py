@@ -98,8 +98,10 @@ class Functionalizer:
             return self.graph.number(value)
         if kind is torch.Size:
             return [self._arg(item) for item in value]
-        if kind is torch.Generator or is_script_object(value):  # an object, not text: graphs hold it as a constant
+        if kind is torch.Generator:  # an object, not text: graphs hold it as a constant
             return self.graph.constant(value, value)
+        if is_script_object(value):
+            return self.tokens.constant(self.graph, value)
         return value
 
     def args(self, values: Sequence[Any]) -> tuple[Any, ...]:

@@ -132,7 +132,7 @@ def build_joint(
         )
     forward = _forward_values(functionalizer, facts.values(), outputs)
     tangents = tuple(Tangent(slot) for slot in tape.targets)
-    derived, errors = _gradients(tape, len(primals))
+    derived, errors = _gradients(tape, graph, len(primals))
     gradients = derived.gradients
     for node, primal in zip(graph.placeholders, primals, strict=False):
         node.written = primal.written
@@ -168,7 +168,7 @@ def build_joint(
 _NOT_AUTOGRADS = (ForegradError, InputsFoundLate, WholeMemoryNeeded)  # what says nothing about gradients
 
 
-def _gradients(tape: Tape, count: int) -> tuple[Differentiated, dict[Returned, Exception]]:
+def _gradients(tape: Tape, graph: FlatGraph, count: int) -> tuple[Differentiated, dict[Returned, Exception]]:
     """Gradients of everything that can be differentiated, and autograd's errors for what cannot.
 
     Eager raises such an error when backward is called, and so does the compiled program.
@@ -178,6 +178,7 @@ def _gradients(tape: Tape, count: int) -> tuple[Differentiated, dict[Returned, E
     nothing = Differentiated([None] * count, (), Chain())
     if not wanted:
         return nothing, errors
+    start = len(graph.nodes)
     try:
         return tape.differentiate(wanted), errors
     except _NOT_AUTOGRADS:
@@ -190,6 +191,8 @@ def _gradients(tape: Tape, count: int) -> tuple[Differentiated, dict[Returned, E
                 raise
             except Exception as error:
                 errors[slot] = error
+    for node in graph.nodes[start:]:  # of attempts that were given up
+        node.impure = False
     sound = tuple(slot for slot in wanted if slot not in errors)
     return (tape.differentiate(sound) if sound else nothing), errors
 

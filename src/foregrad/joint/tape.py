@@ -185,6 +185,7 @@ class Tape:
         It has the same inputs and outputs as the backward for all of them; the other tangents are not read. It is
         recorded under the autocast state of the caller.
         """
+        start = len(self._functionalizer.graph.nodes)
         derived = self.differentiate(slots, autocast=True)
         new = {write.of: write.new for write in derived.writes}
         outputs = [*derived.gradients, *(new.get(write.of) for write in writes), *derived.tokens.ends]
@@ -193,7 +194,8 @@ class Tape:
         given = [by_name[name] for name in saved]
         tangents = [node for node in graph.placeholders if isinstance(node.slot, Tangent)]
         tangents += derived.tokens.heads
-        nodes = _between([*given, *tangents], [node for node in outputs if node is not None])
+        wanted = [node for node in outputs if node is not None]
+        nodes = _between([*given, *tangents], wanted + [node for node in graph.nodes[start:] if node.impure])
         name_nodes(nodes, by_name)
         return to_fx(Part([*given, *tangents], nodes, outputs))
 
