@@ -67,8 +67,9 @@ class Tokens:
         head, token = self._chains.get(slot) or (self._head(walk, slot),) * 2
         several = isinstance(step.out, tuple)
         outs = tuple(walk.shape_now(out) for out in step.out) if several else (walk.shape_now(step.out),)
-        args = (token, step.op, *walk.args(step.args))
-        node = walk.graph.call(with_effects, args, walk.kwargs(step.kwargs), (token.value, *outs))
+        args, kwargs = walk.args(step.args), walk.kwargs(step.kwargs)
+        args, kwargs = _as_in_eager(walk, (step.args, step.kwargs), (args, kwargs))
+        node = walk.graph.call(with_effects, (token, step.op, *args), kwargs, (token.value, *outs))
         # In the backward the chain alone keeps it: an attempt that was given up leaves nothing behind.
         node.impure = not walk.graph.backward
         self._chains[slot] = head, walk.graph.call(operator.getitem, (node, 0), {}, token.value)
@@ -91,6 +92,20 @@ class Tokens:
                 count = sum(in_backward for _, in_backward in self._heads)
                 head.name = "tangents_token" if count == 1 else f"tangents_token_{count - 1}"
         return head
+
+
+def _as_in_eager(walk: Functionalizer, recorded: Any, value: Any) -> Any:
+    """Detach again what the program has detached: the operator may look at `requires_grad` of an input."""
+    if isinstance(recorded, Tensor):
+        is_input = value.op is None and value.value.requires_grad
+        detach = is_input and not recorded.requires_grad
+        return walk.graph.call(aten.detach.default, (value,), {}, recorded) if detach else value
+    if isinstance(recorded, (list, tuple)):
+        items = [_as_in_eager(walk, r, v) for r, v in zip(recorded, value, strict=True)]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(recorded, dict):
+        return {key: _as_in_eager(walk, recorded[key], value[key]) for key in recorded}
+    return value
 
 
 def _require_geometry(walk: Functionalizer, out: Tensor) -> None:
