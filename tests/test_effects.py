@@ -2,15 +2,17 @@
 
 import contextlib
 import functools
+import subprocess
+import sys
 
 import pytest
 import torch
-from checking import check_core
-from helpers import grab, leaf, nop, plain
 from torch import nn
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op, with_effects
 
 import foregrad
+from checking import check_core
+from helpers import grab, leaf, nop, plain
 
 LOG = []  # what happened, in order
 
@@ -293,6 +295,7 @@ def test_facts_about_tokens():
     assert lifted.mutated_inp_runtime_indices == [1] and len(lifted.input_info) == 2
     with foregrad.config.patch(unlift_effect_tokens=True):
         unlifted = facts()
+    assert facts() == facts(), "tokens are tensors, and take no part in comparisons"
     assert unlifted.tokens == {} and unlifted.num_forward_returns == 2 and unlifted.num_forward == 2
 
 
@@ -322,6 +325,18 @@ def test_outputs_differentiated_one_after_another(form):
         first.sum().backward()
 
     assert logged(lambda: run(compiled)) == logged(lambda: run(nested))
+
+
+def test_gradients_that_are_kept_for_another_order(form):
+    """E-3"""
+
+    def run(function):
+        x = leaf(2)
+        (g,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        LOG.append(g.tolist())
+
+    program = PROGRAMS["backward"][0]
+    assert logged(lambda: run(foregrad.aot_function(program, nop))) == logged(lambda: run(program))
 
 
 def test_a_backward_that_does_something_else_where_a_tangent_is_missing(form):
@@ -492,7 +507,9 @@ def test_what_must_run_in_backward_is_kept_there():
 def test_a_number_from_an_effect_is_refused():
     """E-1"""
     compiled = foregrad.aot_function(lambda x: x * ops.count(x), nop)
-    with pytest.raises(foregrad.errors.UnsupportedError, match=r"foregrad_effects.count.default, at .*test_effects.* a int"):
+    with pytest.raises(
+        foregrad.errors.UnsupportedError, match=r"foregrad_effects.count.default, at .*test_effects.* plain int"
+    ):
         compiled(plain(2))
     fallback = foregrad.aot_function(lambda x: x * ops.count(x), nop, fallback="eager")
     with pytest.warns(foregrad.errors.EagerFallbackWarning):
@@ -529,6 +546,22 @@ def test_higher_order_operators_are_refused_by_name(with_grad):
     x = leaf(2) if with_grad else plain(2)
     with pytest.raises(foregrad.errors.UnsupportedError, match=r"higher-order operator cond, at .*test_effects.py"):
         compiled(x)
+
+
+def test_higher_order_operators_that_load_dynamo_are_refused_by_name():
+    """The same where Dynamo is loaded by the operator itself, in the middle of the recording."""
+    program = """
+import sys, torch, foregrad
+def program(x):
+    return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+assert "torch._dynamo" not in sys.modules
+try:
+    foregrad.aot_function(program, lambda graph, inputs: graph)(torch.ones(2))
+except foregrad.errors.UnsupportedError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120)
+    assert "the higher-order operator cond, at <string>:4, cannot be compiled yet" in done.stdout, done.stderr[-2000:]
 
 
 def test_a_function_compiled_by_dynamo_is_recorded_as_it_was_written():

@@ -110,7 +110,7 @@ class ViewAndMutationMeta:
     grad_enabled_mutation: bool | None = None
     deterministic: bool | None = None
     static_parameter_indices: list[int] = field(default_factory=list)
-    tokens: dict[Any, Any] = field(default_factory=dict)
+    tokens: dict[Any, Any] = field(default_factory=dict, compare=False)
     indices_of_inputs_that_requires_grad_with_mutations_in_bw: list[int] = field(default_factory=list)
     is_rng_op_functionalized: bool = False
 

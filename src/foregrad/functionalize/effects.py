@@ -122,7 +122,7 @@ def _refuse_plain_results(step: Step) -> None:
     for result in results:
         if result is not None and not isinstance(result, (Tensor, list, tuple)):
             raise UnsupportedError(
-                f"{name}, at {where(step.stack)}, has side effects and returns a {type(result).__name__}: a compiled "
+                f"{name}, at {where(step.stack)}, has side effects and returns a plain {type(result).__name__}: a compiled "
                 "program cannot follow it. Return a tensor, or compile with fallback='eager'."
             )
     if step.repeats is not None:

@@ -68,8 +68,8 @@ class Joint:
 
     @property
     def tokens(self) -> dict[Any, Any]:
-        """The forward's tokens as abstract values, by torch's own names for the effects."""
-        return {effect_type(t.effect): self.primal_values[i] for i, t in enumerate(self.signature.tokens)}
+        """The forward's tokens, by torch's own names for the effects."""
+        return {effect_type(token.effect): torch.empty(0) for token in self.signature.tokens}
 
     @property
     def primal_nodes(self) -> Sequence[Node]:
