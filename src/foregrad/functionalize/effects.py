@@ -122,8 +122,8 @@ def _refuse_plain_results(step: Step) -> None:
     for result in results:
         if result is not None and not isinstance(result, (Tensor, list, tuple)):
             raise UnsupportedError(
-                f"{name}, at {where(step.stack)}, has side effects and returns a plain {type(result).__name__}: a compiled "
-                "program cannot follow it. Return a tensor, or compile with fallback='eager'."
+                f"{name}, at {where(step.stack)}, has side effects and returns a plain {type(result).__name__}: a "
+                "compiled program cannot follow it. Return a tensor, or compile with fallback='eager'."
             )
     if step.repeats is not None:
         raise UnsupportedError(

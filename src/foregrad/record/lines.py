@@ -66,8 +66,8 @@ def where(stack: Stack) -> str:
     return f"{code.co_filename}:{number}" + (f": {text}" if text else "")
 
 
-def caller_of(error: Exception, package: str) -> str | None:
-    """The function that the user called, and where, if an error came out of a package below it."""
+def caller_of(error: Exception, package: str) -> str:
+    """The function that the user called, and where, when an error came out of a package below it."""
     name = place = None
     trace = error.__traceback__
     while trace is not None:
@@ -79,4 +79,4 @@ def caller_of(error: Exception, package: str) -> str | None:
             if str(frame.f_globals.get("__name__")).startswith(package):
                 return f"{name}, at {place},"
         trace = trace.tb_next
-    return None
+    return f"at {place or 'an unknown line'}"

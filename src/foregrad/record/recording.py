@@ -27,7 +27,7 @@ from .._torch import (
     recording_autograd,
     script_calls_seen,
 )
-from ..errors import ForegradError, UnsupportedError
+from ..errors import UnsupportedError
 from ..slots import GradOf, Hidden, Input, Primal
 from .engine import Engine
 from .lines import caller_of, user_stack, where
@@ -296,9 +296,9 @@ class Recording:
 
 def _refuse_dynamo(error: Exception) -> None:
     """Say which operator of the program asked Dynamo to compile a part of it, where that has failed."""
-    operator = caller_of(error, "torch._dynamo")
-    if operator is not None and not isinstance(error, ForegradError):
-        raise UnsupportedError(f"the higher-order operator {operator} cannot be compiled yet.") from error
+    if type(error).__module__.startswith("torch._dynamo"):
+        caller = caller_of(error, "torch._dynamo")
+        raise UnsupportedError(f"the higher-order operator {caller} cannot be compiled yet.") from error
 
 
 def _leads_to_a_leaf(target: Tensor) -> bool:
