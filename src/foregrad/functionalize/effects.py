@@ -76,7 +76,7 @@ class Tokens:
         for i, out in enumerate(step.out if several else (step.out,), 1):
             if isinstance(out, (Tensor, list, tuple)):
                 walk.results(walk.graph.call(operator.getitem, (node, i), {}, out), out)
-        if any(map(is_script_object, step.args)):
+        if any(map(is_script_object, (*step.args, *step.kwargs.values()))):
             for out in tensors_in([step.out]):
                 _require_geometry(walk, out)
 
