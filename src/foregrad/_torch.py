@@ -7,8 +7,10 @@ torch's public face (a test checks it).
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,9 +19,19 @@ import torch.utils._pytree as pytree  # the tree flattening that torch itself us
 from torch._C import _autograd, _dynamo
 from torch._guards import TracingContext  # front ends hand the fake mode and output strides over in it
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_auto_functionalize
+from torch._higher_order_ops.effects import (  # loaded by torch itself
+    _EffectType,
+    _get_op_qualname,
+    has_effects,
+    with_effects,
+)
+from torch._higher_order_ops.print import print as print_in_graph
+from torch._higher_order_ops.torchbind import call_torchbind
+from torch._library import simple_registry
+from torch._library.fake_class_registry import FakeScriptMethod, FakeScriptObject, _is_script_object, find_fake_class
 from torch._logging import getArtifactLogger, trace_structured  # TORCH_LOGS=aot_joint_graph,aot_graphs
 from torch._logging._internal import trace_log
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator, OpOverload, TorchBindOpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -66,6 +78,7 @@ __all__ = [
     "pytree",
     "structured_trace_wanted",
     "trace_structured",
+    "with_effects",
 ]
 
 # ------------------------------------------------------------------------------------------------ guards
@@ -266,6 +279,15 @@ def recording_autograd() -> Iterator[None]:
             _autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
+def dynamo_aside() -> contextlib.AbstractContextManager[Any]:
+    """Compiled functions inside a program run as they were written: Dynamo would trace the recorder itself.
+
+    Loading Dynamo takes a second, so a program that does not use it does not load it.
+    """
+    loaded = "torch._dynamo.eval_frame" in sys.modules
+    return torch.compiler.set_stance("force_eager") if loaded else contextlib.nullcontext()
+
+
 # ------------------------------------------------------------------------------------------- state to keep
 @contextlib.contextmanager
 def garbage_collection_paused() -> Iterator[None]:
@@ -337,6 +359,98 @@ def is_composite(op: OpOverload) -> bool:
 def auto_functionalizable(op: OpOverload) -> bool:
     """Whether torch can make an operator that writes functional by cloning what it writes to."""
     return bool(can_auto_functionalize(op))
+
+
+# The operators that begin and end a chain of tokens inside a graph; backends know them.
+MAKE_TOKEN: OpOverload = torch.ops.prims._make_token.default
+SINK_TOKENS: OpOverload = torch.ops.prims._sink_tokens.default
+
+
+def effect_of(op: OpOverload | HigherOrderOperator) -> str | None:
+    """The kind of side effect that an operator is registered with; it may be registered at any time."""
+    effect = _effect_holder(op).effect
+    return None if effect is None or not has_effects(op) else str(effect.value).lower()
+
+
+@functools.cache
+def _effect_holder(op: OpOverload | HigherOrderOperator) -> Any:
+    """Where torch keeps the effect of an operator: looked up once, for this is asked for every recorded operator."""
+    return simple_registry.singleton.find(_get_op_qualname(op)).effect
+
+
+# Higher-order operators whose arguments are tensors, plain values and script objects: they need no look inside.
+EFFECTFUL_HIGHER_ORDER = frozenset({call_torchbind, print_in_graph})
+
+
+def takes_script_objects(op: OpOverload) -> bool:
+    """Whether the schema of an operator has a place for a script object."""
+    return isinstance(op, TorchBindOpOverload)
+
+
+def is_script_object(value: object) -> bool:
+    """Whether a value is an object of a C++ class that is registered with torch."""
+    return isinstance(value, torch.ScriptObject) and bool(_is_script_object(value))
+
+
+def fake_script_state(real: Any, fake: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """An instance of the fake class that is registered for a script object, with fake tensors in its state."""
+    with disable_modes():
+        state = real.__obj_flatten__()
+    name = real._type().qualified_name()
+    found = find_fake_class(name)
+    if found is None:
+        raise RuntimeError(f"{name} has none.")
+    return found.__obj_unflatten__(pytree.tree_map_only(torch.Tensor, fake, state))
+
+
+def fake_script_object(real: Any, state: Any) -> Any:
+    """A fake object in the form that torch's operators take; its own constructor would copy the real object."""
+    fake = FakeScriptObject.__new__(FakeScriptObject)
+    name = real._type().qualified_name()
+    members = {"wrapped_obj": state, "script_class_name": name, "real_obj": real}
+    methods = [method for method in real._method_names() if hasattr(state, method)]
+    members |= {method: FakeScriptMethod(fake, method, None) for method in methods}
+    for member, value in members.items():
+        object.__setattr__(fake, member, value)
+    return fake
+
+
+def script_object_identity(real: Any) -> int:
+    """What tells one script object from another: Python may hold several wrappers of one, which hash alike."""
+    return hash(real)
+
+
+_call_script_method = torch.ScriptMethod.__call__
+_recordings_lock = threading.Lock()
+_recordings = 0
+
+
+def _call_or_record(method: Any, *args: Any, **kwargs: Any) -> Any:
+    """A method of a script object, called as an operator where a mode listens."""
+    if dispatch_mode_depth() and is_script_object(method.raw_owner):
+        return call_torchbind(method.raw_owner, method.name, *args, **kwargs)
+    return _call_script_method(method, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def script_calls_seen() -> Iterator[None]:
+    """Methods of script objects run in C++, where no mode sees them; patching the call is what torch itself does."""
+    global _recordings
+    with _recordings_lock:
+        _recordings += 1
+        torch.ScriptMethod.__call__ = _call_or_record  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        with _recordings_lock:
+            _recordings -= 1
+            if not _recordings:
+                torch.ScriptMethod.__call__ = _call_script_method  # type: ignore[method-assign]
+
+
+def effect_type(effect: str) -> Any:
+    """torch's own name for a kind of effect."""
+    return next(kind for kind in _EffectType if str(kind.value).lower() == effect)
 
 
 def make_fake(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> torch.Tensor:

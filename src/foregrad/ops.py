@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ._torch import HigherOrderOperator, OpOverload, is_composite
+from ._torch import HigherOrderOperator, OpOverload, is_composite, takes_script_objects
 
 aten = torch.ops.aten
 
@@ -69,6 +69,7 @@ class OpInfo:
     has_out: bool  # takes `out=` tensors, which it may resize
     writes_list: bool  # one of torch's in-place operators on lists of tensors
     uncounted: bool  # abstract tensors do not count its writes, real ones do
+    takes_objects: bool = False  # script objects are among its arguments
 
 
 @functools.cache
@@ -97,4 +98,6 @@ def op_info(op: OpOverload | HigherOrderOperator) -> OpInfo:
     has_out = any(a.is_out for a in arguments)
     lists = kind is Kind.WRITE and op._schema.name.startswith("aten::_foreach_")
     uncounted = lists or (has_out and any("List" in str(arguments[i].type) for i in written))
-    return OpInfo(kind, written, random, is_composite(op), random or no_results, has_out, lists, uncounted)
+    impure = random or no_results
+    takes_objects = takes_script_objects(op)
+    return OpInfo(kind, written, random, is_composite(op), impure, has_out, lists, uncounted, takes_objects)

@@ -110,7 +110,7 @@ class ViewAndMutationMeta:
     grad_enabled_mutation: bool | None = None
     deterministic: bool | None = None
     static_parameter_indices: list[int] = field(default_factory=list)
-    tokens: dict[Any, Any] = field(default_factory=dict)
+    tokens: dict[Any, Any] = field(default_factory=dict, compare=False)
     indices_of_inputs_that_requires_grad_with_mutations_in_bw: list[int] = field(default_factory=list)
     is_rng_op_functionalized: bool = False
 
@@ -198,8 +198,9 @@ class ViewAndMutationMeta:
 
     @property
     def num_forward_returns(self) -> int:
-        """Values that the forward graph returns to the caller's side: updated inputs, outputs, bases."""
-        return self.num_mutated_inp_runtime_indices + self.num_outputs + self.num_intermediate_bases
+        """Values that the forward graph returns before what it saves: tokens, updated inputs, outputs, bases."""
+        visible = self.num_mutated_inp_runtime_indices + self.num_outputs + self.num_intermediate_bases
+        return visible + len(self.tokens)
 
     @property
     def num_forward(self) -> int:

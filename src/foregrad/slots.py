@@ -147,4 +147,14 @@ class Grad:
         return f"gradient of {self.of}"
 
 
-Slot = Primal | Returned | Tangent | Grad
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What keeps operators with side effects of one kind in order: each takes the token of the one before."""
+
+    effect: str
+
+    def __str__(self) -> str:
+        return f"{self.effect} token"
+
+
+Slot = Primal | Returned | Tangent | Grad | Token

@@ -67,9 +67,10 @@ def show_joint(joint: Joint) -> str:
     """The facts about a program as a person wants to read them."""
     signature = joint.signature
     lines = [f"{'training' if joint.is_training else 'inference'} program, {joint.op_count} operators"]
+    lines += [f"  input   {slot}" for slot in signature.tokens]
     lines += [f"  input   {slot}{_about_input(joint, i)}" for i, slot in enumerate(signature.primals)]
     lines += [f"  returns {slot}" for slot in signature.returned]
-    lines += [f"  takes   {slot}" for slot in signature.tangents]
+    lines += [f"  takes   {slot}" for slot in (*signature.tangents, *signature.backward_tokens)]
     lines += [f"  gives   {slot}" for slot in signature.grads if slot is not None]
     return "\n".join(lines)
 

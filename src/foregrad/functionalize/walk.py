@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from .._torch import disable_modes
+from .._torch import disable_modes, effect_of, is_script_object
 from ..errors import CaptureError, UnsupportedError
 from ..joint.ir import FlatGraph, Node
 from ..ops import IDENTITIES, Kind, ViewStep, aten, op_info
@@ -26,6 +26,7 @@ from ..record.recording import Recording
 from ..record.stand_ins import RecordedInput
 from ..record.step import Step
 from ..slots import Memory, Primal, Root
+from .effects import Tokens
 from .operators import IN_GRAPHS
 from .state import Storage, TensorState, Write
 from .storages import by_absolute_offset, memory_of, require_whole_memory, reshape
@@ -49,6 +50,7 @@ class Functionalizer:
         self._before: dict[Primal, TensorState] = {}  # the states that inputs started with
         self.backward_writes: list[Write] = []
         self.reshapes: dict[int, list[Step]] = {}  # in-place changes of shape, by id of the tensor
+        self.tokens = Tokens()
 
     # ------------------------------------------------------------------------------------------- reading
     def state_of(self, tensor: Tensor) -> TensorState:
@@ -98,6 +100,8 @@ class Functionalizer:
             return [self._arg(item) for item in value]
         if kind is torch.Generator:  # an object, not text: graphs hold it as a constant
             return self.graph.constant(value, value)
+        if is_script_object(value):
+            return self.tokens.constant(self.graph, value)
         return value
 
     def args(self, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -138,12 +142,17 @@ class Functionalizer:
     def run(self, steps: Sequence[Step], start: int) -> None:
         """Walk over steps, the first of which is number `start` of the recording."""
         graph = self.graph
+        self.tokens.begin()
         for position, step in enumerate(steps, start):
             self._position = position
             graph.stack, graph.backward = step.stack, step.backward
             kind = op_info(step.op).kind
-            if kind is Kind.PURE:
-                self.pure(step)
+            if kind is Kind.PURE or kind is Kind.HIGHER_ORDER:
+                effect = effect_of(step.op)
+                if effect is None:
+                    self.pure(step)
+                else:
+                    self.tokens.call(self, step, effect)
             elif kind is Kind.VIEW:
                 self._view(step)
             elif kind is Kind.WRITE:

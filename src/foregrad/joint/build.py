@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .._torch import AutocastState
+from .._torch import AutocastState, effect_type
 from ..errors import UnsupportedError
 from ..functionalize.walk import Functionalizer
 from ..options import AOTConfig
 from ..record.recording import Recording
-from ..slots import Base, Grad, Grown, Memory, Output, Primal, Returned, Root, Tangent, Updated
+from ..slots import Base, Grad, Grown, Memory, Output, Primal, Returned, Root, Tangent, Token, Updated
 from .backward_writes import BackwardWrite
 from .effects import Effect, Effects, Escape
 from .graph import Part, to_fx
@@ -35,6 +35,8 @@ class Signature:
     tangents: tuple[Tangent, ...]
     returned: tuple[Returned, ...]
     grads: tuple[Grad | None, ...]  # one for each primal
+    tokens: tuple[Token, ...] = ()  # before the primals, and before what is returned
+    backward_tokens: tuple[Token, ...] = ()  # behind the tangents, and behind everything that the backward gives
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Joint:
     outputs: OutputFacts
     visible: int  # so many of the outputs are the user's; the rest are for the effects
     effects: tuple[Effect, ...]
-    primal_values: tuple[Any, ...]
+    primal_values: tuple[Any, ...]  # tokens first
     tangent_values: tuple[Tensor, ...]
     backward_errors: dict[Returned, Exception]  # what autograd said when it was asked for the gradients of these
     backward_writes: tuple[BackwardWrite, ...]  # to what the caller holds; their values follow the gradients
@@ -62,6 +64,23 @@ class Joint:
     def module(self) -> fx.GraphModule:
         """The graph as `torch.fx`, made when somebody looks at it."""
         return to_fx(self.part)
+
+    @property
+    def tokens(self) -> dict[Any, Any]:
+        """The forward's tokens, by torch's own names for the effects."""
+        return {effect_type(token.effect): torch.empty(0) for token in self.signature.tokens}
+
+    @property
+    def primal_nodes(self) -> Sequence[Node]:
+        """What stands for the primals in the graph."""
+        start = len(self.signature.tokens)
+        return self.part.placeholders[start : start + len(self.primals)]
+
+    @property
+    def returned_nodes(self) -> Sequence[Any]:
+        """What the forward returns, without tokens."""
+        start = len(self.signature.tokens)
+        return self.part.outputs[start : start + len(self.signature.returned)]
 
     @property
     def touched(self) -> list[InputFacts]:
@@ -93,6 +112,7 @@ def build_joint(
     for recorded in recording.all_inputs:
         functionalizer.add_input(recorded)
     functionalizer.run(recording.steps[: recording.forward_end], 0)
+    tokens = functionalizer.tokens.chain()
     graph.stack, graph.backward = (), False
     keep = config.keep_inference_input_mutations
     replay = config.options.view_replay_for_aliased_outputs
@@ -116,22 +136,25 @@ def build_joint(
     gradients = derived.gradients
     for node, primal in zip(graph.placeholders, primals, strict=False):
         node.written = primal.written
-    live = live_nodes(graph, [*nodes_in(forward.values()), *derived.outputs])
-    for node, name in zip(graph.placeholders, _placeholder_names(len(primals), len(tangents)), strict=True):
+    live = live_nodes(graph, [*tokens.ends, *nodes_in(forward.values()), *derived.outputs])
+    placeholders = [*tokens.heads, *graph.placeholders]
+    taken = len(tokens.heads) + len(primals)
+    for node, name in zip(placeholders, _placeholder_names(taken, len(tangents)), strict=True):
         node.name = name
-    name_nodes(live, [node.name for node in graph.placeholders])
+    placeholders += derived.tokens.heads
+    name_nodes(live, [node.name for node in placeholders])
     slots = tuple(primal.recorded.slot for primal in primals)
     grads = tuple(Grad(slot) if node is not None else None for slot, node in zip(slots, gradients, strict=True))
     return Joint(
-        part=Part(graph.placeholders, live, [*forward.values(), *(derived.outputs if tangents else ())]),
-        signature=Signature(slots, tangents, tuple(forward), grads),
+        part=Part(placeholders, live, [*tokens.ends, *forward.values(), *(derived.outputs if tangents else ())]),
+        signature=Signature(slots, tangents, tuple(forward), grads, tokens.slots, derived.tokens.slots),
         inputs=tuple(facts[recorded.slot] for recorded in recording.inputs),
         memories=tuple(facts[recorded.slot] for recorded in recording.memories),
         primals=primals,
         outputs=outputs,
         visible=len(leaves),
         effects=tuple(hidden.effects),
-        primal_values=tuple(node.value for node in graph.placeholders[: len(primals)]),
+        primal_values=tuple(node.value for node in placeholders[:taken]),
         tangent_values=tuple(tape.tangents.values()),
         backward_errors=derived.refused,
         backward_writes=derived.writes,

@@ -13,6 +13,7 @@ from torch import fx
 from .._torch import LazyGraphModule
 from ..errors import VerificationError
 from ..record.lines import show_stack
+from ..slots import Token
 from .ir import Node, get_constant
 
 
@@ -74,6 +75,8 @@ def _meta(node: Node) -> dict[str, Any]:
         meta["val"] = node.value
     if node.written:
         meta["written"] = True
+    if isinstance(node.slot, Token):
+        meta["token"] = True
     if node.slot is None:
         meta["partitioner_tag"] = "is_backward" if node.backward else "is_forward"
         if node.impure:

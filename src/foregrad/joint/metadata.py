@@ -35,6 +35,7 @@ def describe(joint: Joint, config: AOTConfig, saved_sizes: int | None) -> ViewAn
         num_symints_saved_for_bw=saved_sizes,
         grad_enabled_mutation=joint.grad_mode_after,
         deterministic=torch.are_deterministic_algorithms_enabled(),
+        tokens={} if config.options.unlift_effect_tokens else joint.tokens,
     )
 
 

@@ -7,7 +7,7 @@ the gradients that a backward gave, recorded once more so that they can be diffe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from .._torch import frees_when_run, set_version
 from ..errors import ForegradError, UnsupportedError
+from ..functionalize.effects import Chain
 from ..functionalize.walk import Functionalizer
 from ..record.memory import WholeMemoryNeeded
 from ..record.recording import InputsFoundLate, Recording
@@ -36,12 +37,13 @@ class Differentiated:
 
     gradients: list[Node | None]
     writes: tuple[BackwardWrite, ...] = ()
+    tokens: Chain = field(default_factory=Chain)  # of its effects
     refused: dict[Returned, Exception] = field(default_factory=dict)  # autograd's errors, by target
 
     @property
     def outputs(self) -> list[Node | None]:
         """What the backward returns."""
-        return [*self.gradients, *(write.new for write in self.writes)]
+        return [*self.gradients, *(write.new for write in self.writes), *self.tokens.ends]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class Order:
     saved: tuple[int, ...]  # which saved values the graph takes, and then
     tangents: tuple[int, ...]  # which of the tangents
     results: tuple[int, ...]  # which gradients it returns; the others are None
+    tokens: int  # of its effects, which it takes and returns before everything else
     refused: dict[Returned, Exception]
 
 
@@ -139,7 +142,7 @@ class Tape:
             lambda: [None if g is None else walk.node_of(g) for g in found],
             lambda: self._fails_again(targets, tangents, autocast),
         )
-        return Differentiated(nodes, writes)
+        return Differentiated(nodes, writes, walk.tokens.chain())
 
     def differentiate_all(self) -> Differentiated:
         """Gradients of everything that can be differentiated, and autograd's errors for what cannot.
@@ -150,6 +153,8 @@ class Tape:
         wanted = tuple(self.targets)
         if not wanted:
             return Differentiated([None] * self.gradients)
+        graph = self._functionalizer.graph
+        start = len(graph.nodes)
         try:
             return self.differentiate(wanted)
         except _NOT_AUTOGRADS:
@@ -162,9 +167,11 @@ class Tape:
                     raise
                 except Exception as error:
                     refused[slot] = error
+        for node in graph.nodes[start:]:  # of attempts that were given up
+            node.impure = False
         sound = tuple(slot for slot in wanted if slot not in refused)
         derived = self.differentiate(sound) if sound else Differentiated([None] * self.gradients)
-        return Differentiated(derived.gradients, derived.writes, refused)
+        return replace(derived, refused=refused)
 
     def _refuse_late_inputs(self, known: int) -> None:
         recording = self.recording
@@ -234,14 +241,16 @@ class Tape:
         It has the same outputs as the backward for all of them, and takes the other tangents without reading them. It
         is recorded under the autocast state of the caller.
         """
+        graph = self._functionalizer.graph
+        start = len(graph.nodes)
         derived = self.differentiate(slots, autocast=True)
         new = {write.of: write.new for write in derived.writes}
-        outputs = [*derived.gradients, *(new.get(write.of) for write in writes)]
-        given, tangents = self._named(saved), list(self._tangent_nodes.values())
-        nodes = _between([*given, *tangents], [node for node in outputs if node is not None])
+        outputs = [*derived.gradients, *(new.get(write.of) for write in writes), *derived.tokens.ends]
+        given, tangents = self._named(saved), [*self._tangent_nodes.values(), *derived.tokens.heads]
+        wanted = [*nodes_in(outputs), *(node for node in graph.nodes[start:] if node.impure)]
+        nodes = _between([*given, *tangents], wanted)
         read = _read_by(nodes, outputs)
         used = [i for i, node in enumerate(given) if id(node) in read]
-        graph = self._functionalizer.graph
         name_nodes([*given, *nodes], [node.name for node in (*graph.placeholders, *graph.nodes) if node.name])
         return PartialBackward(to_fx(Part([*(given[i] for i in used), *tangents], nodes, outputs)), tuple(used))
 
@@ -268,7 +277,10 @@ class Tape:
         steps = recording.steps[start:]
         if self._writes.written(steps, self._held_by_the_caller(())):
             raise UnsupportedError("a backward that writes to its inputs cannot be differentiated yet.")
+        first_node = len(walk.graph.nodes)
         walk.run(steps, start)
+        chain = walk.tokens.chain()
+        walk.tokens.begin_order()
         found = [*(by_slot.get(recorded.slot) for recorded in self._primals), *others]
         results = [g if use else None for g, use in zip(found, wanted, strict=True)]
         nodes = [None if g is None else walk.node_of(g) for g in results]
@@ -278,21 +290,35 @@ class Tape:
         leaves = [t for t in tangents if t.requires_grad]
         lower = (*self._lower_tangents, *leaves)
         higher = Tape(recording, walk, self._primals, differentiable, lower, self._number + 1)
-        return higher._as_order(nodes, self._named(saved), [self._tangent_nodes[slot] for slot in self.targets])
+        effects = [node for node in walk.graph.nodes[first_node:] if node.impure]
+        tangent_nodes = [self._tangent_nodes[slot] for slot in self.targets]
+        return higher._as_order(nodes, self._named(saved), tangent_nodes, chain, effects)
 
-    def _as_order(self, results: Sequence[Node | None], given: Sequence[Node], tangents: Sequence[Node]) -> Order:
+    def _as_order(
+        self,
+        results: Sequence[Node | None],
+        given: Sequence[Node],
+        tangents: Sequence[Node],
+        chain: Chain,
+        effects: Sequence[Node],
+    ) -> Order:
         """The joint graph of `results`, which are computed from saved values and tangents, and of their gradients."""
+        graph = self._functionalizer.graph
+        start = len(graph.nodes)
         derived = self._differentiate_later()
         positions = tuple(i for i, node in enumerate(results) if node is not None)
-        outputs = [*(results[i] for i in positions), *derived.gradients]
-        own = list(self._tangent_nodes.values())
-        nodes = _between([*given, *tangents, *own], [node for node in outputs if node is not None])
+        returned = [*chain.ends, *(results[i] for i in positions)]
+        outputs = [*returned, *derived.outputs]
+        own = [*self._tangent_nodes.values(), *derived.tokens.heads]
+        must_run = [*effects, *(node for node in graph.nodes[start:] if node.impure)]
+        nodes = _between([*chain.heads, *given, *tangents, *own], [*nodes_in(outputs), *must_run])
         read = _read_by(nodes, outputs)
         used = [i for i, node in enumerate(given) if id(node) in read]
         used_tangents = [i for i, node in enumerate(tangents) if id(node) in read]
-        placeholders = [*(given[i] for i in used), *(tangents[i] for i in used_tangents)]
-        part = self._own_part(placeholders, own, nodes, outputs, set(map(id, _ancestors(results))))
-        return Order(self, part, tuple(used), tuple(used_tangents), positions, derived.refused)
+        placeholders = [*chain.heads, *(given[i] for i in used), *(tangents[i] for i in used_tangents)]
+        in_forward = {id(node) for node in _ancestors([*returned, *effects])}
+        part = self._own_part(placeholders, own, nodes, outputs, in_forward)
+        return Order(self, part, tuple(used), tuple(used_tangents), positions, len(chain.heads), derived.refused)
 
     def _differentiate_later(self) -> Differentiated:
         """The gradients of an order; what cannot be compiled of them is only said when somebody asks for them."""
@@ -301,7 +327,7 @@ class Tape:
             if derived.writes:
                 raise UnsupportedError("a double backward that writes to its inputs cannot be compiled yet.")
         except UnsupportedError as error:
-            return Differentiated([None] * self.gradients, (), dict.fromkeys(self.targets, error))
+            return Differentiated([None] * self.gradients, refused=dict.fromkeys(self.targets, error))
         return derived
 
     def _own_part(
@@ -324,7 +350,7 @@ class Tape:
         for stem, inputs in (("primals", placeholders), ("tangents", tangents)):
             for i, node in enumerate(inputs):
                 copy = copies[id(node)] = Node(None, (), {}, node.value)
-                copy.name = f"{stem}_{i + 1}"
+                copy.name, copy.slot = f"{stem}_{i + 1}", node.slot
         taken = list(copies.values())
         for node in nodes:
             kwargs = {key: copied(item) for key, item in node.kwargs.items()}

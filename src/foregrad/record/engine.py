@@ -16,6 +16,7 @@ from .._torch import (
     DimDynamic,
     FakeTensor,
     FakeTensorMode,
+    HigherOrderOperator,
     OpOverload,
     ShapeEnv,
     is_traceable_wrapper_subclass,
@@ -81,6 +82,9 @@ class Engine(Protocol):
 
     def run(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The abstract result of an operator."""
+
+    def run_higher_order(self, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The abstract result of an operator that has no schema."""
 
 
 class FakeEngine:
@@ -150,6 +154,10 @@ class FakeEngine:
             if device is not None:
                 return make_fake(self.mode, run_on_meta(self.mode, op, args, kwargs), device)
         return self._dispatch(op, types, args, kwargs)
+
+    def run_higher_order(self, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self.mode:
+            return op(*args, **kwargs)
 
     def strided(self, tensor: Tensor, stride: Sequence[int], device: torch.device) -> Tensor:
         return self._strided(tensor.shape, tuple(stride), 0, tensor.dtype, device)

@@ -64,3 +64,19 @@ def where(stack: Stack) -> str:
     code, number = stack[0]
     text = linecache.getline(code.co_filename, number).strip()
     return f"{code.co_filename}:{number}" + (f": {text}" if text else "")
+
+
+def caller_of(error: Exception, package: str) -> str:
+    """The function that the user called, and where, when an error came out of a package below it."""
+    name = place = None
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if is_users_code(frame.f_code):
+            name, place = None, where(((frame.f_code, trace.tb_lineno),))
+        elif place is not None:
+            name = name or frame.f_code.co_name
+            if str(frame.f_globals.get("__name__")).startswith(package):
+                return f"{name}, at {place},"
+        trace = trace.tb_next
+    return f"at {place or 'an unknown line'}"

@@ -15,6 +15,7 @@ import torch
 import torch.fx.traceback as fx_traceback
 
 from .._torch import (
+    EFFECTFUL_HIGHER_ORDER,
     DataDependentOutputException,
     DynamicOutputShapeException,
     HigherOrderOperator,
@@ -32,6 +33,7 @@ from .changes import Changes
 from .engine import Engine, is_empty
 from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
 from .lists import lists_share_memory, one_after_another
+from .objects import ScriptObjects
 from .randomness import Generators
 from .step import Step
 from .tape import tape_edges
@@ -50,6 +52,7 @@ class Recorder(TorchDispatchMode):
         self.steps: list[Step] = []
         self.backward = False
         self.changes = Changes(engine, self.steps)
+        self.objects = ScriptObjects(engine)
         self._engine = engine
         self._run = engine.run
         self._decompositions = decompositions
@@ -71,9 +74,7 @@ class Recorder(TorchDispatchMode):
         if op is _DEVICE_OF:
             return self._engine.device_of(args[0]) if self._engine.is_abstract(args[0]) else args[0].device
         if isinstance(op, HigherOrderOperator):
-            raise UnsupportedError(
-                f"the higher-order operator {op.name()}, at {where(user_stack(2))}, cannot be compiled yet."
-            )
+            return self._higher_order(op, args, kwargs)
         if op.namespace == "profiler":
             return op(*args, **kwargs)
         if op is _SIZES_OF:
@@ -92,9 +93,10 @@ class Recorder(TorchDispatchMode):
             return args[0]  # abstract kernels look at the dtype even where there is nothing to draw
         changes = info.kind is Kind.WRITE or info.kind is Kind.RESHAPE
         shapes = self.changes.before(op, args, kwargs, stack) if changes else ()
+        given, named = self.objects.replaced((args, kwargs), stack) if info.takes_objects else (args, kwargs)
         try:
             with without_function_modes():  # in backward, operators come straight from C++, with the modes still on
-                out = self._run(op, types, args, kwargs)
+                out = self._run(op, types, given, named)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise DataDependentError(
                 f"{op}, at {where(stack)}: its result depends on the data of a recorded tensor, which has none. "
@@ -108,8 +110,22 @@ class Recorder(TorchDispatchMode):
             ) from error
         if changes:
             self.changes.after(op, args, kwargs, shapes)
+        if info.takes_objects:
+            out = self.objects.fresh(out)
         repeats = self._draw(op, kwargs, args) if info.random else None
         self.steps.append(Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, repeats))
+        return out
+
+    def _higher_order(self, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator with side effects and without a schema; those that hold programs cannot be recorded."""
+        stack = self._stack()
+        if op not in EFFECTFUL_HIGHER_ORDER:
+            raise UnsupportedError(f"the higher-order operator {op.name()}, at {where(stack)}, cannot be compiled yet.")
+        given, named = self.objects.replaced((args, kwargs), stack)
+        with without_function_modes():
+            out = self.objects.fresh(self._engine.run_higher_order(op, given, named))
+        step = Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, None)  # type: ignore[arg-type]
+        self.steps.append(step)
         return out
 
     def _decompose(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

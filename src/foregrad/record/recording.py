@@ -22,13 +22,15 @@ from .._torch import (
     ambient_state_kept,
     autocast_off,
     autocast_state,
+    dynamo_aside,
     gradients_of,
     recording_autograd,
+    script_calls_seen,
 )
 from ..errors import UnsupportedError
 from ..slots import GradOf, Hidden, Input, Primal
 from .engine import Engine
-from .lines import user_stack, where
+from .lines import caller_of, user_stack, where
 from .memory import SharedMemory, in_order, root_of
 from .overlap import tensors_in
 from .reals import RealTensors
@@ -119,6 +121,9 @@ class Recording:
             try:
                 self.result = program(seen)
                 self.recorder.generators.check()
+            except Exception as error:
+                _refuse_dynamo(error)
+                raise
             finally:
                 self.grad_enabled_after = torch.is_grad_enabled()
                 self.autocast_after = autocast_state()
@@ -231,7 +236,7 @@ class Recording:
     def _modes(self, reals: RealTensors) -> Iterator[None]:
         with ambient_state_kept():
             try:
-                with recording_autograd(), reals, self.recorder:
+                with recording_autograd(), script_calls_seen(), dynamo_aside(), reals, self.recorder:
                     yield
             finally:
                 self.recorder.generators.restore()
@@ -258,6 +263,7 @@ class Recording:
         gradients are taken for both, and added.
         """
         self.recorder.backward = True
+        self.recorder.objects.rewind(self.steps)
         self.recorder.watch_gradient_sums(targets)
         differentiable = self.differentiable_inputs
         leaves = [i.differentiated for i in differentiable if i.differentiated is not None]
@@ -305,6 +311,13 @@ class Recording:
         """Whether any target is differentiable with respect to a leaf that the program made."""
         wanted = {id(leaf) for leaf in leaves}
         return bool(wanted) and any(id(getattr(node, "variable", None)) in wanted for _, node in tape_edges(targets))
+
+
+def _refuse_dynamo(error: Exception) -> None:
+    """Say which operator of the program asked Dynamo to compile a part of it, where that has failed."""
+    if type(error).__module__.startswith("torch._dynamo"):
+        caller = caller_of(error, "torch._dynamo")
+        raise UnsupportedError(f"the higher-order operator {caller} cannot be compiled yet.") from error
 
 
 def _leads_to_a_leaf(target: Tensor) -> bool:

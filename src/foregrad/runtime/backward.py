@@ -29,6 +29,7 @@ from ..options import AOTConfig
 from ..slots import Returned, Tangent
 from .compilers import Boxed, checked, compile_graph, example_values
 from .stash import SECOND_TIME, Stash
+from .tokens import count_tokens, hiding_last_tokens, unlift_last_tokens, without_last_tokens
 
 log = logging.getLogger("foregrad")
 
@@ -143,10 +144,11 @@ class Backward:
         with self._lock:  # several threads may run their first backward at once
             if self._compiled is None:
 
-                def install(compiled: Boxed) -> None:
+                def found(compiled: Boxed) -> None:
                     self._compiled = compiled
                     place(compiled)
 
+                install = hiding_last_tokens(found, count_tokens(self.module))
                 with garbage_collection_paused():
                     install(checked(self._compile(self.module), "backward", self.module, install))
             assert self._compiled is not None
@@ -192,7 +194,7 @@ class Backward:
             raise RuntimeError(SECOND_TIME)
         arguments = [values[i] for i in graph.saved]
         arguments += [self._unread(i) if t is None else t for i, t in enumerate(given)]
-        run = (lambda args: graph.module(*args)) if under_vmap() else graph.run
+        run = self._uncompiled(graph.module) if under_vmap() else graph.run
         with autocast_off(), torch.no_grad():  # the casts are in the graph
             found: Sequence[Any] = run(arguments)
         self.carry_out_writes(ctx, found, tangents)
@@ -218,8 +220,17 @@ class Backward:
         with self._lock:
             if key not in self._partial:
                 part = self._tape.partial_backward(self._slots(mask), self._saved.names, self._writes)
-                self._partial[key] = _Graph(part.module, self._compile(part.module), part.saved)
+                self._partial[key] = _Graph(part.module, self._compile_partial(part.module), part.saved)
             return self._partial[key]
+
+    def _compile_partial(self, module: fx.GraphModule) -> Boxed:
+        """It has effects of its own: a custom function may do something else where a tangent is missing."""
+        if self._config.options.unlift_effect_tokens:
+            unlift_last_tokens(module, count_tokens(module))
+        return without_last_tokens(self._compile(module), count_tokens(module))
+
+    def _uncompiled(self, module: fx.GraphModule) -> Boxed:
+        return without_last_tokens(lambda args: module(*args), count_tokens(module))
 
     def _slots(self, mask: Sequence[bool]) -> tuple[Returned, ...]:
         return tuple(slot for slot, used in zip(self._tape.targets, mask, strict=True) if used)
@@ -265,7 +276,7 @@ class Backward:
     def _needed_by_others(self, mask: Sequence[bool], freed: frozenset[Any]) -> set[int]:
         """Positions of saved values that a later backward of another output may read."""
         if self._readers is None:
-            self._readers = _saved_read_by_tangents(self.module, len(self._saved.names))
+            self._readers = _saved_read_by_tangents(self.module, len(self._saved.names), len(mask))
         needed: set[int] = set()
         for slot, positions, used in zip(self._tape.targets, self._readers, mask, strict=True):
             if not used and not self._tape.freed_by((slot,)) & freed:
@@ -371,12 +382,12 @@ class Backward:
         )
 
 
-def _saved_read_by_tangents(module: fx.GraphModule, saved: int) -> list[frozenset[int]]:
+def _saved_read_by_tangents(module: fx.GraphModule, saved: int, count: int) -> list[frozenset[int]]:
     """For each tangent of a backward graph, which of the saved values it is combined with on its way.
 
     What comes from another tangent is only added to it.
     """
-    placeholders = module.graph.find_nodes(op="placeholder")
+    placeholders = module.graph.find_nodes(op="placeholder")[: saved + count]
     read: dict[fx.Node, set[int]] = {node: {i} for i, node in enumerate(placeholders[:saved])}  # where no tangent is
     reached: dict[fx.Node, set[int]] = {node: {i} for i, node in enumerate(placeholders[saved:])}
     readers: list[set[int]] = [set() for _ in placeholders[saved:]]

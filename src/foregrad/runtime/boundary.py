@@ -65,7 +65,7 @@ def repeated_results(joint: Joint) -> set[Returned]:
     """Outputs that are tensors of their own to the user, but one value to the graph."""
     seen: set[int] = set()
     repeated: set[Returned] = set()
-    for slot, node in zip(joint.signature.returned, joint.part.outputs, strict=False):
+    for slot, node in zip(joint.signature.returned, joint.returned_nodes, strict=True):
         if isinstance(slot, Output) and isinstance(joint.outputs.results[slot.index], Plain) and id(node) in seen:
             repeated.add(slot)
         seen.add(id(node))
@@ -153,7 +153,7 @@ def edges_of(joint: Joint, saved: Saved, counted: Mapping[Primal, int]) -> Edges
     places: dict[int, int] = {}
     anchors = []
     for edge, i in enumerate(through):
-        name, facts = joint.part.placeholders[i].name, joint.primals[i]
+        name, facts = joint.primal_nodes[i].name, joint.primals[i]
         if name in names and facts.recorded.slot not in counted and name not in in_place:
             places[edge] = len(saved.sizes) + names.index(name)
         elif not facts.is_leaf:
@@ -247,7 +247,7 @@ class TrainingCore:
 
     def _save(self, writer: Writer, tensors: list[str], sizes: list[str], anchors: list[str]) -> None:
         """All saved tensors go through autograd's own store: version checks, hooks and freeing work as in eager."""
-        primals = zip(self._joint.part.placeholders, self._joint.primals, strict=False)
+        primals = zip(self._joint.primal_nodes, self._joint.primals, strict=True)
         moving = {node.name for node, facts in primals if facts.recorded.slot in self._counted}
         if self._joint.backward_writes:
             places = {facts.recorded.slot: f"i{n}" for n, facts in enumerate(self._joint.primals)}
@@ -280,7 +280,7 @@ class TrainingCore:
     def _aside_values(self, returned: dict[Returned, str]) -> list[str]:
         """A result that autograd does not track must be a tensor of its own beside one that it does."""
         alike = repeated_results(self._joint)
-        node = dict(zip(self._joint.signature.returned, self._joint.part.outputs, strict=False))
+        node = dict(zip(self._joint.signature.returned, self._joint.returned_nodes, strict=True))
         tracked = {id(node[slot]) for slot in self._tangents}
         results = self._joint.outputs.results
         shapes = {Output(i) for i, result in enumerate(results) if gives_geometry(result)}

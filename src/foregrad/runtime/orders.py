@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from .._torch import boundary_apply, deterministic_enabled, garbage_collection_paused
 from ..joint.tape import Order
@@ -14,6 +14,7 @@ from ..options import AOTConfig
 from .backward import Backward, Edges, anchor, saved_between
 from .compilers import compile_graph, example_values
 from .partitioning import partitioned
+from .tokens import count_tokens, unlift_first_tokens, unlift_last_tokens, without_first_tokens
 
 
 class RunningOrder:
@@ -21,14 +22,16 @@ class RunningOrder:
 
     def __init__(self, order: Order, lower_gradients: int, through: Sequence[int], config: AOTConfig) -> None:
         """`through` are the gradients of the lower order that autograd has edges for."""
-        forward, backward = partitioned(order.part, len(order.results), order.tape.gradients, config)
-        values = [node.value for node in order.part.placeholders if "tangents" not in node.name]
+        forward, backward = _graphs(order, config)
+        values = [node.meta["val"] for node in forward.graph.find_nodes(op="placeholder")]
         examples = example_values(order.tape.recording.engine, values)
         with garbage_collection_paused():
-            self._forward, _ = compile_graph(config.bw_compiler, forward, examples, "backward", config)
+            compiled, _ = compile_graph(config.bw_compiler, forward, examples, "backward", config)
+        tokens = count_tokens(forward)
+        self._forward = without_first_tokens(compiled, tokens)
         tangents = range(lower_gradients, order.tape.gradients)
         edges = Edges((*tangents, *through), anchors=tuple(range(len(tangents) + len(through))))
-        self.saved = saved_between(forward, len(order.results))
+        self.saved = saved_between(forward, tokens + len(order.results))
         self.backward = Backward(
             order.tape, backward, self.saved, edges, config, deterministic_enabled(), refused=order.refused
         )
@@ -66,6 +69,15 @@ class RunningOrder:
         ctx.kept = ()
         box[:] = [g.detach() for g, tracked in zip(results, self._is_tracked, strict=True) if not tracked]
         return (*(g.detach() for g, tracked in zip(results, self._is_tracked, strict=True) if tracked), *anchors)
+
+
+def _graphs(order: Order, config: AOTConfig) -> tuple[fx.GraphModule, fx.GraphModule]:
+    ends = len(order.part.outputs) - order.tokens - len(order.results)
+    forward, backward = partitioned(order.part, order.tokens + len(order.results), ends, config)
+    if config.options.unlift_effect_tokens:
+        unlift_first_tokens(forward, order.tokens)
+        unlift_last_tokens(backward, count_tokens(backward))
+    return forward, backward
 
 
 class Gradients(torch.autograd.Function):

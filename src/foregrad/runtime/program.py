@@ -11,6 +11,7 @@ from torch import fx
 
 from .._torch import OpOverload, any_autocast_enabled, deterministic_enabled
 from ..joint.build import Joint
+from ..joint.graph import to_fx
 from ..joint.inputs import InputFacts
 from ..joint.metadata import describe
 from ..joint.verify import verify_graph
@@ -25,6 +26,7 @@ from .compilers import Boxed, checked, compile_graph, example_values
 from .entry import Entry
 from .partitioning import partitioned
 from .stages import stages_of
+from .tokens import hiding_first_tokens, unlift_first_tokens, unlift_last_tokens
 from .writer import Writer
 
 _numbers = itertools.count()
@@ -67,34 +69,52 @@ def _install(writer: Writer, name: str) -> Callable[[Boxed], None]:
     return lambda compiled: writer.rebind(name, compiled)
 
 
+def _install_forward(joint: Joint, config: AOTConfig, writer: Writer, name: str) -> Callable[[Boxed], None]:
+    count = 0 if config.options.unlift_effect_tokens else len(joint.signature.tokens)
+    return hiding_first_tokens(_install(writer, name), count)
+
+
+def _forward_examples(joint: Joint, config: AOTConfig) -> list[Any]:
+    hidden = len(joint.signature.tokens) if config.options.unlift_effect_tokens else 0
+    return example_values(joint.recording.engine, joint.primal_values[hidden:])
+
+
 def _inference(
     joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool
 ) -> tuple[InferenceCore, Parts]:
     name = writer.fresh("inference_graph")
+    module = joint.module
+    if config.options.unlift_effect_tokens and joint.signature.tokens:
+        module = to_fx(joint.part)
+        unlift_first_tokens(module, len(joint.signature.tokens))
     if config.options.verify:
-        verify_graph(joint.module)
-    examples = example_values(joint.recording.engine, joint.primal_values)
-    compiled, _ = compile_graph(
-        config.inference_compiler or config.fw_compiler, joint.module, examples, "inference", config
-    )
-    install = _install(writer, name)
-    install(checked(compiled, "inference", joint.module, install))
+        verify_graph(module)
+    examples = _forward_examples(joint, config)
+    compiled, _ = compile_graph(config.inference_compiler or config.fw_compiler, module, examples, "inference", config)
+    install = _install_forward(joint, config, writer, name)
+    install(checked(compiled, "inference", module, install))
     metadata = describe(joint, config, saved_sizes=None)
-    return InferenceCore(joint, entry.guarded, autocast, entry.frees), (joint.module, None, metadata)
+    return InferenceCore(joint, entry.guarded, autocast, entry.frees), (module, None, metadata)
 
 
 def _training(
     joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool
 ) -> tuple[TrainingCore, Parts]:
-    returned = len(joint.signature.returned)
-    gradients = len(joint.primals) + len(joint.backward_writes)
+    signature, unlifted = joint.signature, config.options.unlift_effect_tokens
+    tokens, backward_tokens = len(signature.tokens), len(signature.backward_tokens)
+    returned = tokens + len(signature.returned)
+    gradients = len(joint.primals) + len(joint.backward_writes) + backward_tokens
     forward, backward = partitioned(joint.part, returned, gradients, config, lambda: joint.module)
+    if unlifted:
+        unlift_first_tokens(forward, tokens)
+        unlift_last_tokens(backward, backward_tokens)
+        returned -= tokens
     saved = saved_between(forward, returned)
     counted = _changed_after_saving(joint, saved)
-    examples = example_values(joint.recording.engine, joint.primal_values)
+    examples = _forward_examples(joint, config)
     name = writer.fresh("forward_graph")
     compiled, strides = compile_graph(config.fw_compiler, forward, examples, "forward", config)
-    install = _install(writer, name)
+    install = _install_forward(joint, config, writer, name)
     install(checked(compiled, "forward", forward, install))
     saved_strides = strides[returned : returned + len(saved.tensors)] if strides else None
     runner = Backward(
@@ -120,7 +140,7 @@ def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
     names = {_origin(node).name for node in saved.tensors}
     return {
         facts.recorded.slot: facts.version_change
-        for node, facts in zip(joint.part.placeholders, joint.primals, strict=False)
+        for node, facts in zip(joint.primal_nodes, joint.primals, strict=True)
         if node.name in names and facts.version_change and _changes_later(facts)
     }
 
