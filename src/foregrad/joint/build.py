@@ -111,7 +111,8 @@ def build_joint(
         )
     forward = _forward_values(functionalizer, facts.values(), outputs)
     tangents = tuple(Tangent(slot) for slot in tape.targets)
-    derived, errors = _gradients(tape, len(primals))
+    derived, errors = _gradients(tape, graph, len(primals))
+    functionalizer.draws.closed = True
     gradients = derived.gradients
     for node, primal in zip(graph.placeholders, primals, strict=False):
         node.written = primal.written
@@ -144,7 +145,7 @@ def build_joint(
 _NOT_AUTOGRADS = (ForegradError, InputsFoundLate, WholeMemoryNeeded)  # what says nothing about gradients
 
 
-def _gradients(tape: Tape, count: int) -> tuple[Differentiated, dict[Returned, Exception]]:
+def _gradients(tape: Tape, graph: FlatGraph, count: int) -> tuple[Differentiated, dict[Returned, Exception]]:
     """Gradients of everything that can be differentiated, and autograd's errors for what cannot.
 
     Eager raises such an error when backward is called, and so does the compiled program.
@@ -159,6 +160,7 @@ def _gradients(tape: Tape, count: int) -> tuple[Differentiated, dict[Returned, E
     except _NOT_AUTOGRADS:
         raise
     except Exception:
+        trials = len(graph.nodes)
         for slot in wanted:
             try:
                 tape.differentiate((slot,))
@@ -166,6 +168,8 @@ def _gradients(tape: Tape, count: int) -> tuple[Differentiated, dict[Returned, E
                 raise
             except Exception as error:
                 errors[slot] = error
+        for node in graph.nodes[trials:]:
+            node.impure = False  # a trial must not run
     sound = tuple(slot for slot in wanted if slot not in errors)
     return (tape.differentiate(sound) if sound else nothing), errors
 

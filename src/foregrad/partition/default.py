@@ -41,7 +41,8 @@ def cut(joint: Part, num_fwd_outputs: int) -> tuple[Part, Part]:
     tangents = [node for node in joint.placeholders if "tangents" in node.name]
     primals = [node for node in joint.placeholders if "tangents" not in node.name]
     in_forward = _forward_set(joint, primals, tangents, forward_outputs)
-    needed = _ancestors(nodes_in(backward_outputs), stop=in_forward)
+    drawn = [node for node in joint.nodes if node.impure and node.backward]  # in backward: it runs there, dead or not
+    needed = _ancestors([*nodes_in(backward_outputs), *drawn], stop=in_forward)
     saved = _saved_values(joint, in_forward, needed, backward_outputs)
     tensors = [node for node in saved if not _is_symbolic(node)]
     sizes = _saved_sizes(joint, in_forward, [node for node in saved if _is_symbolic(node)], [*tensors, *tangents])

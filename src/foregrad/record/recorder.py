@@ -102,8 +102,8 @@ class Recorder(TorchDispatchMode):
             ) from error
         if changes:
             self.changes.after(op, args, kwargs, shapes)
-        repeats = self._draw(op, kwargs, args) if info.random else None
-        self.steps.append(Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, repeats))
+        repeats, follows = self._draw(op, kwargs, args) if info.random else (None, None)
+        self.steps.append(Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, repeats, follows))
         return out
 
     def _decompose(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -160,10 +160,11 @@ class Recorder(TorchDispatchMode):
                 torch.empty(0, device=device)
             self._devices.add(device)
 
-    def _draw(self, op: OpOverload, kwargs: dict[str, Any], args: tuple[Any, ...]) -> int | None:
-        """The earlier step whose draw this random operator replays, if it does."""
+    def _draw(self, op: OpOverload, kwargs: dict[str, Any], args: tuple[Any, ...]) -> tuple[int | None, int | None]:
+        """The earlier step whose draw this random operator replays, if it does, and the one that it follows."""
         generator = kwargs.get("generator") or self._default_generator(args, kwargs)
-        return self.generators.draw(op, generator, len(self.steps), may_reseed=self.backward)
+        run = running_node_number() if self.backward else None
+        return self.generators.draw(op, generator, len(self.steps), may_reseed=self.backward, run=run)
 
     def _default_generator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator:
         tensors = [a for a in args if self._engine.is_abstract(a)]
