@@ -244,9 +244,9 @@ def test_a_partial_backward_that_keeps_the_graph_says_that_it_cannot_be_differen
         gradient.sum().backward()
 
 
-@pytest.mark.parametrize("option", ["functionalize_rng_ops", "unlift_effect_tokens"])
+@pytest.mark.parametrize("option", ["unlift_effect_tokens"])
 def test_options_for_later_are_refused(option):
-    """R-1, E-4"""
+    """E-4"""
     with (
         foregrad.config.patch(**{option: True}),
         pytest.raises(foregrad.errors.UnsupportedError, match=f"{option} is not supported yet"),

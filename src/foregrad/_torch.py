@@ -41,6 +41,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,
     is_traceable_wrapper_subclass,
 )
+from torch.utils.checkpoint import CheckpointFunction
 
 LazyGraphModule = _LazyGraphModule
 disable_modes = _disable_current_modes
@@ -196,6 +197,16 @@ def refusal_of_write(view: torch.Tensor) -> RuntimeError | None:
 def is_custom_function_node(node: Any) -> bool:
     """Whether an autograd node belongs to a user-written autograd.Function."""
     return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def is_reentrant_checkpoint(node: Any) -> bool:
+    """Whether an autograd node belongs to `torch.utils.checkpoint` with `use_reentrant=True`."""
+    return isinstance(node, CheckpointFunction._backward_cls)  # type: ignore[attr-defined]
+
+
+def has_accumulation_hooks(tensor: torch.Tensor) -> bool:
+    """Whether hooks run when a gradient reaches a tensor; there is no public way to ask."""
+    return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
 @contextlib.contextmanager

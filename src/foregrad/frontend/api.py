@@ -33,9 +33,8 @@ def _resolve(
         options.fallback = fallback
     if options.fallback not in ("error", "eager"):
         raise ConfigError(f"fallback must be 'error' or 'eager', not {options.fallback!r}.")
-    for name in ("functionalize_rng_ops", "unlift_effect_tokens"):
-        if getattr(options, name):
-            raise UnsupportedError(f"foregrad.config.{name} is not supported yet.")
+    if options.unlift_effect_tokens:
+        raise UnsupportedError("foregrad.config.unlift_effect_tokens is not supported yet.")
     return AOTConfig(
         fw_compiler=fw_compiler,
         bw_compiler=bw_compiler or fw_compiler,

@@ -44,7 +44,9 @@ def default_generator(device: torch.device) -> torch.Generator:
     if device.type == "cpu":
         return torch.default_generator
     backend = getattr(torch, device.type)
-    generator: torch.Generator = backend.default_generators[backend.current_device() if device.index is None else device.index]
+    generator: torch.Generator = backend.default_generators[
+        backend.current_device() if device.index is None else device.index
+    ]
     return generator
 
 
@@ -149,7 +151,9 @@ def keyed_generator(device: torch.device, seed: int, offset: int) -> torch.Gener
     return generator
 
 
-def _draw_from(generator: torch.Generator, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def _draw_from(
+    generator: torch.Generator, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
     """Run a random operator on the numbers of a generator, which is moved on."""
     takes_one = _taking_a_generator(op)
     if takes_one is not None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .._torch import OpOverload
-from ..joint.ir import FlatGraph, Node
+from ..joint.ir import Node
 from ..ops import aten
 from ..record.step import Step
 from ..slots import RandomState
@@ -32,15 +32,21 @@ if TYPE_CHECKING:
 class RandomInputs:
     """The seed and the offset of one direction, and where its draws have brought the offset."""
 
-    def __init__(self, graph: FlatGraph, number: Tensor, direction: str) -> None:
-        self.seed = graph.placeholder(RandomState(f"{direction}_seed"), number)
-        self.base = graph.placeholder(RandomState(f"{direction}_base_offset"), number)
+    def __init__(self, number: Tensor, direction: str) -> None:
+        self.seed, self.base = (Node(None, (), {}, number) for _ in range(2))
+        self.seed.slot, self.base.slot = RandomState(f"{direction}_seed"), RandomState(f"{direction}_base_offset")
         self.offset = self.base
+        self.devices: list[torch.device] = []
 
     @property
     def draws(self) -> bool:
         """Whether anything was drawn."""
         return self.offset is not self.base
+
+    @property
+    def device(self) -> torch.device:
+        """Whose generator gives the seed and the offset: that of the first accelerator that draws, or the CPU's."""
+        return next((device for device in self.devices if device.type != "cpu"), torch.device("cpu"))
 
 
 @dataclass(slots=True)
@@ -64,12 +70,16 @@ class Draws:
         self.backward: RandomInputs | None = None
         self.closed = False  # the forward is compiled: it returns what it returns
 
-    def functionalize(self, in_backward: bool) -> None:
-        """From now on draws take a seed and an offset, which become inputs of the graph."""
+    def functionalize(self) -> None:
+        """From now on draws take a seed and an offset."""
         engine = self._walk.engine
         number = engine.run(aten.empty.memory_format, (), ([],), {"dtype": torch.int64, "device": torch.device("cpu")})
-        self.forward = RandomInputs(self._walk.graph, number, "fwd")
-        self.backward = RandomInputs(self._walk.graph, number, "bwd") if in_backward else None
+        self.forward, self.backward = RandomInputs(number, "fwd"), RandomInputs(number, "bwd")
+
+    def restart_backward(self) -> None:
+        """Another backward begins with the seed and the offset that it is given."""
+        if self.backward is not None:
+            self.backward.offset = self.backward.base
 
     def call(
         self, step: Step, position: int, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any
@@ -84,6 +94,7 @@ class Draws:
             node.impure = True
             self._made[position] = _Draw(node, op, None)
             return node
+        inputs.devices.append(self._walk.device_of_draw(step))
         source = inputs.seed, inputs.offset
         node, inputs.offset = self._more(at_offset(op), (*source, *args), kwargs, value, inputs.base.value)
         self._made[position] = _Draw(node, op, source)

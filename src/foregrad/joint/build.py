@@ -24,6 +24,7 @@ from .graph import Part, to_fx
 from .inputs import InputFacts, input_facts
 from .ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
 from .outputs import Constant, Number, OutputClassifier, OutputFacts, SameAsInput
+from .random import RandomFacts, random_facts
 from .tape import BackwardWrite, Differentiated, Tape
 
 
@@ -55,6 +56,7 @@ class Joint:
     backward_writes: tuple[BackwardWrite, ...]  # to what the caller holds; their values follow the gradients
     grad_mode_after: bool | None  # set if the program changed it for its caller
     autocast_after: AutocastState | None  # likewise
+    random: RandomFacts  # what the graph takes and gives under `functionalize_rng_ops`
     recording: Recording
     tape: Tape
 
@@ -90,6 +92,8 @@ def build_joint(
     """
     graph = FlatGraph()
     functionalizer = Functionalizer(recording, graph)
+    if config.options.functionalize_rng_ops:
+        functionalizer.draws.functionalize()
     for recorded in recording.all_inputs:
         functionalizer.add_input(recorded)
     functionalizer.run(recording.steps[: recording.forward_end], 0)
@@ -113,17 +117,26 @@ def build_joint(
     tangents = tuple(Tangent(slot) for slot in tape.targets)
     derived, errors = _gradients(tape, graph, len(primals))
     functionalizer.draws.closed = True
+    random = random_facts(functionalizer.draws, bool(tangents))
+    graph.placeholders += random.placeholders
     gradients = derived.gradients
     for node, primal in zip(graph.placeholders, primals, strict=False):
         node.written = primal.written
-    live = live_nodes(graph, [*nodes_in(forward.values()), *derived.outputs])
-    for node, name in zip(graph.placeholders, _placeholder_names(len(primals), len(tangents)), strict=True):
+    outputs_of_graph = [
+        *forward.values(),
+        *random.forward_outputs,
+        *(derived.outputs if tangents else ()),
+        *random.backward_outputs,
+    ]
+    live = live_nodes(graph, nodes_in(outputs_of_graph))
+    names = [*_placeholder_names(len(primals), len(tangents)), *(f"{node.slot}_1" for node in random.placeholders)]
+    for node, name in zip(graph.placeholders, names, strict=True):
         node.name = name
     name_nodes(live, [node.name for node in graph.placeholders])
     slots = tuple(primal.recorded.slot for primal in primals)
     grads = tuple(Grad(slot) if node is not None else None for slot, node in zip(slots, gradients, strict=True))
     return Joint(
-        part=Part(graph.placeholders, live, [*forward.values(), *(derived.outputs if tangents else ())]),
+        part=Part(graph.placeholders, live, outputs_of_graph),
         signature=Signature(slots, tangents, tuple(forward), grads),
         inputs=tuple(facts[recorded.slot] for recorded in recording.inputs),
         memories=tuple(facts[recorded.slot] for recorded in recording.memories),
@@ -137,6 +150,7 @@ def build_joint(
         backward_writes=derived.writes,
         grad_mode_after=_if_changed(recording.grad_enabled, recording.grad_enabled_after),
         autocast_after=_if_changed(recording.autocast, recording.autocast_after),
+        random=random,
         recording=recording,
         tape=tape,
     )

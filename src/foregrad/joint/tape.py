@@ -107,6 +107,7 @@ class Tape:
     # ------------------------------------------------------------------------------------- writes in backward
     def _rewind(self) -> None:
         """Every backward starts from what the forward left behind."""
+        self._functionalizer.draws.restart_backward()
         for root, node in self._ends.values():
             _renew(root, node)
 
@@ -183,14 +184,20 @@ class Tape:
         It has the same inputs and outputs as the backward for all of them; the other tangents are not read. It is
         recorded under the autocast state of the caller.
         """
+        graph = self._functionalizer.graph
+        start = len(graph.nodes)
         derived = self.differentiate(slots, autocast=True)
         new = {write.of: write.new for write in derived.writes}
         outputs = [*derived.gradients, *(new.get(write.of) for write in writes)]
-        graph = self._functionalizer.graph
         by_name = {node.name: node for node in (*graph.placeholders, *graph.nodes) if node.name}
         given = [by_name[name] for name in saved]
         tangents = [node for node in graph.placeholders if isinstance(node.slot, Tangent)]
-        nodes = _between([*given, *tangents], [node for node in outputs if node is not None])
+        random = self._functionalizer.draws.backward
+        drawn = [node for node in graph.nodes[start:] if node.impure]  # runs whether anybody reads it or not
+        if random is not None and random.draws:
+            tangents += [random.seed, random.base]  # what only the backward is given
+            outputs.append(random.offset)
+        nodes = _between([*given, *tangents], [*(node for node in outputs if node is not None), *drawn])
         name_nodes(nodes, by_name)
         return to_fx(Part([*given, *tangents], nodes, outputs))
 

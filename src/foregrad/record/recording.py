@@ -27,6 +27,7 @@ from .._torch import (
 )
 from ..errors import UnsupportedError
 from ..slots import GradOf, Hidden, Input, Primal
+from .accumulate import accumulated, holds_reentrant_checkpoint, with_added
 from .engine import Engine
 from .lines import user_stack, where
 from .memory import SharedMemory, in_order, root_of
@@ -265,10 +266,14 @@ class Recording:
             self.recorder.generators.resume()
             wanted = leaves + [real for real in reals.values() if real is not None]
             # Leaves of the program's own get gradients too: what eager runs on the way to them is run, or refused.
-            found = gradients_of(targets, tangents, wanted + self._other_leaves(targets, wanted))
-            for target, tangent in zip(targets, tangents, strict=True):
-                if not _leads_to_a_leaf(target):  # autograd is not asked above, but eager's backward runs all the same
-                    gradients_of([target], [tangent], ())
+            everything = wanted + self._other_leaves(targets, wanted)
+            if holds_reentrant_checkpoint(targets):
+                found = accumulated(self.engine, targets, tangents, everything)
+            else:
+                found = with_added(self.engine, targets, tangents, everything)
+                for target, tangent in zip(targets, tangents, strict=True):
+                    if not _leads_to_a_leaf(target):  # autograd was not asked, but eager's backward runs all the same
+                        gradients_of([target], [tangent], ())
             by_slot = dict(zip((i.slot for i in differentiable), found, strict=False))
             for item, extra in zip(hidden, found[len(leaves) :], strict=False):
                 if extra is not None:

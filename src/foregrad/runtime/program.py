@@ -27,6 +27,7 @@ from .backward import Backward, Saved, saved_between
 from .boundary import InferenceCore, TrainingCore
 from .compilers import Boxed, checked, compile_graph, example_values
 from .entry import Entry
+from .randomness import around_backward, around_forward
 from .stages import stages_of
 from .writer import Writer
 
@@ -73,10 +74,10 @@ def _install(writer: Writer, name: str) -> Callable[[Boxed], None]:
 def _inference(
     joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool
 ) -> tuple[InferenceCore, Parts]:
-    name = writer.fresh("inference_graph")
+    name = around_forward(writer, "inference_graph", joint)
     if config.options.verify:
         verify_graph(joint.module)
-    examples = example_values(joint.recording.engine, joint.primal_values)
+    examples = example_values(joint.recording.engine, [*joint.primal_values, *joint.random.values])
     compiled, _ = compile_graph(
         config.inference_compiler or config.fw_compiler, joint.module, examples, "inference", config
     )
@@ -89,18 +90,18 @@ def _inference(
 def _training(
     joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool
 ) -> tuple[TrainingCore, Parts]:
-    returned = len(joint.signature.returned)
+    returned = len(joint.signature.returned) + len(joint.random.forward_outputs)
     forward, backward = partition(joint, config)
     saved = saved_between(forward, returned)
     counted = _changed_after_saving(joint, saved)
-    examples = example_values(joint.recording.engine, joint.primal_values)
-    name = writer.fresh("forward_graph")
+    examples = example_values(joint.recording.engine, [*joint.primal_values, *joint.random.values[:2]])
+    name = around_forward(writer, "forward_graph", joint)
     compiled, strides = compile_graph(config.fw_compiler, forward, examples, "forward", config)
     install = _install(writer, name)
     install(checked(compiled, "forward", forward, install))
     saved_strides = strides[returned : returned + len(saved.tensors)] if strides else None
     runner = Backward(joint, backward, saved, saved_strides, config, deterministic_enabled())
-    runner.install(_install(writer, writer.fresh("backward_graph")))
+    runner.install(_install(writer, around_backward(writer, "backward_graph", joint, backward)))
     metadata = describe(joint, config, saved_sizes=len(saved.sizes))
     core = TrainingCore(joint, saved, runner, entry.guarded, autocast, counted)
     return core, (forward, backward, metadata)
@@ -130,15 +131,15 @@ def _origin(node: fx.Node) -> fx.Node:
 
 def partition(joint: Joint, config: AOTConfig) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Cut the joint graph by the partitioner that was asked for."""
-    returned = len(joint.signature.returned)
+    returned = len(joint.signature.returned) + len(joint.random.forward_outputs)
     if config.partition_fn in (None, default_partition):
         forward, backward = map(to_fx, cut(joint.part, returned))
     else:
         with torch.no_grad():
-            values = list(joint.primal_values), list(joint.tangent_values)
+            values = list(joint.primal_values), list(joint.tangent_values), *joint.random.values
             forward, backward = config.partition_fn(joint.module, values, num_fwd_outputs=returned)
     gradients: Any = backward.graph.output_node().args[0]
-    if len(gradients) != len(joint.primals) + len(joint.backward_writes):
+    if len(gradients) != len(joint.primals) + len(joint.backward_writes) + len(joint.random.backward_outputs):
         raise CompilerError("The partitioner returned a backward that does not give one gradient for each input.")
     if config.options.verify:
         verify_graph(forward)
