@@ -136,6 +136,12 @@ def running_node_number() -> int | None:
     return None if node is None else int(node._sequence_nr())
 
 
+def accumulates_gradient() -> bool:
+    """Whether autograd is adding to a `.grad` right now, in backward."""
+    node = torch._C._current_autograd_node()
+    return node is not None and node.name() == "torch::autograd::AccumulateGrad"
+
+
 def gradients_of(
     targets: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor | None, ...]:
@@ -146,6 +152,29 @@ def gradients_of(
         tuple(targets), tuple(tangents), True, False, tuple(inputs), allow_unreachable=True, accumulate_grad=not inputs
     )
     return tuple(found) if inputs else ()
+
+
+def run_engine(
+    outputs: tuple[Any, ...],
+    gradients: Any,
+    retain_graph: bool | None,
+    create_graph: bool,
+    inputs: tuple[Any, ...],
+    *,
+    allow_unreachable: bool,
+    accumulate: bool,
+) -> tuple[torch.Tensor | None, ...]:
+    """What `torch.autograd.backward` and `grad` do once function modes have seen them: theirs is not called again.
+
+    Gradients that are not given are made by torch's own rules, with its errors.
+    """
+    given = torch.autograd._tensor_or_tensors_to_tuple(gradients, len(outputs))
+    started = torch.autograd._make_grads(outputs, given, is_grads_batched=False)
+    retain = create_graph if retain_graph is None else retain_graph
+    engine = torch.autograd.Variable._execution_engine
+    return engine.run_backward(  # type: ignore[no-any-return]
+        outputs, started, retain, create_graph, inputs, allow_unreachable=allow_unreachable, accumulate_grad=accumulate
+    )
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:

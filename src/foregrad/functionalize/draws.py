@@ -66,6 +66,7 @@ class Draws:
         self._walk = walk
         self._made: dict[int, _Draw] = {}  # by their step's position
         self._states_after: dict[int, Node] = {}  # behind replayed draws, by their step's position
+        self._states_used: dict[int, Node] = {}  # by this backward, for replays of the draw at a position
         self.forward: RandomInputs | None = None
         self.backward: RandomInputs | None = None
         self.closed = False  # the forward is compiled: it returns what it returns
@@ -77,7 +78,8 @@ class Draws:
         self.forward, self.backward = RandomInputs(number, "fwd"), RandomInputs(number, "bwd")
 
     def restart_backward(self) -> None:
-        """Another backward begins with the seed and the offset that it is given."""
+        """Another backward begins: with the seed and the offset that it is given, and with what the forward saved."""
+        self._states_used.clear()
         if self.backward is not None:
             self.backward.offset = self.backward.base
 
@@ -112,11 +114,15 @@ class Draws:
     ) -> Node:
         if known.source is not None:
             return self._more(at_offset(op), (*known.source, *args), kwargs, value, known.source[1].value)[0]
-        state = self._states_after.get(step.follows) if step.follows is not None else None
+        assert step.repeats is not None
+        state = self._states_used.get(step.repeats)
+        if state is None and step.follows is not None:
+            state = self._states_after.get(step.follows)
         if state is None:
             state = self._state_before(known, step)
         if state is None:
             return known.node
+        self._states_used[step.repeats] = state
         kwargs = {name: item for name, item in kwargs.items() if name != "generator"}
         node, after = self._more(from_state(op), (state, *args), kwargs, value, state.value)
         self._states_after[position] = after

@@ -281,7 +281,7 @@ def _copy(walk: Functionalizer, step: Step) -> None:
     same_kind = target.dtype == source.dtype and walk.device(target) == walk.device(source)
     if same_kind and target.shape == source.shape:
         node = walk.node_of(source)
-        if not takes_any_layout(state):
+        if not takes_any_layout(state) and not step.becomes_grad:
             # A tensor of its own, as in eager: the source may be an input that is written later.
             node = walk.graph.call(aten.clone.default, (node,), {}, state.tensor)
         walk.store(step, state, node, exact=target.stride() == source.stride() and not has_gaps(target))

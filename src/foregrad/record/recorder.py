@@ -21,6 +21,7 @@ from .._torch import (
     OpOverload,
     TorchDispatchMode,
     UnsupportedOperatorException,
+    accumulates_gradient,
     disable_modes,
     next_sequence_number,
     running_node_number,
@@ -37,6 +38,7 @@ from .step import Step
 from .tape import tape_edges
 
 _DEVICE_OF = torch.ops.prim.device.default
+_COPY = torch.ops.aten.copy_.default
 
 
 class Recorder(TorchDispatchMode):
@@ -103,7 +105,9 @@ class Recorder(TorchDispatchMode):
         if changes:
             self.changes.after(op, args, kwargs, shapes)
         repeats, follows = self._draw(op, kwargs, args) if info.random else (None, None)
-        self.steps.append(Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, repeats, follows))
+        step = Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, repeats, follows)
+        step.becomes_grad = self.backward and op is _COPY and accumulates_gradient()
+        self.steps.append(step)
         return out
 
     def _decompose(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
