@@ -5,8 +5,7 @@ and something more:
 
 - `bernoulli_with_state.p(x, 0.5)` draws as usual, and also returns the state of the generator before it;
 - `bernoulli_from_state.p(state, x, 0.5)` draws the same numbers again, and also returns the state behind them;
-- `bernoulli_at.p(seed, offset, x, 0.5)` draws the numbers that belong to a seed and an offset, and also returns the next
-  offset.
+- `bernoulli_at.p(seed, offset, x, 0.5)` draws what belongs to a seed and an offset, and also returns the next offset.
 
 The last two touch no generator that anybody else can see, so they may run where and as often as a partition wants.
 """
@@ -44,9 +43,8 @@ def default_generator(device: torch.device) -> torch.Generator:
     if device.type == "cpu":
         return torch.default_generator
     backend = getattr(torch, device.type)
-    generator: torch.Generator = backend.default_generators[
-        backend.current_device() if device.index is None else device.index
-    ]
+    index = backend.current_device() if device.index is None else device.index
+    generator: torch.Generator = backend.default_generators[index]
     return generator
 
 

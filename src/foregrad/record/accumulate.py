@@ -1,7 +1,7 @@
 """Gradients that arrive by `.grad`.
 
-A reentrant checkpoint runs a backward of its own inside of the backward, which adds to `.grad` of the parameters that it
-finds, and it refuses to run where single gradients are asked for. So where the tape holds one, a whole backward is
+A reentrant checkpoint runs a backward of its own inside of the backward, which adds to `.grad` of the parameters that
+it finds, and it refuses to run where single gradients are asked for. So where the tape holds one, a whole backward is
 recorded, and gradients are read from the leaves. Other functions that call `backward` in their backward add to `.grad`
 too.
 """

@@ -11,7 +11,18 @@ from .lines import Stack
 class Step:
     """One recorded operator call."""
 
-    __slots__ = ("args", "backward", "becomes_grad", "follows", "grad_enabled", "kwargs", "op", "out", "repeats", "stack")
+    __slots__ = (
+        "args",
+        "backward",
+        "becomes_grad",
+        "follows",
+        "grad_enabled",
+        "kwargs",
+        "op",
+        "out",
+        "repeats",
+        "stack",
+    )
 
     def __init__(
         self,

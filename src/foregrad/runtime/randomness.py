@@ -45,11 +45,8 @@ class GeneratorState:
         generator = default_generator(self.device)
         if self.device.type == "cuda":
             return _number(generator.initial_seed()), _number(generator.get_offset())
-        if self.draws:
-            return torch.empty((), dtype=torch.int64, device="cpu").random_(generator=torch.default_generator), _number(
-                0
-            )
-        return _number(generator.initial_seed()), _number(0)
+        seed = _number(generator.initial_seed())
+        return seed.random_(generator=torch.default_generator) if self.draws else seed, _number(0)
 
     def move_on(self, offset: Tensor) -> None:
         """Let the next call draw something else."""
