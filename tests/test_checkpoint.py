@@ -83,7 +83,7 @@ def is_state(value):
 @REENTRANT
 @PRESERVE
 def test_checkpointed_blocks_agree_with_eager(reentrant, preserve):
-    """R-4: values, gradients and the stream are eager's, whether the recomputation replays its draws or makes new ones"""
+    """R-4: values, gradients and the stream are eager's, whether draws are replayed or made anew"""
     check_core(Net(2, use_reentrant=reentrant, preserve_rng_state=preserve), leaf(5, 8))
 
 
@@ -347,6 +347,16 @@ def test_a_hooked_parameter_given_to_a_reentrant_checkpoint_is_refused():
     compiled, _ = grab(lambda x: checkpoint(lambda t, w: (t * w).sin(), x, weight, use_reentrant=True))
     with pytest.raises(foregrad.errors.UnsupportedError, match="use_reentrant=False"):
         compiled(leaf(3))
+
+
+def test_a_closure_tensor_with_a_history_given_to_a_reentrant_checkpoint_is_refused():
+    """F-14: a whole backward would run into the user's own tape"""
+    weight = nn.Parameter(torch.ones(3))
+    twice = weight * 2
+    compiled, _ = grab(lambda x: checkpoint(lambda t, w: (t * w).sin(), x, twice, use_reentrant=True))
+    with pytest.raises(foregrad.errors.UnsupportedError, match="no leaf"):
+        compiled(leaf(3))
+    assert weight.grad is None
 
 
 def test_a_random_custom_operator_that_writes_is_not_replayed_silently():

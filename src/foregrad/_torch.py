@@ -172,7 +172,7 @@ def run_engine(
     started = torch.autograd._make_grads(outputs, given, is_grads_batched=False)
     retain = create_graph if retain_graph is None else retain_graph
     engine = torch.autograd.Variable._execution_engine
-    return engine.run_backward(  # type: ignore[no-any-return]
+    return engine.run_backward(
         outputs, started, retain, create_graph, inputs, allow_unreachable=allow_unreachable, accumulate_grad=accumulate
     )
 
@@ -230,7 +230,7 @@ def is_custom_function_node(node: Any) -> bool:
 
 def is_reentrant_checkpoint(node: Any) -> bool:
     """Whether an autograd node belongs to `torch.utils.checkpoint` with `use_reentrant=True`."""
-    return isinstance(node, CheckpointFunction._backward_cls)  # type: ignore[attr-defined]
+    return isinstance(node, CheckpointFunction._backward_cls)
 
 
 def has_accumulation_hooks(tensor: torch.Tensor) -> bool:

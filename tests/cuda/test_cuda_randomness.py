@@ -76,10 +76,11 @@ def test_checkpointed_attention_is_recomputed(reentrant):
 
 def test_checkpointing_lowers_the_peak_of_memory():
     """P-6: as much as it does in eager, to within a tenth"""
-    layers = nn.ModuleList(
-        nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Dropout(0.1), nn.Linear(1024, 256)) for _ in range(6)
-    )
-    layers.cuda()
+
+    def layer():
+        return nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Dropout(0.1), nn.Linear(1024, 256))
+
+    layers = nn.ModuleList(layer() for _ in range(6)).cuda()
 
     def net(x, run):
         for layer in layers:

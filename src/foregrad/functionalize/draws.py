@@ -115,9 +115,7 @@ class Draws:
         if known.source is not None:
             return self._more(at_offset(op), (*known.source, *args), kwargs, value, known.source[1].value)[0]
         assert step.repeats is not None
-        saved = self._state_before(
-            known, step
-        )  # asked for in any case: a compiler must not draw otherwise than a replay
+        saved = self._state_before(known, step)  # in any case: no compiler may draw otherwise than the replay does
         state = self._states_used.get(step.repeats)
         if state is None and step.follows is not None:
             state = self._states_after.get(step.follows)

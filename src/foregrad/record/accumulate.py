@@ -29,16 +29,20 @@ def accumulated(
     engine: Engine, targets: Sequence[Tensor], tangents: Sequence[Tensor], leaves: Sequence[Tensor]
 ) -> list[Tensor | None]:
     """What a whole backward adds to `.grad` of the leaves, which is put back."""
+    reached = {following for _, following in tape_edges(targets)}
     for leaf in leaves:
-        if not engine.is_abstract(leaf) and has_accumulation_hooks(leaf):
+        if engine.is_abstract(leaf):
+            continue
+        if has_accumulation_hooks(leaf) or leaf.grad_fn in reached:
+            kind = "parameter with hooks on its gradient" if leaf.is_leaf else "tensor from a closure that is no leaf"
             raise UnsupportedError(
-                "a parameter with hooks on its gradient is passed to a reentrant checkpoint: this cannot be compiled "
-                "yet. Use use_reentrant=False, or let the checkpointed function find the parameter by itself."
+                f"a {kind} is passed to a custom function beside a reentrant checkpoint: this cannot be compiled yet. "
+                "Use use_reentrant=False, pass the tensor as an argument, or let the function find it by itself."
             )
-    with _without_gradients(leaves):
+    with _without_gradients([leaf for leaf in leaves if leaf.is_leaf]):
         gradients_of(targets, tangents, ())
         with without_function_modes():
-            return [leaf.grad for leaf in leaves]
+            return [leaf.grad if leaf.is_leaf else None for leaf in leaves]
 
 
 @contextlib.contextmanager
@@ -61,11 +65,11 @@ def with_added(
 ) -> list[Tensor | None]:
     """Gradients of single leaves, and what the backward itself adds to their `.grad`, which is put back."""
     with without_function_modes():
-        before = [leaf.grad for leaf in leaves]
+        before = [leaf.grad if leaf.is_leaf else None for leaf in leaves]
     found = list(gradients_of(targets, tangents, leaves))
     with without_function_modes():
         for i, (leaf, gradient) in enumerate(zip(leaves, before, strict=True)):
-            added = leaf.grad
+            added = leaf.grad if leaf.is_leaf else None
             if added is gradient:
                 continue
             leaf.grad = gradient
