@@ -143,13 +143,22 @@ def accumulates_gradient() -> bool:
 
 
 def gradients_of(
-    targets: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+    targets: Sequence[torch.Tensor],
+    tangents: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    create_graph: bool,
 ) -> tuple[torch.Tensor | None, ...]:
     """`torch.autograd.grad` that keeps the tape and that function modes do not see: they are for user-written code."""
     engine = torch.autograd.Variable._execution_engine
     # Where there is nothing to ask for, autograd still says what it refuses.
     found = engine.run_backward(
-        tuple(targets), tuple(tangents), True, False, tuple(inputs), allow_unreachable=True, accumulate_grad=not inputs
+        tuple(targets),
+        tuple(tangents),
+        True,
+        create_graph,
+        tuple(inputs),
+        allow_unreachable=True,
+        accumulate_grad=not inputs,
     )
     return tuple(found) if inputs else ()
 
@@ -175,6 +184,38 @@ def run_engine(
     return engine.run_backward(
         outputs, started, retain, create_graph, inputs, allow_unreachable=allow_unreachable, accumulate_grad=accumulate
     )
+
+
+def keeps_graph() -> bool:
+    """Whether the backward that runs now was told to keep what was saved for it."""
+    return bool(_autograd._get_current_graph_task_keep_graph())
+
+
+def will_run(node: Any) -> bool:
+    """Whether the backward that runs now goes on to another node: nobody may have asked for a gradient there."""
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # a leaf that `torch.autograd.grad` was asked about; one that it was not gives False
+        return True
+
+
+def frees_when_run(node: Any) -> bool:
+    """Whether a node of the tape holds saved tensors, which a backward frees once it has used them."""
+    if hasattr(node, "_raw_saved_tensors"):  # a custom function
+        return bool(node._raw_saved_tensors)
+    return any(name.startswith("_raw_saved_") and _is_saved(node, name) for name in dir(node))
+
+
+def _is_saved(node: Any, name: str) -> bool:
+    """Whether there is a tensor in a place for saved ones; one that may not be looked at any more is there too."""
+    try:
+        raw = getattr(node, name)
+        places = raw if isinstance(raw, (tuple, list)) else (raw,)
+        if any(place.unpack_hook is not None for place in places):  # looking at it would recompute a checkpoint
+            return True
+        return getattr(node, name.removeprefix("_raw")) is not None
+    except RuntimeError:
+        return True
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:

@@ -158,15 +158,6 @@ def test_determinism_switched_off_later_is_fine():
     assert torch.allclose(x.grad, plain(2).cos())
 
 
-def test_double_backward_is_refused_for_now():
-    """J-10: the first gradients come out connected, and say why they cannot be differentiated."""
-    x = leaf(2)
-    (g,) = torch.autograd.grad(grab(lambda x: x.sin())[0](x).sum(), x, create_graph=True)
-    assert g.requires_grad and torch.allclose(g, plain(2).cos())
-    with pytest.raises(BackwardError, match=r"Double backward.*not supported yet.*or run the original function"):
-        g.sum().backward()
-
-
 def test_what_autograd_refuses_is_raised_in_backward_and_not_before():
     """Z: the forward is kept."""
 

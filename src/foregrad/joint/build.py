@@ -13,19 +13,19 @@ import torch
 from torch import Tensor, fx
 
 from .._torch import AutocastState
-from ..errors import ForegradError, UnsupportedError
+from ..errors import UnsupportedError
 from ..functionalize.walk import Functionalizer
 from ..options import AOTConfig
-from ..record.memory import WholeMemoryNeeded
-from ..record.recording import InputsFoundLate, Recording
+from ..record.recording import Recording
 from ..slots import Base, Grad, Grown, Memory, Output, Primal, Returned, Root, Tangent, Updated
+from .backward_writes import BackwardWrite
 from .effects import Effect, Effects, Escape
 from .graph import Part, to_fx
 from .inputs import InputFacts, input_facts
 from .ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
 from .outputs import Constant, Number, OutputClassifier, OutputFacts, SameAsInput
 from .random import RandomFacts, random_facts
-from .tape import BackwardWrite, Differentiated, Tape
+from .tape import Tape, program_targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,8 @@ def build_joint(
         hidden.add_escapes(escapes)
         outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay).classify()
     primals = _primals(graph, facts)
-    tape = Tape(recording, functionalizer, facts, primals, outputs)
+    targets = program_targets(list(facts.values()), outputs)
+    tape = Tape(recording, functionalizer, [facts.recorded for facts in primals], targets)
     if recording.depend_on(list(tape.targets.values()), outputs.fresh_leaves):
         raise UnsupportedError(
             "the program returns a tensor that it made require grad together with a result that is computed from it, "
@@ -115,7 +116,7 @@ def build_joint(
         )
     forward = _forward_values(functionalizer, facts.values(), outputs)
     tangents = tuple(Tangent(slot) for slot in tape.targets)
-    derived, errors = _gradients(tape, graph, len(primals))
+    derived = tape.differentiate_all()
     functionalizer.draws.closed = True
     random = random_facts(functionalizer.draws, bool(tangents))
     graph.placeholders += random.placeholders
@@ -146,7 +147,7 @@ def build_joint(
         effects=tuple(hidden.effects),
         primal_values=tuple(node.value for node in graph.placeholders[: len(primals)]),
         tangent_values=tuple(tape.tangents.values()),
-        backward_errors=errors,
+        backward_errors=derived.refused,
         backward_writes=derived.writes,
         grad_mode_after=_if_changed(recording.grad_enabled, recording.grad_enabled_after),
         autocast_after=_if_changed(recording.autocast, recording.autocast_after),
@@ -154,38 +155,6 @@ def build_joint(
         recording=recording,
         tape=tape,
     )
-
-
-_NOT_AUTOGRADS = (ForegradError, InputsFoundLate, WholeMemoryNeeded)  # what says nothing about gradients
-
-
-def _gradients(tape: Tape, graph: FlatGraph, count: int) -> tuple[Differentiated, dict[Returned, Exception]]:
-    """Gradients of everything that can be differentiated, and autograd's errors for what cannot.
-
-    Eager raises such an error when backward is called, and so does the compiled program.
-    """
-    errors: dict[Returned, Exception] = {}
-    wanted = tuple(tape.targets)
-    nothing = Differentiated([None] * count, ())
-    if not wanted:
-        return nothing, errors
-    try:
-        return tape.differentiate(wanted), errors
-    except _NOT_AUTOGRADS:
-        raise
-    except Exception:
-        trials = len(graph.nodes)
-        for slot in wanted:
-            try:
-                tape.differentiate((slot,))
-            except _NOT_AUTOGRADS:
-                raise
-            except Exception as error:
-                errors[slot] = error
-        for node in graph.nodes[trials:]:
-            node.impure = False  # a trial must not run
-    sound = tuple(slot for slot in wanted if slot not in errors)
-    return (tape.differentiate(sound) if sound else nothing), errors
 
 
 def _primals(graph: FlatGraph, facts: dict[Primal, InputFacts]) -> tuple[InputFacts, ...]:

@@ -1,39 +1,34 @@
-"""The recording's own autograd graph, kept: every backward that anybody asks for is taken from it."""
+"""The recording's own autograd graph, kept: every backward that anybody asks for is taken from it.
+
+A `Tape` is one order of differentiation. The targets of the first are what the program returns; those of the next are
+the gradients that a backward gave, recorded once more so that they can be differentiated themselves, and so on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from torch import Tensor, fx
 
-from .._torch import set_version
-from ..errors import UnsupportedError
-from ..functionalize.state import Storage, TensorState
-from ..functionalize.storages import changes_memory
+from .._torch import frees_when_run, set_version
+from ..errors import ForegradError, UnsupportedError
+from ..functionalize.draws import RandomInputs
 from ..functionalize.walk import Functionalizer
-from ..ops import Kind, op_info
-from ..record.lines import where
-from ..record.overlap import storage_of, tensors_in
+from ..record.memory import WholeMemoryNeeded
 from ..record.recording import InputsFoundLate, Recording
-from ..record.step import Step
+from ..record.stand_ins import RecordedInput
+from ..record.tape import tape_nodes
 from ..slots import Base, Output, Primal, Returned, Tangent, Updated
+from .backward_writes import BackwardWrite, BackwardWrites, Held
 from .graph import Part, to_fx
 from .inputs import InputFacts
-from .ir import Node, name_nodes
+from .ir import Node, name_nodes, nodes_in
 from .outputs import OutputFacts, Plain
 
-
-@dataclass(frozen=True, slots=True)
-class BackwardWrite:
-    """A write that the backward makes to something that the caller holds: an input, or a tangent."""
-
-    of: Primal | Tangent
-    current: Node  # what stands for its value when the backward starts
-    new: Node | None  # its value afterwards, if the data changes
-    reshapes: tuple[Step, ...]
-    version_change: int
-    checked: bool  # autograd saved it as well, so that a second backward finds it changed
+_NOT_AUTOGRADS = (ForegradError, InputsFoundLate, WholeMemoryNeeded)  # what says nothing about gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +36,8 @@ class Differentiated:
     """Gradients as nodes of the flat graph, one or None for each primal, and what else the backward does."""
 
     gradients: list[Node | None]
-    writes: tuple[BackwardWrite, ...]
+    writes: tuple[BackwardWrite, ...] = ()
+    refused: dict[Returned, Exception] = field(default_factory=dict)  # autograd's errors, by target
 
     @property
     def outputs(self) -> list[Node | None]:
@@ -49,123 +45,146 @@ class Differentiated:
         return [*self.gradients, *(write.new for write in self.writes)]
 
 
+@dataclass(frozen=True, slots=True)
+class PartialBackward:
+    """A backward for some of the tangents: its graph, and which saved values it takes before all the tangents."""
+
+    module: fx.GraphModule
+    saved: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A backward that can be differentiated itself, with its own backward as one joint graph.
+
+    The graph takes saved values, tangents, and the tangents of the gradients; it returns the gradients, then theirs.
+    """
+
+    tape: Tape  # its targets are those gradients that require grad
+    part: Part
+    saved: tuple[int, ...]  # which saved values the graph takes, and then
+    tangents: tuple[int, ...]  # which of the tangents
+    results: tuple[int, ...]  # which gradients it returns; the others are None
+    refused: dict[Returned, Exception]
+
+
+def program_targets(facts: Sequence[InputFacts], outputs: OutputFacts) -> dict[Returned, Tensor]:
+    """What can be differentiated of a program's results."""
+    targets: dict[Returned, Tensor] = {}
+    for item in facts:
+        if item.written and item.write_seen_by_autograd and not item.written_in_graph:
+            targets[Updated(item.recorded.slot)] = item.recorded.seen
+    for i, result in enumerate(outputs.results):
+        if isinstance(result, Plain) and result.differentiable:
+            targets[Output(i)] = result.tensor
+    for i, base in enumerate(outputs.bases):
+        targets[Base(i)] = base
+    return targets
+
+
 class Tape:
-    """Differentiates the targets of a recording, all together or some of them."""
+    """Differentiates the targets of one order, all together or some of them."""
 
     def __init__(
         self,
         recording: Recording,
         functionalizer: Functionalizer,
-        facts_by_slot: dict[Primal, InputFacts],
-        primals: Sequence[InputFacts],
-        outputs: OutputFacts,
+        primals: Sequence[RecordedInput],
+        targets: dict[Returned, Tensor],
+        lower_tangents: Sequence[Tensor] = (),
     ) -> None:
-        self._recording = recording
-        self._primals = [facts.recorded for facts in primals]
+        self.recording = recording
         self._functionalizer = functionalizer
-        self._ends: dict[
-            int, tuple[TensorState, Node]
-        ] = {}  # storages that a backward writes, as the forward left them
-        self.targets: dict[Returned, Tensor] = {}
-        for facts in facts_by_slot.values():
-            if facts.written and facts.write_seen_by_autograd and not facts.written_in_graph:
-                self.targets[Updated(facts.recorded.slot)] = facts.recorded.seen
-        for i, result in enumerate(outputs.results):
-            if isinstance(result, Plain) and result.differentiable:
-                self.targets[Output(i)] = result.tensor
-        for i, base in enumerate(outputs.bases):
-            self.targets[Base(i)] = base
+        self._primals = primals
+        self._lower_tangents = lower_tangents  # of lower orders: they too can be differentiated for
+        self._writes = BackwardWrites(functionalizer)
+        self.targets = targets
         self.tangents: dict[Returned, Tensor] = {}
-        for slot, target in self.targets.items():
+        self._tangent_nodes: dict[Returned, Node] = {}
+        self._by_name: dict[str, Node] = {}  # of an order's own graph
+        self._freed: dict[tuple[Returned, ...], frozenset[Any]] = {}
+        for slot, target in targets.items():
             tangent = self.tangents[slot] = recording.engine.like(target, dense=True)
-            functionalizer.add_fresh(tangent, functionalizer.graph.placeholder(Tangent(slot), tangent))
+            node = self._tangent_nodes[slot] = functionalizer.graph.placeholder(Tangent(slot), tangent)
+            functionalizer.add_fresh(tangent, node)
+
+    @property
+    def gradients(self) -> int:
+        """How many gradients, or None, a backward gives."""
+        return len(self._primals) + len(self._lower_tangents)
+
+    @property
+    def random(self) -> RandomInputs | None:
+        """The seed and the offset that a backward draws from, under `functionalize_rng_ops`."""
+        return self._functionalizer.draws.backward
+
+    @cached_property
+    def reached(self) -> set[Primal]:
+        """Inputs that autograd has an edge to: higher orders may give them gradients where this one does not."""
+        return self.recording.reached_inputs(list(self.targets.values()))
 
     def differentiate(self, slots: Sequence[Returned], autocast: bool = False) -> Differentiated:
         """Gradients of some of the targets."""
-        recording, functionalizer = self._recording, self._functionalizer
-        self._rewind()
-        start = len(recording.steps)
+        recording, walk = self.recording, self._functionalizer
+        self._writes.rewind()
+        walk.draws.restart_backward()
+        start, inputs = len(recording.steps), len(recording.inputs)
         targets, tangents = [self.targets[s] for s in slots], [self.tangents[s] for s in slots]
         versions = {id(r.seen): r.seen._version for r in self._primals if r.is_tensor and not r.seen.is_inference()}
-        inputs = len(recording.inputs)
-        found = recording.differentiate(targets, tangents, autocast)
-        if len(recording.inputs) > inputs:
-            raise InputsFoundLate([recording.real_tensors[late.slot] for late in recording.inputs[inputs:]])
-        steps = recording.steps[start:]
-        held = self._held_by_the_caller(steps, slots)
-        states = {slot: functionalizer.state_of(tensor) for slot, tensor in held.items()}
-        functionalizer.run(steps, start)
-        gradients = [found.get(recorded.slot) for recorded in self._primals]
-        nodes = [None if g is None else functionalizer.node_of(g) for g in gradients]
-        writes = self._writes(held, steps, versions, lambda: self._fails_again(targets, tangents, autocast))
-        for slot, tensor in held.items():  # the tape may be asked again
-            functionalizer.put_back(tensor, states[slot], start)
-            if id(tensor) in versions:
-                set_version(tensor, versions[id(tensor)])
+        by_slot, others = recording.differentiate(targets, tangents, autocast, self._lower_tangents)
+        self._refuse_late_inputs(inputs)
+        found = [*(by_slot.get(recorded.slot) for recorded in self._primals), *others]
+        nodes, writes = self._writes.run(
+            recording.steps[start:],
+            start,
+            self._held_by_the_caller(slots),
+            versions,
+            lambda: [None if g is None else walk.node_of(g) for g in found],
+            lambda: self._fails_again(targets, tangents, autocast),
+        )
         return Differentiated(nodes, writes)
 
-    # ------------------------------------------------------------------------------------- writes in backward
-    def _rewind(self) -> None:
-        """Every backward starts from what the forward left behind."""
-        self._functionalizer.draws.restart_backward()
-        for root, node in self._ends.values():
-            _renew(root, node)
+    def differentiate_all(self) -> Differentiated:
+        """Gradients of everything that can be differentiated, and autograd's errors for what cannot.
 
-    def _held_by_the_caller(self, steps: Sequence[Step], slots: Sequence[Returned]) -> dict[Primal | Tangent, Tensor]:
-        """Inputs and tangents whose memory the backward writes to, or whose shape it changes.
-
-        They are read from their roots again: what crosses from forward to backward is their memory, not a view of it.
+        Eager raises such an error when backward is called, and so does the compiled program.
         """
-        changing = [step for step in steps if op_info(step.op).kind in (Kind.WRITE, Kind.RESHAPE)]
-        if not changing:
-            return {}
-        touched = {storage_of(t) for step in changing for t in tensors_in([step.args[i] for i in _positions(step)])}
-        held: dict[Primal | Tangent, Tensor] = {r.slot: r.seen for r in self._primals if r.is_tensor and not r.same_as}
-        held |= {Tangent(slot): self.tangents[slot] for slot in slots}
-        moving = [step.args[0] for step in changing if op_info(step.op).kind is Kind.RESHAPE and changes_memory(step)]
-        for slot, tensor in held.items():
-            if any(tensor is other for other in moving):
-                raise UnsupportedError(f"the backward resizes or moves {slot}, which cannot be compiled yet.")
-        held = {slot: tensor for slot, tensor in held.items() if storage_of(tensor) in touched}
-        for tensor in held.values():
-            root = self._functionalizer.state_of(tensor).root
-            self._ends.setdefault(id(root.storage), (root, root.node))
-        self._rewind()
-        return held
+        refused: dict[Returned, Exception] = {}
+        wanted = tuple(self.targets)
+        if not wanted:
+            return Differentiated([None] * self.gradients)
+        try:
+            return self.differentiate(wanted)
+        except _NOT_AUTOGRADS:
+            raise
+        except Exception:
+            graph = self._functionalizer.graph
+            trials = len(graph.nodes)
+            for slot in wanted:
+                try:
+                    self.differentiate((slot,))
+                except _NOT_AUTOGRADS:
+                    raise
+                except Exception as error:
+                    refused[slot] = error
+            for node in graph.nodes[trials:]:
+                node.impure = False  # a trial must not run
+        sound = tuple(slot for slot in wanted if slot not in refused)
+        derived = self.differentiate(sound) if sound else Differentiated([None] * self.gradients)
+        return Differentiated(derived.gradients, derived.writes, refused)
 
-    def _writes(
-        self,
-        held: dict[Primal | Tangent, Tensor],
-        steps: Sequence[Step],
-        versions: dict[int, int],
-        fails_again: Callable[[], bool],
-    ) -> tuple[BackwardWrite, ...]:
-        walk = self._functionalizer
-        known: list[Storage] = []
-        found: list[BackwardWrite] = []
-        for slot, tensor in held.items():
-            storage = walk.state_of(tensor).storage
-            reshapes = tuple(step for step in steps if op_info(step.op).kind is Kind.RESHAPE and step.args[0] is tensor)
-            written = any(write.step in steps for write in storage.writes)
-            known.append(storage)
-            if not written and not reshapes:
-                continue
-            root, current = self._ends[id(storage)]
-            change = tensor._version - versions.get(id(tensor), 0)
-            found.append(BackwardWrite(slot, current, walk.read(root) if written else None, reshapes, change, False))
-        for write in walk.backward_writes:
-            if write.step in steps and not write.target.storage.made_in_backward and write.target.storage not in known:
-                raise UnsupportedError(
-                    f"{write.step.op}, at {where(write.step.stack)}, writes in backward to a tensor that the forward "
-                    "made, which cannot be compiled yet. Pass it as an argument, or compile with fallback='eager'."
-                )
-        if found and fails_again():
-            found = [replace(write, checked=True) for write in found]
-        return tuple(found)
+    def _refuse_late_inputs(self, known: int) -> None:
+        recording = self.recording
+        if len(recording.inputs) > known:
+            raise InputsFoundLate([recording.real_tensors[late.slot] for late in recording.inputs[known:]])
+
+    def _held_by_the_caller(self, slots: Sequence[Returned]) -> Held:
+        held: Held = {r.slot: r.seen for r in self._primals if r.is_tensor and not r.same_as}
+        return held | {Tangent(slot): self.tangents[slot] for slot in slots}
 
     def _fails_again(self, targets: Sequence[Tensor], tangents: Sequence[Tensor], autocast: bool) -> bool:
         """Whether autograd, asked a second time, finds that the backward has changed what it had saved."""
-        recording = self._recording
+        recording = self.recording
         end = len(recording.steps)
         try:
             recording.differentiate(targets, tangents, autocast)
@@ -175,42 +194,170 @@ class Tape:
             del recording.steps[end:]
         return False
 
-    # ----------------------------------------------------------------------------------------------- in part
+    def require_grad_afterwards(self, slots: Sequence[Returned], with_grad: Sequence[bool]) -> list[bool]:
+        """Which gradients require grad under `create_graph`; nothing of this backward is kept."""
+        recording = self.recording
+        end = len(recording.steps)
+        tangents = [recording.engine.like(self.targets[slot], dense=True) for slot in slots]
+        for tangent, required in zip(tangents, with_grad, strict=True):
+            tangent.requires_grad_(required)
+        before = [
+            (r.slot, r.seen, r.seen._version, r.seen.requires_grad)
+            for r in self._primals
+            if r.is_tensor and not r.seen.is_inference()
+        ]
+        targets = [self.targets[slot] for slot in slots]
+        by_slot, others = recording.differentiate(targets, tangents, True, self._lower_tangents, create_graph=True)
+        del recording.steps[end:]
+        for slot, seen, version, required in before:
+            set_version(seen, version)
+            if seen.requires_grad and not required:
+                raise UnsupportedError(
+                    f"with create_graph=True this backward makes {slot} require grad by writing to it, which cannot be "
+                    "compiled yet. Compile with fallback='eager', or write a detached value."
+                )
+        found = [*(by_slot.get(recorded.slot) for recorded in self._primals), *others]
+        return [gradient is not None and gradient.requires_grad for gradient in found]
+
+    # -------------------------------------------------------------------------------- in part, and in order
+    def freed_by(self, slots: tuple[Returned, ...]) -> frozenset[Any]:
+        """Nodes of the tape that would free what they saved in a backward of these targets."""
+        known = self._freed.get(slots)
+        if known is None:
+            nodes = tape_nodes([self.targets[slot] for slot in slots])
+            known = self._freed[slots] = frozenset(node for node in nodes if frees_when_run(node))
+        return known
+
+    @cached_property
+    def frees_anything(self) -> bool:
+        """Whether eager would refuse a second backward."""
+        return any(frees_when_run(node) for node in tape_nodes(list(self.targets.values())))
+
     def partial_backward(
         self, slots: Sequence[Returned], saved: Sequence[str], writes: Sequence[BackwardWrite]
-    ) -> fx.GraphModule:
+    ) -> PartialBackward:
         """The backward for some of the tangents, over the values that the forward saved (their names are given).
 
-        It has the same inputs and outputs as the backward for all of them; the other tangents are not read. It is
-        recorded under the autocast state of the caller.
+        It has the same outputs as the backward for all of them, and takes the other tangents without reading them. It
+        is recorded under the autocast state of the caller.
         """
         graph = self._functionalizer.graph
         start = len(graph.nodes)
         derived = self.differentiate(slots, autocast=True)
         new = {write.of: write.new for write in derived.writes}
         outputs = [*derived.gradients, *(new.get(write.of) for write in writes)]
-        by_name = {node.name: node for node in (*graph.placeholders, *graph.nodes) if node.name}
-        given = [by_name[name] for name in saved]
-        tangents = [node for node in graph.placeholders if isinstance(node.slot, Tangent)]
-        random = self._functionalizer.draws.backward
+        given, tangents = self._named(saved), list(self._tangent_nodes.values())
         drawn = [node for node in graph.nodes[start:] if node.impure]  # runs whether anybody reads it or not
-        if random is not None and random.draws:
-            tangents += [random.seed, random.base]  # what only the backward is given
-            outputs.append(random.offset)
+        if self.random is not None and self.random.draws:
+            tangents += [self.random.seed, self.random.base]  # what only the backward is given
+            outputs.append(self.random.offset)
         nodes = _between([*given, *tangents], [*(node for node in outputs if node is not None), *drawn])
-        name_nodes(nodes, by_name)
-        return to_fx(Part([*given, *tangents], nodes, outputs))
+        read = _read_by(nodes, outputs)
+        used = [i for i, node in enumerate(given) if id(node) in read]
+        name_nodes([*tangents, *nodes], [node.name for node in (*graph.placeholders, *graph.nodes) if node.name])
+        return PartialBackward(to_fx(Part([*(given[i] for i in used), *tangents], nodes, outputs)), tuple(used))
+
+    def order(
+        self, slots: Sequence[Returned], with_grad: Sequence[bool], wanted: Sequence[bool], saved: Sequence[str]
+    ) -> Order:
+        """The backward of some of the targets, to be differentiated itself.
+
+        Args:
+            slots: the targets whose tangents arrive.
+            with_grad: which of these tangents require grad.
+            wanted: which of the gradients anybody asks for.
+            saved: the names of the values that the forward saved.
+        """
+        recording, walk = self.recording, self._functionalizer
+        walk.draws.restart_backward()
+        start, inputs = len(recording.steps), len(recording.inputs)
+        tangents = [recording.engine.like(self.targets[slot], dense=True) for slot in slots]
+        for slot, tangent, required in zip(slots, tangents, with_grad, strict=True):
+            walk.add_fresh(tangent, self._tangent_nodes[slot])
+            tangent.requires_grad_(required)
+        targets = [self.targets[slot] for slot in slots]
+        by_slot, others = recording.differentiate(targets, tangents, True, self._lower_tangents, create_graph=True)
+        self._refuse_late_inputs(inputs)
+        steps = recording.steps[start:]
+        if self._writes.written(steps, self._held_by_the_caller(())):
+            raise UnsupportedError("a backward that writes to its inputs cannot be differentiated yet.")
+        walk.run(steps, start)
+        found = [*(by_slot.get(recorded.slot) for recorded in self._primals), *others]
+        results = [g if use else None for g, use in zip(found, wanted, strict=True)]
+        nodes = [None if g is None else walk.node_of(g) for g in results]
+        differentiable: dict[Returned, Tensor] = {
+            Output(i): g for i, g in enumerate(results) if g is not None and g.requires_grad
+        }
+        leaves = [t for t in tangents if t.requires_grad]
+        higher = Tape(recording, walk, self._primals, differentiable, (*self._lower_tangents, *leaves))
+        return higher._as_order(nodes, self._named(saved), [self._tangent_nodes[slot] for slot in self.targets])
+
+    def _as_order(self, results: Sequence[Node | None], given: Sequence[Node], tangents: Sequence[Node]) -> Order:
+        """The joint graph of `results`, which are computed from saved values and tangents, and of their gradients."""
+        derived = self.differentiate_all()
+        if derived.writes:
+            raise UnsupportedError("a double backward that writes to its inputs cannot be compiled yet.")
+        positions = tuple(i for i, node in enumerate(results) if node is not None)
+        outputs = [*(results[i] for i in positions), *derived.gradients]
+        own = list(self._tangent_nodes.values())
+        nodes = _between([*given, *tangents, *own], [node for node in outputs if node is not None])
+        read = _read_by(nodes, outputs)
+        used = [i for i, node in enumerate(given) if id(node) in read]
+        used_tangents = [i for i, node in enumerate(tangents) if id(node) in read]
+        placeholders = [*(given[i] for i in used), *(tangents[i] for i in used_tangents)]
+        part = self._own_part(placeholders, own, nodes, outputs, set(map(id, _ancestors(results))))
+        return Order(self, part, tuple(used), tuple(used_tangents), positions, derived.refused)
+
+    def _own_part(
+        self,
+        placeholders: Sequence[Node],
+        tangents: Sequence[Node],
+        nodes: Sequence[Node],
+        outputs: Sequence[Node | None],
+        in_forward: set[int],
+    ) -> Part:
+        """A copy of a part of the graph with names as those of any joint graph: an order is partitioned like one."""
+        copies: dict[int, Node] = {}
+
+        def copied(value: Any) -> Any:
+            kind = value.__class__
+            if kind is Node:
+                return copies[id(value)]
+            return kind([copied(item) for item in value]) if kind is list or kind is tuple else value
+
+        for stem, inputs in (("primals", placeholders), ("tangents", tangents)):
+            for i, node in enumerate(inputs):
+                copy = copies[id(node)] = Node(None, (), {}, node.value)
+                copy.name = f"{stem}_{i + 1}"
+        taken = list(copies.values())
+        for node in nodes:
+            kwargs = {key: copied(item) for key, item in node.kwargs.items()}
+            copy = copies[id(node)] = Node(node.op, copied(node.args), kwargs, node.value)
+            copy.backward, copy.impure, copy.stack = id(node) not in in_forward, node.impure, node.stack
+        own = [copies[id(node)] for node in nodes]
+        name_nodes(own, [node.name for node in taken])
+        self._by_name = {copies[id(node)].name: node for node in (*placeholders, *tangents, *nodes)}
+        return Part(taken, own, [None if node is None else copies[id(node)] for node in outputs])
+
+    def _named(self, names: Sequence[str]) -> list[Node]:
+        graph = self._functionalizer.graph
+        known = self._by_name or {node.name: node for node in (*graph.placeholders, *graph.nodes) if node.name}
+        return [known[name] for name in names]
 
 
-def _renew(root: TensorState, node: Node) -> None:
-    root.node = node
-    root.storage.generation += 1
-    root.generation = root.storage.generation
+def _read_by(nodes: Sequence[Node], outputs: Sequence[Any]) -> set[int]:
+    return {id(item) for node in nodes for item in node.inputs()} | {id(node) for node in nodes_in(outputs)}
 
 
-def _positions(step: Step) -> list[int]:
-    written = op_info(step.op).written if op_info(step.op).kind is Kind.WRITE else (0,)
-    return [i for i in written if i < len(step.args)]
+def _ancestors(wanted: Sequence[Node | None]) -> list[Node]:
+    found: dict[int, Node] = {}
+    pending = [node for node in wanted if node is not None]
+    while pending:
+        node = pending.pop()
+        if id(node) not in found:
+            found[id(node)] = node
+            pending.extend(node.inputs())
+    return list(found.values())
 
 
 def _between(given: Sequence[Node], wanted: Sequence[Node]) -> list[Node]:

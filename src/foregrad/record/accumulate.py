@@ -26,7 +26,11 @@ def holds_reentrant_checkpoint(targets: Sequence[Tensor]) -> bool:
 
 
 def accumulated(
-    engine: Engine, targets: Sequence[Tensor], tangents: Sequence[Tensor], leaves: Sequence[Tensor]
+    engine: Engine,
+    targets: Sequence[Tensor],
+    tangents: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    create_graph: bool,
 ) -> list[Tensor | None]:
     """What a whole backward adds to `.grad` of the leaves, which is put back."""
     reached = {following for _, following in tape_edges(targets)}
@@ -40,7 +44,7 @@ def accumulated(
                 "Use use_reentrant=False, pass the tensor as an argument, or let the function find it by itself."
             )
     with _without_gradients([leaf for leaf in leaves if leaf.is_leaf]):
-        gradients_of(targets, tangents, ())
+        gradients_of(targets, tangents, (), create_graph)
         with without_function_modes():
             return [leaf.grad if leaf.is_leaf else None for leaf in leaves]
 
@@ -61,12 +65,16 @@ def _without_gradients(leaves: Sequence[Tensor]) -> Iterator[None]:
 
 
 def with_added(
-    engine: Engine, targets: Sequence[Tensor], tangents: Sequence[Tensor], leaves: Sequence[Tensor]
+    engine: Engine,
+    targets: Sequence[Tensor],
+    tangents: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    create_graph: bool,
 ) -> list[Tensor | None]:
     """Gradients of single leaves, and what the backward itself adds to their `.grad`, which is put back."""
     with without_function_modes():
         before = [leaf.grad if leaf.is_leaf else None for leaf in leaves]
-    found = list(gradients_of(targets, tangents, leaves))
+    found = list(gradients_of(targets, tangents, leaves, create_graph))
     with without_function_modes():
         for i, (leaf, gradient) in enumerate(zip(leaves, before, strict=True)):
             added = leaf.grad if leaf.is_leaf else None

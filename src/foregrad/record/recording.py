@@ -242,19 +242,25 @@ class Recording:
         return tensor if self.engine.is_abstract(tensor) else self._reals.twin_of(tensor)
 
     def differentiate(
-        self, targets: Sequence[Tensor], tangents: Sequence[Tensor], autocast: bool
-    ) -> dict[Primal, Tensor | None]:
-        """Record a backward behind the forward: a gradient, or None, for each input that has one.
+        self,
+        targets: Sequence[Tensor],
+        tangents: Sequence[Tensor],
+        autocast: bool,
+        others: Sequence[Tensor] = (),
+        create_graph: bool = False,
+    ) -> tuple[dict[Primal, Tensor | None], list[Tensor | None]]:
+        """Record a backward behind the forward: a gradient, or None, for each input that has one, and for the others.
 
         With `autocast` it is recorded under the autocast state of the caller, otherwise without any: what counts in
-        eager is the state in which backward is called, not that of the forward.
+        eager is the state in which backward is called, not that of the forward. With `create_graph` it can be
+        differentiated itself.
 
         A custom function that was applied to a real parameter has its edge to the real tensor and not to the twin:
         gradients are taken for both, and added.
         """
         self.recorder.backward = True
         self.recorder.watch_gradient_sums(targets)
-        differentiable = [i for i in (*self.memories, *self.inputs) if i.differentiated is not None]
+        differentiable = self.differentiable_inputs
         leaves = [i.differentiated for i in differentiable if i.differentiated is not None]
         reals: dict[Primal, Tensor | None] = {}
         for i in differentiable:
@@ -262,24 +268,37 @@ class Recording:
                 reals[i.slot] = self._real(i.slot)
         hidden = [i for i in differentiable if reals.get(i.slot) is not None]
         casts = contextlib.nullcontext() if autocast else autocast_off()
-        with self._modes(self._reals), torch.no_grad(), casts:
+        with self._modes(self._reals), torch.set_grad_enabled(create_graph), casts:
             self.recorder.generators.resume()
-            wanted = leaves + [real for real in reals.values() if real is not None]
+            wanted = [*leaves, *others, *(real for real in reals.values() if real is not None)]
             # Leaves of the program's own get gradients too: what eager runs on the way to them is run, or refused.
             everything = wanted + self._other_leaves(targets, wanted)
             if holds_reentrant_checkpoint(targets):
-                found = accumulated(self.engine, targets, tangents, everything)
+                found = accumulated(self.engine, targets, tangents, everything, create_graph)
             else:
-                found = with_added(self.engine, targets, tangents, everything)
+                found = with_added(self.engine, targets, tangents, everything, create_graph)
                 for target, tangent in zip(targets, tangents, strict=True):
                     if not _leads_to_a_leaf(target):  # autograd was not asked, but eager's backward runs all the same
-                        gradients_of([target], [tangent], ())
+                        gradients_of([target], [tangent], (), create_graph)
             by_slot = dict(zip((i.slot for i in differentiable), found, strict=False))
-            for item, extra in zip(hidden, found[len(leaves) :], strict=False):
+            beside = list(found[len(leaves) : len(leaves) + len(others)])
+            for item, extra in zip(hidden, found[len(leaves) + len(others) :], strict=False):
                 if extra is not None:
                     known = by_slot[item.slot]
                     by_slot[item.slot] = extra if known is None else known + extra
-        return by_slot
+        return by_slot, beside
+
+    @property
+    def differentiable_inputs(self) -> list[RecordedInput]:
+        """Inputs that gradients are taken for."""
+        return [i for i in (*self.memories, *self.inputs) if i.differentiated is not None]
+
+    def reached_inputs(self, targets: Sequence[Tensor]) -> set[Primal]:
+        """Inputs that autograd has an edge to from some of the targets, whether or not a gradient comes out there."""
+        ends = {id(v) for _, node in tape_edges(targets) if (v := getattr(node, "variable", None)) is not None}
+        return {
+            i.slot for i in self.differentiable_inputs if id(i.differentiated) in ends or id(self._real(i.slot)) in ends
+        }
 
     def _other_leaves(self, targets: Sequence[Tensor], known: Sequence[Tensor]) -> list[Tensor]:
         """Leaves on the tape that are no inputs: the program made them."""

@@ -20,3 +20,13 @@ def tape_edges(targets: Sequence[Tensor]) -> Iterator[tuple[Any, Any]]:
                 if following not in seen:
                     seen.add(following)
                     pending.append(following)
+
+
+def tape_nodes(targets: Sequence[Tensor]) -> Iterator[Any]:
+    """Every node that a backward from these tensors would run."""
+    found = dict.fromkeys(target.grad_fn for target in targets if target.grad_fn is not None)
+    yield from found
+    for _, node in tape_edges(targets):
+        if node not in found:
+            found[node] = None
+            yield node

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import SymInt, Tensor, fx
 
-from .._torch import any_autocast_enabled, autocast_off, autocast_state, garbage_collection_paused, hint_of, set_version
-from ..errors import BackwardError
-from ..joint.build import Joint
+from .._torch import (
+    any_autocast_enabled,
+    autocast_off,
+    autocast_state,
+    garbage_collection_paused,
+    hint_of,
+    keeps_graph,
+    set_version,
+    under_functorch_transform,
+    will_run,
+)
+from ..errors import BackwardError, UnsupportedError
+from ..joint.backward_writes import BackwardWrite
+from ..joint.tape import Tape
 from ..options import AOTConfig
 from ..slots import Returned, Tangent
 from .compilers import Boxed, checked, compile_graph, example_values
 from .randomness import with_state
+from .stash import SECOND_TIME, Stash
 
 log = logging.getLogger("foregrad")
 
@@ -34,6 +46,12 @@ class Saved:
         """In the order in which the backward takes them."""
         return [node.name for node in (*self.sizes, *self.tensors)]
 
+    @property
+    def nbytes(self) -> int:
+        """How much memory the tensors take, by the sizes of the recording."""
+        values = [node.meta["val"] for node in self.tensors]
+        return sum(hint_of(value.numel()) * value.element_size() for value in values)
+
 
 def saved_between(forward: fx.GraphModule, returned: int) -> Saved:
     """Read off a partitioned forward what it saves behind its own outputs."""
@@ -43,38 +61,74 @@ def saved_between(forward: fx.GraphModule, returned: int) -> Saved:
     return Saved(tensors, sizes)
 
 
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """What leads from the node of a program to the tensors that it was applied to.
+
+    Higher orders need a tensor with the history of each. A leaf is known to autograd; a saved input has its history;
+    for any other the program returns an *anchor*, a tensor of its shape without data, whose gradient is its gradient.
+    """
+
+    through: tuple[int, ...]  # of which gradients autograd's edges are, in their order
+    saved: Mapping[int, int] = field(default_factory=dict)  # positions of saved inputs, by edge
+    anchors: tuple[int, ...] = ()  # edges with an anchor, in their order
+
+
+def anchor(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape that takes no memory to speak of."""
+    return torch.empty_strided(tensor.shape, (0,) * tensor.dim(), dtype=tensor.dtype, device=tensor.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A backward graph, and which saved values it takes before the tangents."""
+
+    module: fx.GraphModule
+    run: Boxed
+    saved: Sequence[int]
+
+
 class Backward:
     """Compiles backward graphs when they are first needed, and runs the rare ones."""
 
     def __init__(
         self,
-        joint: Joint,
+        tape: Tape,
         module: fx.GraphModule,
         saved: Saved,
-        strides: Sequence[Any] | None,
+        edges: Edges,
         config: AOTConfig,
         deterministic: bool,
+        strides: Sequence[Any] | None = None,
+        writes: Sequence[BackwardWrite] = (),
+        refused: Mapping[Returned, Exception] | None = None,
+        frees: bool = True,
     ) -> None:
         self.module = module
-        self._joint = joint
+        self.edges = edges
+        self.deterministic = deterministic
+        self._tape = tape
+        self._recorded_tangents = list(tape.tangents.values())
         self._saved = saved
         self._strides = strides  # of the saved tensors, as the forward's compiler reported them
+        self._writes = writes
         self._config = config
-        self.deterministic = deterministic
+        self._refused = refused or {}
         self._lock = threading.RLock()
         self._compiled: Boxed | None = None
-        self._partial: dict[Any, Boxed] = {}  # by which tangents arrive, and the autocast state
+        self._partial: dict[Any, _Graph] = {}  # by which tangents arrive, and the autocast state
+        self._orders: dict[Any, Any] = {}  # backwards that can be differentiated themselves
         self._live = self.live_positions()
-        self._depends_on_inputs = _behind_saved(joint, saved)
+        # Whether eager would keep what is saved, however often backward is called: custom functions can do that.
+        self.keeps = bool(saved.tensors) and not frees and not self._live
+        self._readers: list[frozenset[int]] | None = None
 
     # -------------------------------------------------------------------------------------- the usual backward
     def install(self, place: Callable[[Boxed], None]) -> None:
         """Put a stub in place that compiles the backward in its first call; sizes that are saved ask for it at once."""
 
         def stub(args: list[Any]) -> Any:
-            self.compile(place)
-            assert self._compiled is not None
-            return checked(self._compiled, "backward", self.module, place)(args)
+            return self.compile(place)(args)
 
         place(stub)
         if self._saved.sizes:
@@ -85,13 +139,19 @@ class Backward:
                     "compiling the backward ahead of its first call failed; it will be tried again", exc_info=True
                 )
 
-    def compile(self, place: Callable[[Boxed], None]) -> None:
+    def compile(self, place: Callable[[Boxed], None]) -> Boxed:
         """Compile the backward, once."""
         with self._lock:  # several threads may run their first backward at once
             if self._compiled is None:
+
+                def install(compiled: Boxed) -> None:
+                    self._compiled = compiled
+                    place(compiled)
+
                 with garbage_collection_paused():
-                    self._compiled = self._compile(self.module)
-                place(checked(self._compiled, "backward", self.module, place))
+                    install(checked(self._compile(self.module), "backward", self.module, install))
+            assert self._compiled is not None
+            return self._compiled
 
     def _compile(self, module: fx.GraphModule) -> Boxed:
         values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
@@ -99,65 +159,202 @@ class Backward:
         if self._strides is not None and module is self.module:
             padding = len(values) - len(self._saved.sizes) - len(self._strides)
             strides = [None] * len(self._saved.sizes) + list(self._strides) + [None] * padding
-        examples = example_values(self._joint.recording.engine, values, strides)
+        examples = example_values(self._tape.recording.engine, values, strides)
         return compile_graph(self._config.bw_compiler, module, examples, "backward", self._config)[0]
 
     # ----------------------------------------------------------------------------------------- the rare ones
-    def partial(self, ctx: Any, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Gradients when some outputs take no part, or when autocast is on.
+    def rare(self, ctx: Any, tangents: Sequence[Tensor | None], anchored: Sequence[Tensor | None]) -> list[Any]:
+        """A gradient for each edge: where outputs take no part, under `create_graph`, vmap or autocast.
 
         An input that only the missing outputs depend on gets None; under autocast the backward itself is cast.
         """
+        found = self._gradients(ctx, tangents)
+        through = [found[i] for i in self.edges.through]
+        for edge, tangent in zip(self.edges.anchors, anchored, strict=True):
+            if tangent is not None:
+                known = through[edge]
+                through[edge] = tangent if known is None else known + tangent
+        return through
+
+    def _gradients(self, ctx: Any, tangents: Sequence[Tensor | None]) -> Sequence[Any]:
         mask = tuple(tangent is not None for tangent in tangents)
-        key = mask, autocast_state() if any_autocast_enabled() else None
-        joint = self._joint
         if not any(mask):
-            return [None] * (len(joint.primals) + len(joint.backward_writes))
+            return [None] * self._tape.gradients
+        for slot, tangent in zip(self._tape.targets, tangents, strict=True):
+            if tangent is not None and slot in self._refused:
+                raise self._refused[slot]
+        marks = self._marks(mask, tangents) if self._writes and torch.is_grad_enabled() else None
+        values = self._take(ctx, mask)
+        given = [None if t is None else self._coerced(i, t) for i, t in enumerate(tangents)]
+        if torch.is_grad_enabled() and not self._writes:
+            return self._differentiable(ctx, values, given)
+        graph = self._graph(mask)
+        if any(values[i] is None for i in graph.saved):
+            raise RuntimeError(SECOND_TIME)
+        arguments = [values[i] for i in graph.saved]
+        arguments += [self._unread(i) if t is None else t for i, t in enumerate(given)]
+        run = (lambda args: graph.module(*args)) if under_functorch_transform() else graph.run
+        with autocast_off(), torch.no_grad():  # the casts are in the graph
+            found: Sequence[Any] = run(arguments)
+        self.carry_out_writes(ctx, found, tangents)
+        if marks is None:
+            return found
+        spark = torch.empty(0, requires_grad=True)
+        return [_NoSecondOrder.apply(spark, g) if marked else g for g, marked in zip(found, marks, strict=False)]
+
+    def _marks(self, mask: Sequence[bool], tangents: Sequence[Tensor | None]) -> list[bool]:
+        """Which gradients of a backward with writes require grad in eager: they refuse to be differentiated."""
+        with self._lock:
+            return self._tape.require_grad_afterwards(
+                self._slots(mask), [t.requires_grad for t in tangents if t is not None]
+            )
+
+    def _graph(self, mask: tuple[bool, ...]) -> _Graph:
+        """The graph for these tangents, under the autocast state of the caller."""
+        autocast = autocast_state() if any_autocast_enabled() else None
+        if all(mask) and autocast is None:
+            compiled = self.compile(lambda _: None) if self._compiled is None else self._compiled
+            compiled = with_state(compiled, self.module, self._tape.random)
+            return _Graph(self.module, compiled, range(len(self._saved.names)))
+        key = mask, autocast
         with self._lock:
             if key not in self._partial:
-                slots: list[Returned] = [t.of for t, used in zip(joint.signature.tangents, mask, strict=True) if used]
-                module = joint.tape.partial_backward(slots, self._saved.names, joint.backward_writes)
-                self._partial[key] = with_state(self._compile(module), module, joint.random)
+                part = self._tape.partial_backward(self._slots(mask), self._saved.names, self._writes)
+                compiled = with_state(self._compile(part.module), part.module, self._tape.random)
+                self._partial[key] = _Graph(part.module, compiled, part.saved)
+            return self._partial[key]
+
+    def _slots(self, mask: Sequence[bool]) -> tuple[Returned, ...]:
+        return tuple(slot for slot, used in zip(self._tape.targets, mask, strict=True) if used)
+
+    def _coerced(self, index: int, tangent: Tensor) -> Tensor:
+        """A tangent in the recorded layout, with its history."""
+        recorded = self._recorded_tangents[index]
+        if not any(isinstance(n, SymInt) for n in recorded.stride()) and tangent.stride() == recorded.stride():
+            return tangent
+        return permuted(recorded.stride())(tangent)
+
+    def _unread(self, index: int) -> Tensor:
+        """Something in the place of a tangent that did not arrive: nobody reads it, but it has its shape."""
+        recorded = self._recorded_tangents[index]
+        size, stride = [hint_of(n) for n in recorded.shape], [hint_of(n) for n in recorded.stride()]
+        device = self._tape.recording.engine.device_of(recorded)
+        return torch.empty_strided(size, stride, dtype=recorded.dtype, device=device)
+
+    # --------------------------------------------------------------------------------- saved, and saved no more
+    def _take(self, ctx: Any, mask: tuple[bool, ...]) -> list[Any]:
+        """Saved values, sizes first; what this backward does not leave to others is gone afterwards, as in eager."""
+        uses = self._tape.freed_by(self._slots(mask))
+        stash: Stash | None = ctx.stash
+        freed: frozenset[Any] = frozenset()
+        if stash is not None:
+            if stash.freed & uses:
+                raise RuntimeError(SECOND_TIME)
+            values, freed = stash.values(), stash.freed
+        else:
+            try:
+                values = self.saved_values(ctx)
+            except RuntimeError:
+                if uses or not self._saved.tensors:
+                    raise
+                values = [None] * len(self._saved.names)
+        if not keeps_graph() and (stash is not None or not all(mask)):
+            freed |= uses
+            inputs = set(self.edges.saved.values())
+            left = [v.detach() if isinstance(v, Tensor) and i not in inputs else v for i, v in enumerate(values)]
+            ctx.stash = Stash(left, self._needed_by_others(mask, freed), freed)
+        return values
+
+    def _needed_by_others(self, mask: Sequence[bool], freed: frozenset[Any]) -> set[int]:
+        """Positions of saved values that a later backward of another output may read."""
+        if self._readers is None:
+            self._readers = _saved_read_by_tangents(self.module, len(self._saved.names))
+        needed: set[int] = set()
+        for slot, positions, used in zip(self._tape.targets, self._readers, mask, strict=True):
+            if not used and not self._tape.freed_by((slot,)) & freed:
+                needed |= positions
+        return needed
+
+    def saved_values(self, ctx: Any) -> list[Any]:
+        """What the forward saved, sizes first, with the caller's own tensors among it."""
         sizes = ctx.sizes if self._saved.sizes else ()
-        given = [self._tangent(i, tangent) for i, tangent in enumerate(tangents)]
-        saved = self.saved_values(ctx)
-        compiled = self._partial[key]
-        with autocast_off():  # the casts are in the graph
-            if torch.is_grad_enabled():
-                return self.connected(lambda: compiled([*sizes, *saved, *given]), (*saved, *given))
-            return list(compiled([*sizes, *saved, *given]))
+        if self.keeps:
+            return [*sizes, *ctx.kept]
+        held = iter(ctx.saved_tensors)
+        live = self._live
+        return [*sizes, *(ctx.live[live[i]] if i in live else next(held) for i in range(len(self._saved.tensors)))]
+
+    # ------------------------------------------------------------------------------------------ higher orders
+    def _differentiable(self, ctx: Any, values: Sequence[Any], tangents: Sequence[Tensor | None]) -> Sequence[Any]:
+        """Gradients that can be differentiated themselves."""
+        from .orders import RunningOrder  # an order has a backward of its own
+
+        if under_functorch_transform():
+            raise UnsupportedError(
+                "a batched backward with create_graph=True through a compiled program is not supported yet. Call the "
+                "original function inside vmap, or compute the gradients one after another."
+            )
+        mask = tuple(t is not None for t in tangents)
+        nodes = [node for node, _ in ctx.next_functions[: len(self.edges.through)]]
+        wanted = [False] * self._tape.gradients
+        for position, node in zip(self.edges.through, nodes, strict=True):
+            wanted[position] = node is not None and will_run(node)
+        links = self._links(ctx, nodes, values)
+        with_grad = tuple(t.requires_grad for t in tangents if t is not None)
+        linked = tuple(link is not None for link in links)
+        key = mask, with_grad, tuple(wanted), linked, autocast_state() if any_autocast_enabled() else None
+        with self._lock:
+            if key not in self._orders:
+                order = self._tape.order(self._slots(mask), with_grad, wanted, self._saved.names)
+                through = tuple(p for p, link in zip(self.edges.through, links, strict=True) if link is not None)
+                self._orders[key] = RunningOrder(order, self._tape.gradients, through, self._config)
+        running: RunningOrder = self._orders[key]
+        with autocast_off():
+            return running.gradients(values, tangents, [link for link in links if link is not None])
+
+    def _links(self, ctx: Any, nodes: Sequence[Any], values: Sequence[Any]) -> list[Tensor | None]:
+        """For each edge a tensor with the history of what the program was applied to."""
+        first_anchor = len(self._saved.tensors) - len(self._live)
+        anchors = dict(
+            zip(self.edges.anchors, range(first_anchor, first_anchor + len(self.edges.anchors)), strict=True)
+        )
+        links: list[Tensor | None] = []
+        for edge, node in enumerate(nodes):
+            if node is None:
+                links.append(None)
+            elif hasattr(node, "variable"):
+                links.append(node.variable)
+            elif edge in anchors:
+                links.append(ctx.saved_tensors[anchors[edge]])
+            elif edge in self.edges.saved and values[self.edges.saved[edge]] is not None:
+                links.append(values[self.edges.saved[edge]])
+            else:
+                raise BackwardError(
+                    "An input was a leaf when the program was compiled and is none now, so that its gradients cannot "
+                    "be differentiated. Compile it with an input of this kind."
+                )
+        return links
 
     # ------------------------------------------------------------------------------------- writes in backward
     def live_positions(self) -> dict[int, int]:
-        """Which saved values are the caller's own tensors as they are when the backward runs, by position."""
+        """Which saved tensors are the caller's own as they are when the backward runs, by position."""
         names = [node.name for node in self._saved.tensors]
-        writes = self._joint.backward_writes
-        return {
-            names.index(w.current.name): k for k, w in enumerate(writes) if w.current.name in names and not w.checked
-        }
-
-    def saved_values(self, ctx: Any) -> Sequence[Tensor]:
-        """What the forward saved, with the caller's own tensors among it."""
-        live = self._live
-        if not live:
-            saved: Sequence[Tensor] = ctx.saved_tensors
-            return saved
-        kept = iter(ctx.saved_tensors)
-        return [ctx.live[live[i]] if i in live else next(kept) for i in range(len(self._saved.tensors))]
+        writes = enumerate(self._writes)
+        return {names.index(w.current.name): k for k, w in writes if w.current.name in names and not w.checked}
 
     def carry_out_writes(self, ctx: Any, results: Sequence[Any], tangents: Sequence[Tensor | None]) -> None:
         """Write to inputs and tangents what the backward writes to them."""
-        joint = self._joint
-        if any(write.checked for write in joint.backward_writes):
+        if any(write.checked for write in self._writes):
             if getattr(ctx, "has_written", False):
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace operation: "
                     "the backward itself wrote to it when it ran before."
                 )
             ctx.has_written = True
-        by_slot = dict(zip(joint.signature.tangents, tangents, strict=True))
-        for write, kept, new in zip(joint.backward_writes, ctx.live, results[len(joint.primals) :], strict=True):
-            target: Tensor | None = by_slot[write.of] if isinstance(write.of, Tangent) else kept
+        by_slot = dict(zip(map(Tangent, self._tape.targets), tangents, strict=True))
+        for k, write in enumerate(self._writes):
+            new = results[self._tape.gradients + k]
+            target: Tensor | None = by_slot[write.of] if isinstance(write.of, Tangent) else ctx.live[k]
             if target is None or (new is None and not write.reshapes):
                 continue
             with torch.no_grad():
@@ -169,26 +366,6 @@ class Backward:
                 moves = len(write.reshapes) + (new is not None)
                 set_version(target, target._version + write.version_change - moves)
 
-    def _tangent(self, index: int, tangent: Tensor | None) -> Tensor:
-        """A tangent in the recorded layout. One that did not arrive is not read, but must have its shape."""
-        recorded = self._joint.tangent_values[index]
-        if tangent is not None:
-            return restride(recorded.shape, recorded.stride())(tangent)
-        size = [hint_of(n) for n in recorded.shape]
-        stride = [hint_of(n) for n in recorded.stride()]
-        device = self._joint.recording.engine.device_of(recorded)
-        return torch.empty_strided(size, stride, dtype=recorded.dtype, device=device)
-
-    def connected(self, run: Callable[[], Sequence[Tensor | None]], sources: Sequence[Any]) -> list[Tensor | None]:
-        """Gradients under `create_graph=True`: they require grad, and say why they cannot be differentiated again."""
-        with torch.no_grad():
-            gradients = list(run())
-        tensors = [g for g in gradients if g is not None]
-        # What was saved has lost its history: where inputs are behind it, there is something to differentiate.
-        spark = [torch.empty(0, requires_grad=True)] if self._depends_on_inputs else []
-        joined = iter(_NoSecondOrder.apply(tensors, *(s for s in (*sources, *spark) if isinstance(s, Tensor))))
-        return [None if g is None else next(joined) for g in gradients]
-
     def refuse_nondeterminism(self) -> None:
         """Raised when determinism was switched on after the program was compiled."""
         raise BackwardError(
@@ -197,44 +374,48 @@ class Backward:
         )
 
 
-def _behind_saved(joint: Joint, saved: Saved) -> bool:
-    """Whether what the forward saves is computed from an input that requires grad."""
-    names = {node.name for node in saved.tensors}
-    pending = [node for node in (*joint.part.placeholders, *joint.part.nodes) if node.name in names]
-    wanted = {f.recorded.slot for f in joint.primals if f.recorded.differentiated is not None}
-    seen: set[int] = set()
-    while pending:
-        node = pending.pop()
-        if node.slot in wanted:
-            return True
-        for item in node.inputs():
-            if id(item) not in seen:
-                seen.add(id(item))
-                pending.append(item)
-    return False
+def _saved_read_by_tangents(module: fx.GraphModule, saved: int) -> list[frozenset[int]]:
+    """For each tangent of a backward graph, which of the saved values it is combined with on its way."""
+    placeholders = [n for n in module.graph.find_nodes(op="placeholder") if not n.name.startswith("bwd_")]
+    reads: dict[fx.Node, set[int]] = {node: {i} for i, node in enumerate(placeholders[:saved])}
+    reached: dict[fx.Node, set[int]] = {node: {i} for i, node in enumerate(placeholders[saved:])}
+    readers: list[set[int]] = [set() for _ in placeholders[saved:]]
+    for node in module.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        reads[node] = set().union(*(reads.get(item, ()) for item in node.all_input_nodes))
+        reached[node] = set().union(*(reached.get(item, ()) for item in node.all_input_nodes))
+        for tangent in reached[node]:
+            readers[tangent] |= reads[node]
+    return [frozenset(positions) for positions in readers]
 
 
 class _NoSecondOrder(torch.autograd.Function):
-    """Joins gradients to what they depend on, and refuses to differentiate them."""
+    """Marks a gradient as differentiable, and refuses to differentiate it."""
 
     @staticmethod
-    def forward(ctx: Any, gradients: list[Tensor], *sources: Tensor) -> tuple[Tensor, ...]:
-        return tuple(g.view_as(g).detach() for g in gradients)
+    def forward(ctx: Any, spark: Tensor, gradient: Tensor) -> Tensor:
+        return gradient.detach()
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor) -> Any:
         raise BackwardError(
-            "Double backward through a compiled function is not supported yet. Compute the first gradients inside the "
-            "function that you compile, or run the original function."
+            "Double backward through a program whose backward writes to its inputs is not supported yet. Compute the "
+            "first gradients inside the function that you compile, or run the original function."
         )
+
+
+def permuted(stride: Sequence[Any]) -> Callable[[Tensor], Tensor]:
+    """A function that gives a tangent strides in this order, without writing to memory of its own."""
+    order = sorted(range(len(stride)), key=lambda d: -hint_of(stride[d]))
+    back = [order.index(d) for d in range(len(order))]
+    return lambda t: t.permute(order).contiguous().permute(back)
 
 
 def restride(size: Sequence[Any], stride: Sequence[Any]) -> Callable[[Tensor], Tensor]:
     """A function that gives a tangent the strides for which the backward was recorded."""
     if any(isinstance(n, SymInt) for n in (*size, *stride)):
-        order = sorted(range(len(stride)), key=lambda d: -hint_of(stride[d]))
-        back = [order.index(d) for d in range(len(order))]
-        return lambda t: t.permute(order).contiguous().permute(back)
+        return permuted(stride)
 
     def exact(tangent: Tensor) -> Tensor:
         return torch.empty_strided(size, stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)

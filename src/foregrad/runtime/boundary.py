@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,13 @@ from .._torch import (
     deterministic_enabled,
     set_grad_enabled,
     set_version,
+    under_functorch_transform,
 )
 from ..joint.build import Joint
 from ..joint.outputs import Number, Plain, Result, SameAsInput, ViewOfBase, ViewOfInput, ViewOfOutput
 from ..ops import Kind, op_info
 from ..slots import Output, Primal, Returned, Updated
-from .backward import Backward, Saved, restride
+from .backward import Backward, Edges, Saved, anchor, restride
 from .writer import Writer, tuple_of, unpack
 
 
@@ -137,6 +138,29 @@ class InferenceCore:
                 writer.line(f"{name} = {name}.detach()")
 
 
+def edges_of(joint: Joint, saved: Saved, counted: Mapping[Primal, int]) -> Edges:
+    """The edges of a program's node, and where higher orders find the tensors at their ends."""
+    signature = joint.signature
+    through = [
+        i
+        for i, (facts, grad) in enumerate(zip(joint.primals, signature.grads, strict=True))
+        if grad is not None or facts.recorded.slot in joint.tape.reached
+    ]
+    if joint.backward_errors:  # not all is known about single gradients: the outputs still require grad
+        through = [i for i, facts in enumerate(joint.primals) if facts.recorded.leaf is not None]
+    names = [node.name for node in saved.tensors]
+    in_place = {write.current.name for write in joint.backward_writes}
+    places: dict[int, int] = {}
+    anchors = []
+    for edge, i in enumerate(through):
+        name, facts = joint.part.placeholders[i].name, joint.primals[i]
+        if name in names and facts.recorded.slot not in counted and name not in in_place:
+            places[edge] = len(saved.sizes) + names.index(name)
+        elif not facts.is_leaf:
+            anchors.append(edge)
+    return Edges(tuple(through), places, tuple(anchors))
+
+
 class TrainingCore:
     """One differentiable operator: its forward runs the forward graph, its backward the backward graph."""
 
@@ -156,14 +180,12 @@ class TrainingCore:
         self._backward = backward
         self._guarded = guarded
         self._autocast = autocast
-        signature = joint.signature
-        self._through = [i for i, grad in enumerate(signature.grads) if grad is not None]
-        if joint.backward_errors:  # not all is known about single gradients: the outputs still require grad
-            self._through = [i for i, facts in enumerate(joint.primals) if facts.recorded.leaf is not None]
+        self._through = backward.edges.through
+        self._anchors = backward.edges.anchors
         self._alone = not self._through  # the outputs require grad, but no input gets any
         through = set(self._through)
         self._beside = [i for i in range(len(joint.primals)) if i not in through]
-        self._tangents = [tangent.of for tangent in signature.tangents]
+        self._tangents = [tangent.of for tangent in joint.signature.tangents]
         tracked = set(self._tangents)
         self._aside = [slot for slot in values_needed(joint) if slot not in tracked]
 
@@ -179,6 +201,7 @@ class TrainingCore:
         writer.line()
         writer.bind(boundary_apply, "boundary_apply")
         writer.line("apply = boundary_apply(Program)")
+        writer.line("Program._backward_cls.stash = None")
         writer.line()
 
     # ------------------------------------------------------------------------------------------- forward
@@ -205,11 +228,15 @@ class TrainingCore:
             call = f"forward_graph([{', '.join(names)}])"
             _run_graph(writer, [*heads, *saved, *sizes], call, self._autocast)
             self._count_changes(writer, names)
-            self._save(writer, saved, sizes)
+            anchors = [f"a{n}" for n in range(len(self._anchors))]
+            for name, edge in zip(anchors, self._anchors, strict=True):
+                writer.line(f"{name} = {writer.bind(anchor, 'anchor')}({through[edge]})")
+            self._save(writer, saved, sizes, anchors)
             writer.line("ctx.set_materialize_grads(False)")
             if not self._all_through():
                 writer.line(f"aside[:] = [{', '.join(self._aside_values(returned))}]")
-            writer.line(f"return {', '.join(self._differentiable(slot, returned[slot]) for slot in self._tangents)}")
+            results = [self._differentiable(slot, returned[slot]) for slot in self._tangents]
+            writer.line(f"return {', '.join([*results, *anchors])}")
 
     def _count_changes(self, writer: Writer, names: list[str]) -> None:
         """Autograd notes the versions of what is saved: what is done to an input behind the graph counts already."""
@@ -218,7 +245,7 @@ class TrainingCore:
             if change:
                 writer.line(f"{writer.bind(set_version, 'set_version')}({name}, {name}._version + {change})")
 
-    def _save(self, writer: Writer, tensors: list[str], sizes: list[str]) -> None:
+    def _save(self, writer: Writer, tensors: list[str], sizes: list[str], anchors: list[str]) -> None:
         """All saved tensors go through autograd's own store: version checks, hooks and freeing work as in eager."""
         primals = zip(self._joint.part.placeholders, self._joint.primals, strict=False)
         moving = {node.name for node, facts in primals if facts.recorded.slot in self._counted}
@@ -226,16 +253,25 @@ class TrainingCore:
             places = {facts.recorded.slot: f"i{n}" for n, facts in enumerate(self._joint.primals)}
             held = [places.get(write.of, "None") for write in self._joint.backward_writes]  # type: ignore[arg-type]
             writer.line(f"ctx.live = {tuple_of(held)}")
-        if tensors:
-            detached = [
-                f"{name}.detach()" if _is_view(node) or node.name in moving else name
-                for i, (name, node) in enumerate(zip(tensors, self._saved.tensors, strict=True))
-                if i not in self._live
-            ]
-            if detached:
-                writer.line(f"ctx.save_for_backward({', '.join(detached)})")
+        detached = [
+            f"{name}.detach()" if _is_view(node) or node.name in moving else name
+            for i, (name, node) in enumerate(zip(tensors, self._saved.tensors, strict=True))
+            if i not in self._live
+        ]
+        if detached and self._backward.keeps:
+            writer.line(f"ctx.kept = {tuple_of(detached)}")
+            detached = []
+        elif not detached and not anchors and self._is_spent:
+            detached = [writer.bind(torch.empty(0), "nothing")]
+        if detached or anchors:
+            writer.line(f"ctx.save_for_backward({', '.join([*detached, *anchors])})")
         if sizes:
             writer.line(f"ctx.sizes = {tuple_of(sizes)}")
+
+    @property
+    def _is_spent(self) -> bool:
+        """Whether eager would refuse a second backward although nothing is saved here: a tensor of no size tells."""
+        return not self._saved.tensors and self._joint.tape.frees_anything
 
     def _differentiable(self, slot: Returned, name: str) -> str:
         """Autograd must not take a result for a view of something inside the graph."""
@@ -259,7 +295,8 @@ class TrainingCore:
     def _write_backward(self, writer: Writer) -> None:
         joint = self._joint
         tangents = [f"t{n}" for n in range(len(self._tangents))]
-        with writer.block(f"def backward(ctx, {', '.join(tangents)}):"):
+        anchors = [f"a{n}" for n in range(len(self._anchors))]
+        with writer.block(f"def backward(ctx, {', '.join([*tangents, *anchors])}):"):
             for name, slot in zip(tangents, self._tangents, strict=True):
                 if slot in joint.backward_errors:
                     error = writer.bind(joint.backward_errors[slot], "autograd_refused")
@@ -273,35 +310,41 @@ class TrainingCore:
                 check = writer.bind(deterministic_enabled, "deterministic_algorithms_enabled")
                 with writer.block(f"if {check}():"):
                     writer.line(f"{writer.bind(self._backward.refuse_nondeterminism, 'refuse_nondeterminism')}()")
-            partial = writer.bind(self._backward.partial, "partial_backward")
-            autocast = writer.bind(any_autocast_enabled, "any_autocast_enabled")
-            with writer.block(f"if {' or '.join(f'{t} is None' for t in tangents)} or {autocast}():"):
-                writer.line(f"g = {partial}(ctx, {tuple_of(tangents)})")
-                self._carry_out_writes(writer, tuple_of(tangents))
-                writer.line(f"return ({lead}{picked},)")
+            with writer.block(f"if {' or '.join(self._unusual(writer, tangents, anchors))}:"):
+                rare = writer.bind(self._backward.rare, "rare_backward")
+                writer.line(f"return ({lead}*{rare}(ctx, {tuple_of(tangents)}, {tuple_of(anchors)}),)")
             if joint.backward_writes:
                 writer.line(f"given = {tuple_of(tangents)}")
             for name, value in zip(tangents, joint.tangent_values, strict=True):
                 self._coerce(writer, name, value)
-            sizes = ["*ctx.sizes"] if self._saved.sizes else []
-            saved = ["*ctx.saved_tensors"] if self._saved.tensors else []
-            if self._live:
-                saved = [f"*{writer.bind(self._backward.saved_values, 'saved_values')}(ctx)"]
-            call = f"backward_graph([{', '.join([*sizes, *saved, *tangents])}])"
-            with writer.block(f"if {writer.bind(torch.is_grad_enabled, 'is_grad_enabled')}():"):
-                connected = writer.bind(self._backward.connected, "connected")
-                sources = tuple_of([*saved, *tangents])
-                writer.line(f"g = {connected}(lambda: {call}, {sources})")
-                self._carry_out_writes(writer, "given")
-                writer.line(f"return ({lead}{picked},)")
-            writer.line(f"g = {call}")
-            self._carry_out_writes(writer, "given")
-            whole = self._all_through() and not joint.backward_writes
+            writer.line(f"g = backward_graph([{', '.join([*self._saved_values(writer), *tangents])}])")
+            if joint.backward_writes:
+                write = writer.bind(self._backward.carry_out_writes, "carry_out_writes")
+                writer.line(f"{write}(ctx, g, given)")
+            whole = self._all_through() and not joint.backward_writes and len(self._through) == len(joint.primals)
             writer.line("return tuple(g)" if whole else f"return ({lead}{picked},)")
 
-    def _carry_out_writes(self, writer: Writer, tangents: str) -> None:
-        if self._joint.backward_writes:
-            writer.line(f"{writer.bind(self._backward.carry_out_writes, 'carry_out_writes')}(ctx, g, {tangents})")
+    def _unusual(self, writer: Writer, tangents: list[str], anchors: list[str]) -> Iterator[str]:
+        """When the backward is not just one call of its graph."""
+        yield from (f"{name} is None" for name in tangents)
+        yield from (f"{name} is not None" for name in anchors)
+        if len(tangents) > 1:
+            yield "ctx.stash is not None"
+        for function in (torch.is_grad_enabled, any_autocast_enabled, under_functorch_transform):
+            yield f"{writer.bind(function, function.__name__)}()"
+
+    def _saved_values(self, writer: Writer) -> list[str]:
+        sizes = ["*ctx.sizes"] if self._saved.sizes else []
+        if self._live:
+            return [f"*{writer.bind(self._backward.saved_values, 'saved_values')}(ctx)"]
+        if self._is_spent and not self._anchors:
+            writer.line("ctx.saved_tensors  # autograd refuses where they are gone")
+        if not self._saved.tensors:
+            return sizes
+        if self._backward.keeps:
+            return [*sizes, "*ctx.kept"]
+        behind = f"[:{len(self._saved.tensors)}]" if self._anchors else ""
+        return [*sizes, f"*ctx.saved_tensors{behind}"]
 
     def _coerce(self, writer: Writer, name: str, tangent: Tensor) -> None:
         size, stride = tuple(tangent.shape), tuple(tangent.stride())
@@ -339,7 +382,7 @@ class TrainingCore:
 
     def _apply(self, writer: Writer, inputs: list[str]) -> None:
         through = [inputs[i] for i in self._through]
-        results = [writer.variable(slot) for slot in self._tangents]
+        results = [writer.variable(slot) for slot in self._tangents] + ["_"] * len(self._anchors)
         left = ", ".join(results)
         if self._all_through():
             writer.line(f"{left} = apply({', '.join(through)})")

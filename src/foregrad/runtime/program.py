@@ -7,26 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
 from .._torch import OpOverload, any_autocast_enabled, deterministic_enabled
-from ..errors import CompilerError
 from ..joint.build import Joint
-from ..joint.graph import to_fx
 from ..joint.inputs import InputFacts
 from ..joint.metadata import describe
 from ..joint.verify import verify_graph
 from ..logs import show_graph
 from ..ops import Kind, op_info
 from ..options import AOTConfig
-from ..partition import cut, default_partition
 from ..schemas import ViewAndMutationMeta
 from ..slots import Primal
 from .backward import Backward, Saved, saved_between
-from .boundary import InferenceCore, TrainingCore
+from .boundary import InferenceCore, TrainingCore, edges_of
 from .compilers import Boxed, checked, compile_graph, example_values
 from .entry import Entry
+from .partitioning import partitioned
 from .randomness import around_backward, around_forward
 from .stages import stages_of
 from .writer import Writer
@@ -91,7 +88,8 @@ def _training(
     joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool
 ) -> tuple[TrainingCore, Parts]:
     returned = len(joint.signature.returned) + len(joint.random.forward_outputs)
-    forward, backward = partition(joint, config)
+    gradients = len(joint.primals) + len(joint.backward_writes) + len(joint.random.backward_outputs)
+    forward, backward = partitioned(joint.part, returned, gradients, config, lambda: joint.module)
     saved = saved_between(forward, returned)
     counted = _changed_after_saving(joint, saved)
     examples = example_values(joint.recording.engine, [*joint.primal_values, *joint.random.values[:2]])
@@ -100,7 +98,18 @@ def _training(
     install = _install(writer, name)
     install(checked(compiled, "forward", forward, install))
     saved_strides = strides[returned : returned + len(saved.tensors)] if strides else None
-    runner = Backward(joint, backward, saved, saved_strides, config, deterministic_enabled())
+    runner = Backward(
+        joint.tape,
+        backward,
+        saved,
+        edges_of(joint, saved, counted),
+        config,
+        deterministic_enabled(),
+        saved_strides,
+        joint.backward_writes,
+        joint.backward_errors,
+        joint.tape.frees_anything,
+    )
     runner.install(_install(writer, around_backward(writer, "backward_graph", joint, backward)))
     metadata = describe(joint, config, saved_sizes=len(saved.sizes))
     core = TrainingCore(joint, saved, runner, entry.guarded, autocast, counted)
@@ -127,24 +136,6 @@ def _origin(node: fx.Node) -> fx.Node:
     while isinstance(node.target, OpOverload) and op_info(node.target).kind is Kind.VIEW:
         node = node.args[0]  # type: ignore[assignment]
     return node
-
-
-def partition(joint: Joint, config: AOTConfig) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Cut the joint graph by the partitioner that was asked for."""
-    returned = len(joint.signature.returned) + len(joint.random.forward_outputs)
-    if config.partition_fn in (None, default_partition):
-        forward, backward = map(to_fx, cut(joint.part, returned))
-    else:
-        with torch.no_grad():
-            values = list(joint.primal_values), list(joint.tangent_values), *joint.random.values
-            forward, backward = config.partition_fn(joint.module, values, num_fwd_outputs=returned)
-    gradients: Any = backward.graph.output_node().args[0]
-    if len(gradients) != len(joint.primals) + len(joint.backward_writes) + len(joint.random.backward_outputs):
-        raise CompilerError("The partitioner returned a backward that does not give one gradient for each input.")
-    if config.options.verify:
-        verify_graph(forward)
-        verify_graph(backward)
-    return forward, backward
 
 
 def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, core: InferenceCore | TrainingCore) -> None:

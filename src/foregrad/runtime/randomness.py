@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, fx
 
 from ..functionalize.draw_operators import default_generator
+from ..functionalize.draws import RandomInputs
 from ..joint.build import Joint
-from ..joint.random import RandomFacts, RandomSide
+from ..joint.random import RandomSide
 from .compilers import Boxed
 from .writer import Writer
 
@@ -95,11 +96,11 @@ def _define(writer: Writer, name: str, state: GeneratorState, position: int) -> 
     return inner
 
 
-def with_state(compiled: Boxed, module: fx.GraphModule, random: RandomFacts) -> Callable[[list[Any]], Any]:
-    """A backward for some of the tangents, given its seed and its offset if it draws."""
-    if random.backward is None or not _takes_state(module):
+def with_state(compiled: Boxed, module: fx.GraphModule, random: RandomInputs | None) -> Callable[[list[Any]], Any]:
+    """A backward that is not called by the generated code, given its seed and its offset if it draws."""
+    if random is None or not _takes_state(module):
         return compiled
-    state = GeneratorState(random.backward.device, draws=True)
+    state = GeneratorState(random.device, draws=True)
 
     def run(args: list[Any]) -> Any:
         *results, offset = compiled([*args, *state.take()])
