@@ -115,13 +115,14 @@ def test_sequential_checkpoints_agree_with_eager(reentrant):
 
 
 @REENTRANT
-def test_several_results_each_with_a_draw(reentrant):
-    """R-4, J-5: a backward for one of the results replays the draws that it needs"""
+@PRESERVE
+def test_several_results_each_with_a_draw(reentrant, preserve):
+    """R-4, J-5: a backward for one of the results makes the draws of both, in their order"""
 
     def region(x):
         return F.dropout(x.sin(), 0.3).exp(), F.dropout(x.cos(), 0.2).sin()
 
-    check_core(lambda x: checkpoint(region, x, use_reentrant=reentrant), leaf(5, 8))
+    check_core(lambda x: checkpoint(region, x, use_reentrant=reentrant, preserve_rng_state=preserve), leaf(5, 8))
 
 
 @REENTRANT
@@ -209,6 +210,24 @@ def test_gradients_inside_the_program_recompute_too():
         return torch.autograd.grad(y.sin().sum(), x, create_graph=True)[0]
 
     check_core(program, leaf(5, 8))
+
+
+@PRESERVE
+def test_a_double_backward_recomputes_as_often_as_eager(preserve):
+    """J-10, R-4: also where its draws are made anew, and whether anybody reads them or not"""
+
+    def program(x):
+        region = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=preserve)
+        return region(lambda t: F.dropout(t.sin(), 0.3).exp() * torch.rand_like(t), x) * 2
+
+    def run(f):
+        x = torch.linspace(0, 1, 40).requires_grad_()
+        torch.manual_seed(3)
+        (first,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sin().sum(), x)
+        return first.detach(), second, torch.rand(2)
+
+    assert all(map(torch.equal, run(program), run(grab(program)[0])))
 
 
 def test_sizes_may_be_symbolic():

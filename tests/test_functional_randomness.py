@@ -228,6 +228,24 @@ def test_a_backward_for_some_outputs_draws_too():
     assert torch.equal(gradient(1, 1), -torch.ones(64).sin())
 
 
+def test_a_double_backward_replays_draws_and_makes_no_new_ones():
+    """J-10, R-2"""
+
+    def gradients(region_of):
+        compiled, _ = grab(lambda x: region_of(lambda t: dropout(t.sin()).exp() * torch.rand_like(t), x))
+        x = plain(5, 8).requires_grad_()
+        torch.manual_seed(4)
+        (first,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+        return first.detach(), torch.autograd.grad(first.sin().sum(), x)[0]
+
+    expected = gradients(lambda f, x: f(x))
+    found = gradients(functools.partial(checkpoint, use_reentrant=False))
+    assert all(torch.allclose(a, b, rtol=1e-5) for a, b in zip(found, expected, strict=True))
+    redraw = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    with pytest.raises(foregrad.errors.UnsupportedError, match="preserve_rng_state=True"):
+        gradients(redraw)
+
+
 def test_the_source_shows_what_passes_the_state():
     """`source` is exactly what runs."""
     compiled, _ = grab(dropout)

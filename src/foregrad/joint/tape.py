@@ -247,11 +247,11 @@ class Tape:
         new = {write.of: write.new for write in derived.writes}
         outputs = [*derived.gradients, *(new.get(write.of) for write in writes)]
         given, tangents = self._named(saved), list(self._tangent_nodes.values())
-        drawn = [node for node in graph.nodes[start:] if node.impure]  # runs whether anybody reads it or not
+        drawn = self._drawn_since(start)
         if self.random is not None and self.random.draws:
             tangents += [self.random.seed, self.random.base]  # what only the backward is given
             outputs.append(self.random.offset)
-        nodes = _between([*given, *tangents], [*(node for node in outputs if node is not None), *drawn])
+        nodes = self._in_order(_between([*given, *tangents], [*(n for n in outputs if n is not None), *drawn]))
         read = _read_by(nodes, outputs)
         used = [i for i, node in enumerate(given) if id(node) in read]
         name_nodes([*tangents, *nodes], [node.name for node in (*graph.placeholders, *graph.nodes) if node.name])
@@ -281,7 +281,10 @@ class Tape:
         steps = recording.steps[start:]
         if self._writes.written(steps, self._held_by_the_caller(())):
             raise UnsupportedError("a backward that writes to its inputs cannot be differentiated yet.")
+        begin = len(walk.graph.nodes)
         walk.run(steps, start)
+        drawn = self._drawn_since(begin)
+        self._refuse_functional_draws()
         found = [*(by_slot.get(recorded.slot) for recorded in self._primals), *others]
         results = [g if use else None for g, use in zip(found, wanted, strict=True)]
         nodes = [None if g is None else walk.node_of(g) for g in results]
@@ -290,22 +293,49 @@ class Tape:
         }
         leaves = [t for t in tangents if t.requires_grad]
         higher = Tape(recording, walk, self._primals, differentiable, (*self._lower_tangents, *leaves))
-        return higher._as_order(nodes, self._named(saved), [self._tangent_nodes[slot] for slot in self.targets])
+        lower = [self._tangent_nodes[slot] for slot in self.targets]
+        return higher._as_order(nodes, drawn, self._named(saved), lower)
 
-    def _as_order(self, results: Sequence[Node | None], given: Sequence[Node], tangents: Sequence[Node]) -> Order:
-        """The joint graph of `results`, which are computed from saved values and tangents, and of their gradients."""
+    def _refuse_functional_draws(self) -> None:
+        if self.random is not None and self.random.draws:
+            raise UnsupportedError(
+                "a backward that draws random numbers cannot be differentiated under functionalize_rng_ops yet. Keep "
+                "preserve_rng_state=True, or switch the option off."
+            )
+
+    def _drawn_since(self, begin: int) -> list[Node]:
+        """What was written into the graph from a place on and runs whether anybody reads it or not."""
+        return [node for node in self._functionalizer.graph.nodes[begin:] if node.impure]
+
+    def _in_order(self, nodes: list[Node]) -> list[Node]:
+        """Nodes as they were recorded: draws must not change places."""
+        if any(node.impure for node in nodes):
+            place = {id(node): i for i, node in enumerate(self._functionalizer.graph.nodes)}
+            nodes.sort(key=lambda node: place[id(node)])
+        return nodes
+
+    def _as_order(
+        self, results: Sequence[Node | None], drawn: Sequence[Node], given: Sequence[Node], tangents: Sequence[Node]
+    ) -> Order:
+        """The joint graph of `results`, which are computed from saved values and tangents, and of their gradients.
+
+        `drawn` are nodes that must run with them.
+        """
+        begin = len(self._functionalizer.graph.nodes)
         derived = self.differentiate_all()
+        self._refuse_functional_draws()
         if derived.writes:
             raise UnsupportedError("a double backward that writes to its inputs cannot be compiled yet.")
         positions = tuple(i for i, node in enumerate(results) if node is not None)
         outputs = [*(results[i] for i in positions), *derived.gradients]
         own = list(self._tangent_nodes.values())
-        nodes = _between([*given, *tangents, *own], [node for node in outputs if node is not None])
+        wanted = [*(node for node in outputs if node is not None), *drawn, *self._drawn_since(begin)]
+        nodes = self._in_order(_between([*given, *tangents, *own], wanted))
         read = _read_by(nodes, outputs)
         used = [i for i, node in enumerate(given) if id(node) in read]
         used_tangents = [i for i, node in enumerate(tangents) if id(node) in read]
         placeholders = [*(given[i] for i in used), *(tangents[i] for i in used_tangents)]
-        part = self._own_part(placeholders, own, nodes, outputs, set(map(id, _ancestors(results))))
+        part = self._own_part(placeholders, own, nodes, outputs, set(map(id, _ancestors([*results, *drawn]))))
         return Order(self, part, tuple(used), tuple(used_tangents), positions, derived.refused)
 
     def _own_part(
