@@ -13,16 +13,10 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from .._torch import gradients_of, has_accumulation_hooks, is_reentrant_checkpoint, without_function_modes
+from .._torch import gradients_of, has_accumulation_hooks, without_function_modes
 from ..errors import UnsupportedError
 from .engine import Engine
 from .tape import tape_edges
-
-
-def holds_reentrant_checkpoint(targets: Sequence[Tensor]) -> bool:
-    """Whether a backward from these tensors meets one."""
-    starts = any(is_reentrant_checkpoint(target.grad_fn) for target in targets)
-    return starts or any(is_reentrant_checkpoint(following) for _, following in tape_edges(targets))
 
 
 def accumulated(

@@ -23,11 +23,12 @@ from .._torch import (
     autocast_off,
     autocast_state,
     gradients_of,
+    is_reentrant_checkpoint,
     recording_autograd,
 )
 from ..errors import UnsupportedError
 from ..slots import GradOf, Hidden, Input, Primal
-from .accumulate import accumulated, holds_reentrant_checkpoint, with_added
+from .accumulate import accumulated, with_added
 from .engine import Engine
 from .lines import user_stack, where
 from .memory import SharedMemory, in_order, root_of
@@ -272,8 +273,9 @@ class Recording:
             self.recorder.generators.resume()
             wanted = [*leaves, *others, *(real for real in reals.values() if real is not None)]
             # Leaves of the program's own get gradients too: what eager runs on the way to them is run, or refused.
-            everything = wanted + self._other_leaves(targets, wanted)
-            if holds_reentrant_checkpoint(targets):
+            nodes = [*(t.grad_fn for t in targets), *(node for _, node in tape_edges(targets))]
+            everything = wanted + self._other_leaves(nodes, wanted)
+            if any(map(is_reentrant_checkpoint, nodes)):
                 found = accumulated(self.engine, targets, tangents, everything, create_graph)
             else:
                 found = with_added(self.engine, targets, tangents, everything, create_graph)
@@ -300,10 +302,10 @@ class Recording:
             i.slot for i in self.differentiable_inputs if id(i.differentiated) in ends or id(self._real(i.slot)) in ends
         }
 
-    def _other_leaves(self, targets: Sequence[Tensor], known: Sequence[Tensor]) -> list[Tensor]:
+    def _other_leaves(self, nodes: Sequence[Any], known: Sequence[Tensor]) -> list[Tensor]:
         """Leaves on the tape that are no inputs: the program made them."""
         ids = {id(tensor) for tensor in known}
-        found = {id(v): v for _, node in tape_edges(targets) if (v := getattr(node, "variable", None)) is not None}
+        found = {id(v): v for node in nodes if (v := getattr(node, "variable", None)) is not None}
         return [variable for key, variable in found.items() if key not in ids and variable.requires_grad]
 
     def depend_on(self, targets: Sequence[Tensor], leaves: Sequence[Tensor]) -> bool:
