@@ -243,16 +243,6 @@ def test_a_partial_backward_can_be_differentiated():
     assert torch.equal(x.grad, -leaf(2).detach().sin())
 
 
-@pytest.mark.parametrize("option", ["functionalize_rng_ops"])
-def test_options_for_later_are_refused(option):
-    """R-1"""
-    with (
-        foregrad.config.patch(**{option: True}),
-        pytest.raises(foregrad.errors.UnsupportedError, match=f"{option} is not supported yet"),
-    ):
-        foregrad.aot_function(torch.sin, nop)
-
-
 def test_a_program_that_seeds_a_generator_is_refused():
     def program(x):
         torch.manual_seed(0)

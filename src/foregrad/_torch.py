@@ -53,6 +53,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,
     is_traceable_wrapper_subclass,
 )
+from torch.utils.checkpoint import CheckpointFunction
 
 LazyGraphModule = _LazyGraphModule
 disable_modes = _disable_current_modes
@@ -157,6 +158,12 @@ def running_node_number() -> int | None:
     return None if node is None else int(node._sequence_nr())
 
 
+def accumulates_gradient() -> bool:
+    """Whether autograd is adding to a `.grad` right now, in backward."""
+    node = torch._C._current_autograd_node()
+    return node is not None and node.name() == "torch::autograd::AccumulateGrad"
+
+
 def gradients_of(
     targets: Sequence[torch.Tensor],
     tangents: Sequence[torch.Tensor],
@@ -176,6 +183,29 @@ def gradients_of(
         accumulate_grad=not inputs,
     )
     return tuple(found) if inputs else ()
+
+
+def run_engine(
+    outputs: tuple[Any, ...],
+    gradients: Any,
+    retain_graph: bool | None,
+    create_graph: bool,
+    inputs: tuple[Any, ...],
+    *,
+    allow_unreachable: bool,
+    accumulate: bool,
+) -> tuple[torch.Tensor | None, ...]:
+    """What `torch.autograd.backward` and `grad` do once function modes have seen them: theirs is not called again.
+
+    Gradients that are not given are made by torch's own rules, with its errors.
+    """
+    given = torch.autograd._tensor_or_tensors_to_tuple(gradients, len(outputs))
+    started = torch.autograd._make_grads(outputs, given, is_grads_batched=False)
+    retain = create_graph if retain_graph is None else retain_graph
+    engine = torch.autograd.Variable._execution_engine
+    return engine.run_backward(
+        outputs, started, retain, create_graph, inputs, allow_unreachable=allow_unreachable, accumulate_grad=accumulate
+    )
 
 
 def keeps_graph() -> bool:
@@ -203,6 +233,10 @@ def frees_when_run(node: Any) -> bool:
 def _is_saved(node: Any, name: str) -> bool:
     """Whether there is a tensor in a place for saved ones; one that may not be looked at any more is there too."""
     try:
+        raw = getattr(node, name)
+        places = raw if isinstance(raw, (tuple, list)) else (raw,)
+        if any(place.unpack_hook is not None for place in places):  # looking at it would recompute a checkpoint
+            return True
         return getattr(node, name.removeprefix("_raw")) is not None
     except RuntimeError:
         return True
@@ -257,6 +291,16 @@ def refusal_of_write(view: torch.Tensor) -> RuntimeError | None:
 def is_custom_function_node(node: Any) -> bool:
     """Whether an autograd node belongs to a user-written autograd.Function."""
     return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def is_reentrant_checkpoint(node: Any) -> bool:
+    """Whether an autograd node belongs to `torch.utils.checkpoint` with `use_reentrant=True`."""
+    return isinstance(node, CheckpointFunction._backward_cls)
+
+
+def has_accumulation_hooks(tensor: torch.Tensor) -> bool:
+    """Whether hooks run when a gradient reaches a tensor; there is no public way to ask."""
+    return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
 @contextlib.contextmanager

@@ -85,6 +85,16 @@ Primal = Input | Param | Buffer | Hidden | Memory | Root | GradOf
 
 
 @dataclass(frozen=True, slots=True)
+class RandomState:
+    """The seed or the offset that a graph draws from, under `functionalize_rng_ops`: `fwd_seed`, `bwd_base_offset`."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
 class Updated:
     """The new value of an input that the program wrote to."""
 
@@ -157,4 +167,4 @@ class Token:
         return f"{self.effect} token"
 
 
-Slot = Primal | Returned | Tangent | Grad | Token
+Slot = Primal | RandomState | Returned | Tangent | Grad | Token

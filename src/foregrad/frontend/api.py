@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from .._torch import FakeTensor, boxed_graph_wrapper_type, garbage_collection_paused
-from ..errors import ConfigError, UnsupportedError
+from ..errors import ConfigError
 from ..options import AOTConfig, Compiler, Partitioner, config, next_aot_id
 from ..partition import default_partition
 from ..runtime.entry import FlatEntry
@@ -33,8 +33,6 @@ def _resolve(
         options.fallback = fallback
     if options.fallback not in ("error", "eager"):
         raise ConfigError(f"fallback must be 'error' or 'eager', not {options.fallback!r}.")
-    if options.functionalize_rng_ops:
-        raise UnsupportedError("foregrad.config.functionalize_rng_ops is not supported yet.")
     return AOTConfig(
         fw_compiler=fw_compiler,
         bw_compiler=bw_compiler or fw_compiler,

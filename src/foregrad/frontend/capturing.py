@@ -50,9 +50,9 @@ class Capture:
         return self.joint.module
 
     @property
-    def example_inputs(self) -> tuple[list[Any], list[Any]]:
-        """Abstract values for the graph's primals and tangents."""
-        return list(self.joint.primal_values), list(self.joint.tangent_values)
+    def example_inputs(self) -> tuple[Any, ...]:
+        """Abstract values for the graph's primals and tangents, and for seeds and offsets behind them."""
+        return list(self.joint.primal_values), list(self.joint.tangent_values), *self.joint.random.values
 
     @property
     def engine(self) -> str:

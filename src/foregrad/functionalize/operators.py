@@ -14,18 +14,18 @@ from torch import Tensor
 from .._torch import OpOverload
 from ..ops import aten
 
-_library = torch.library.Library("foregrad", "DEF")
+library = torch.library.Library("foregrad", "DEF")
 
 # The stream of an in-place random operator depends on the memory layout that it fills. ATen's functional forms fill a
 # contiguous tensor; this one fills a fresh tensor of any layout, by the in-place operator itself.
-_library.define(
-    "random_fill(str op, SymInt[] size, SymInt[] stride, Scalar[] parameters, *, ScalarType dtype, Device device)"
-    " -> Tensor",
+library.define(
+    "random_fill(str op, SymInt[] size, SymInt[] stride, Scalar[] parameters, *, ScalarType dtype, Device device, "
+    "Generator? generator=None) -> Tensor",
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 
 # oneDNN's recurrent layer keeps its workspace for the backward only while gradients are on; graphs run with them off.
-_library.define(
+library.define(
     "recurrent_layer(Tensor input, Tensor weight0, Tensor weight1, Tensor weight2, Tensor weight3, Tensor hx_, "
     "Tensor cx_, bool reverse, int[] batch_sizes, int mode, int hidden_size, int num_layers, bool has_biases, "
     "bool bidirectional, bool batch_first, bool train) -> (Tensor, Tensor, Tensor, Tensor)"
@@ -33,15 +33,29 @@ _library.define(
 
 
 def _random_fill(
-    op: str, size: Sequence[int], stride: Sequence[int], parameters: Sequence[Any], *, dtype: Any, device: Any
+    op: str,
+    size: Sequence[int],
+    stride: Sequence[int],
+    parameters: Sequence[Any],
+    *,
+    dtype: Any,
+    device: Any,
+    generator: Any = None,
 ) -> Tensor:
     name, _, overload = op.partition(".")
     target = torch.empty_strided(size, stride, dtype=dtype, device=device)
-    return getattr(getattr(aten, name), overload)(target, *parameters)
+    return getattr(getattr(aten, name), overload)(target, *parameters, generator=generator)
 
 
 def _random_fill_shape(
-    op: str, size: Sequence[int], stride: Sequence[int], parameters: Sequence[Any], *, dtype: Any, device: Any
+    op: str,
+    size: Sequence[int],
+    stride: Sequence[int],
+    parameters: Sequence[Any],
+    *,
+    dtype: Any,
+    device: Any,
+    generator: Any = None,
 ) -> Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
@@ -51,11 +65,11 @@ def _recurrent_layer(*args: Any) -> Any:
         return aten.mkldnn_rnn_layer.default(*args)
 
 
-_library.impl("random_fill", _random_fill, "CompositeExplicitAutograd")
-_library.impl("recurrent_layer", _recurrent_layer, "CPU")
-torch.library.register_fake("foregrad::random_fill", _random_fill_shape, lib=_library)
+library.impl("random_fill", _random_fill, "CompositeExplicitAutograd")
+library.impl("recurrent_layer", _recurrent_layer, "CPU")
+torch.library.register_fake("foregrad::random_fill", _random_fill_shape, lib=library)
 torch.library.register_fake(
-    "foregrad::recurrent_layer", lambda *args: aten.mkldnn_rnn_layer.default(*args), lib=_library
+    "foregrad::recurrent_layer", lambda *args: aten.mkldnn_rnn_layer.default(*args), lib=library
 )
 
 RANDOM_FILL: OpOverload = torch.ops.foregrad.random_fill.default

@@ -26,6 +26,7 @@ from ..record.recording import Recording
 from ..record.stand_ins import RecordedInput
 from ..record.step import Step
 from ..slots import Memory, Primal, Root
+from .draws import Draws
 from .effects import Tokens
 from .operators import IN_GRAPHS
 from .state import Storage, TensorState, Write
@@ -45,7 +46,7 @@ class Functionalizer:
         self._steps = recording.steps
         self.moves_uncounted = recording.moves_uncounted
         self._states: dict[int, TensorState] = {}
-        self.draws: dict[int, Node] = {}
+        self.draws = Draws(self)
         self._position = 0
         self._before: dict[Primal, TensorState] = {}  # the states that inputs started with
         self.backward_writes: list[Write] = []
@@ -185,20 +186,23 @@ class Functionalizer:
         return value
 
     def pure(self, step: Step) -> None:
-        if step.repeats is not None and step.repeats in self.draws:
-            node = self.draws[step.repeats]
+        shape = self.shape_now(step.out)
+        if op_info(step.op).random:
+            node = self.draw(step, step.op, step.args, step.kwargs, shape)
         else:
             op = IN_GRAPHS.get(step.op, step.op)
-            shape = self.shape_now(step.out)
             node = self.graph.call(op, self.args(step.args), self.kwargs(step.kwargs), shape)
-            if op_info(step.op).impure:
-                self.note_draw(node)
+            node.impure = op_info(step.op).impure
         self.results(node, step.out)
 
-    def note_draw(self, node: Node) -> None:
-        """A node that must run, and whose result a later step may replay."""
-        node.impure = True
-        self.draws[self._position] = node
+    def draw(self, step: Step, op: Any, args: Sequence[Any], kwargs: dict[str, Any], value: Any) -> Node:
+        """The node of a random operator that a step runs."""
+        return self.draws.call(step, self._position, op, self.args(args), self.kwargs(kwargs), value)
+
+    def device_of_draw(self, step: Step) -> torch.device:
+        """Where a random operator draws."""
+        tensors = list(tensors_in(step.args))
+        return self.device(tensors[0]) if tensors else torch.device(step.kwargs.get("device") or "cpu")
 
     def results(self, node: Node, out: Any) -> None:
         """States for the fresh results of an operator."""

@@ -126,16 +126,16 @@ def _call_arguments(step: Step, variant: Variant) -> tuple[list[Any], dict[str, 
 
 
 def _functional_call(walk: Functionalizer, step: Step, variant: Variant) -> Node:
-    if step.repeats is not None and step.repeats in walk.draws:
-        return walk.draws[step.repeats]
     args, kwargs = _call_arguments(step, variant)
     if variant.makes_tensor:
         target = written_arguments(step.op, step.args, step.kwargs)[0]
         kwargs |= {"dtype": target.dtype, "device": walk.device(target)}
-    node = walk.graph.call(variant.op, walk.args(args), walk.kwargs(kwargs), None)
     if op_info(step.op).random:
-        walk.note_draw(node)
-    return node
+        with torch.no_grad():
+            values = tuple(walk.shape_now(a) for a in args)
+            result = walk.engine.run(variant.op, (), values, {k: v for k, v in kwargs.items() if k != "generator"})
+        return walk.draw(step, variant.op, args, kwargs, result)
+    return walk.graph.call(variant.op, walk.args(args), walk.kwargs(kwargs), None)
 
 
 def _store(walk: Functionalizer, step: Step, value: Node, target: Any, result: Tensor | None) -> None:
@@ -226,6 +226,11 @@ def _by_cloning(walk: Functionalizer, step: Step) -> None:
         given.setdefault(argument.name, argument.default_value)
     written = [names[i] for i in op_info(step.op).written]
     _refuse_shared_arguments(walk, step, given, written)
+    if step.repeats is not None:
+        raise UnsupportedError(
+            f"{step.op}, at {where(step.stack)}, draws random numbers, writes to its arguments, and is run again by a "
+            "checkpoint: it cannot be compiled yet. Let it return its result instead."
+        )
     returns = len(step.op._schema.returns)
     outs = () if returns == 0 else (step.out,) if returns == 1 else tuple(step.out)
     values = (*(outs or (None,)), *(given[name] for name in written))
@@ -263,13 +268,10 @@ def _fills_with_random(step: Step) -> bool:
 
 def _random_fill(walk: Functionalizer, step: Step) -> None:
     state = walk.state_of(step.args[0])
-    node = walk.draws.get(step.repeats) if step.repeats is not None else None
-    if node is None:
-        name = f"{step.op._schema.name.split('::')[1]}.{step.op._overloadname or 'default'}"
-        size, stride = walk.args([list(state.tensor.shape), list(state.tensor.stride())])
-        options = {"dtype": state.tensor.dtype, "device": walk.device(state.tensor)}
-        node = walk.graph.call(RANDOM_FILL, (name, size, stride, list(step.args[1:])), options, state.tensor)
-        walk.note_draw(node)
+    name = f"{step.op._schema.name.split('::')[1]}.{step.op._overloadname or 'default'}"
+    geometry = list(state.tensor.shape), list(state.tensor.stride())
+    options = {"dtype": state.tensor.dtype, "device": walk.device(state.tensor)}
+    node = walk.draw(step, RANDOM_FILL, (name, *geometry, list(step.args[1:])), options, state.tensor)
     walk.store(step, state, node, exact=True)
 
 
@@ -279,7 +281,7 @@ def _copy(walk: Functionalizer, step: Step) -> None:
     same_kind = target.dtype == source.dtype and walk.device(target) == walk.device(source)
     if same_kind and target.shape == source.shape:
         node = walk.node_of(source)
-        if not takes_any_layout(state):
+        if not takes_any_layout(state) and not step.becomes_grad:
             # A tensor of its own, as in eager: the source may be an input that is written later.
             node = walk.graph.call(aten.clone.default, (node,), {}, state.tensor)
         walk.store(step, state, node, exact=target.stride() == source.stride() and not has_gaps(target))

@@ -24,6 +24,7 @@ from .graph import Part, to_fx
 from .inputs import InputFacts, input_facts
 from .ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
 from .outputs import Constant, Number, OutputClassifier, OutputFacts, SameAsInput
+from .random import RandomFacts, random_facts
 from .tape import Tape, program_targets
 
 
@@ -57,6 +58,7 @@ class Joint:
     backward_writes: tuple[BackwardWrite, ...]  # to what the caller holds; their values follow the gradients
     grad_mode_after: bool | None  # set if the program changed it for its caller
     autocast_after: AutocastState | None  # likewise
+    random: RandomFacts  # what the graph takes and gives under `functionalize_rng_ops`
     recording: Recording
     tape: Tape
 
@@ -109,6 +111,8 @@ def build_joint(
     """
     graph = FlatGraph()
     functionalizer = Functionalizer(recording, graph)
+    if config.options.functionalize_rng_ops:
+        functionalizer.draws.functionalize()
     for recorded in recording.all_inputs:
         functionalizer.add_input(recorded)
     functionalizer.run(recording.steps[: recording.forward_end], 0)
@@ -133,20 +137,33 @@ def build_joint(
     forward = _forward_values(functionalizer, facts.values(), outputs)
     tangents = tuple(Tangent(slot) for slot in tape.targets)
     derived = tape.differentiate_all()
+    functionalizer.draws.closed = True
+    random = random_facts(functionalizer.draws, bool(tangents))
+    graph.placeholders += random.placeholders
     gradients = derived.gradients
     for node, primal in zip(graph.placeholders, primals, strict=False):
         node.written = primal.written
-    live = live_nodes(graph, [*tokens.ends, *nodes_in(forward.values()), *derived.outputs])
+    if random.placeholders and (tokens.slots or derived.tokens.slots):
+        raise UnsupportedError("functionalize_rng_ops does not go together with side effects yet. Switch it off.")
+    outputs_of_graph = [
+        *tokens.ends,
+        *forward.values(),
+        *random.forward_outputs,
+        *(derived.outputs if tangents else ()),
+        *random.backward_outputs,
+    ]
+    live = live_nodes(graph, nodes_in(outputs_of_graph))
     placeholders = [*tokens.heads, *graph.placeholders]
     taken = len(tokens.heads) + len(primals)
-    for node, name in zip(placeholders, _placeholder_names(taken, len(tangents)), strict=True):
+    names = [*_placeholder_names(taken, len(tangents)), *(f"{node.slot}_1" for node in random.placeholders)]
+    for node, name in zip(placeholders, names, strict=True):
         node.name = name
     placeholders += derived.tokens.heads
     name_nodes(live, [node.name for node in placeholders])
     slots = tuple(primal.recorded.slot for primal in primals)
     grads = tuple(Grad(slot) if node is not None else None for slot, node in zip(slots, gradients, strict=True))
     return Joint(
-        part=Part(placeholders, live, [*tokens.ends, *forward.values(), *(derived.outputs if tangents else ())]),
+        part=Part(placeholders, live, outputs_of_graph),
         signature=Signature(slots, tangents, tuple(forward), grads, tokens.slots, derived.tokens.slots),
         inputs=tuple(facts[recorded.slot] for recorded in recording.inputs),
         memories=tuple(facts[recorded.slot] for recorded in recording.memories),
@@ -160,6 +177,7 @@ def build_joint(
         backward_writes=derived.writes,
         grad_mode_after=_if_changed(recording.grad_enabled, recording.grad_enabled_after),
         autocast_after=_if_changed(recording.autocast, recording.autocast_after),
+        random=random,
         recording=recording,
         tape=tape,
     )

@@ -34,6 +34,7 @@ def describe(joint: Joint, config: AOTConfig, saved_sizes: int | None) -> ViewAn
         traced_tangent_metas=[None] * len(joint.signature.tangents),
         num_symints_saved_for_bw=saved_sizes,
         grad_enabled_mutation=joint.grad_mode_after,
+        is_rng_op_functionalized=joint.random.forward is not None,
         deterministic=torch.are_deterministic_algorithms_enabled(),
         tokens={} if config.options.unlift_effect_tokens else joint.tokens,
     )

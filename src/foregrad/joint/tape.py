@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from .._torch import frees_when_run, set_version
 from ..errors import ForegradError, UnsupportedError
+from ..functionalize.draws import RandomInputs
 from ..functionalize.effects import Chain
 from ..functionalize.walk import Functionalizer
 from ..record.memory import WholeMemoryNeeded
@@ -119,6 +120,11 @@ class Tape:
         """How many gradients, or None, a backward gives."""
         return len(self._primals) + len(self._lower_tangents)
 
+    @property
+    def random(self) -> RandomInputs | None:
+        """The seed and the offset that a backward draws from, under `functionalize_rng_ops`."""
+        return self._functionalizer.draws.backward
+
     @cached_property
     def reached(self) -> set[Primal]:
         """Inputs that autograd has an edge to: higher orders may give them gradients where this one does not."""
@@ -128,6 +134,7 @@ class Tape:
         """Gradients of some of the targets."""
         recording, walk = self.recording, self._functionalizer
         self._writes.rewind()
+        walk.draws.restart_backward()
         start, inputs = len(recording.steps), len(recording.inputs)
         targets, tangents = [self.targets[s] for s in slots], [self.tangents[s] for s in slots]
         versions = {id(r.seen): r.seen._version for r in self._primals if r.is_tensor and not r.seen.is_inference()}
@@ -247,8 +254,10 @@ class Tape:
         new = {write.of: write.new for write in derived.writes}
         outputs = [*derived.gradients, *(new.get(write.of) for write in writes), *derived.tokens.ends]
         given, tangents = self._named(saved), [*self._tangent_nodes.values(), *derived.tokens.heads]
-        wanted = [*nodes_in(outputs), *(node for node in graph.nodes[start:] if node.impure)]
-        nodes = _between([*given, *tangents], wanted)
+        if self.random is not None and self.random.draws:
+            tangents += [self.random.seed, self.random.base]  # what only the backward is given
+            outputs.append(self.random.offset)
+        nodes = self._in_order(_between([*given, *tangents], [*nodes_in(outputs), *self._impure_since(start)]))
         read = _read_by(nodes, outputs)
         used = [i for i, node in enumerate(given) if id(node) in read]
         name_nodes([*given, *nodes], [node.name for node in (*graph.placeholders, *graph.nodes) if node.name])
@@ -266,6 +275,7 @@ class Tape:
             saved: the names of the values that the forward saved.
         """
         recording, walk = self.recording, self._functionalizer
+        walk.draws.restart_backward()
         start, inputs = len(recording.steps), len(recording.inputs)
         tangents = [recording.engine.like(self.targets[slot], dense=True) for slot in slots]
         for slot, tangent, required in zip(slots, tangents, with_grad, strict=True):
@@ -279,6 +289,7 @@ class Tape:
             raise UnsupportedError("a backward that writes to its inputs cannot be differentiated yet.")
         first_node = len(walk.graph.nodes)
         walk.run(steps, start)
+        self._refuse_functional_draws()
         chain = walk.tokens.chain()
         walk.tokens.begin_order()
         found = [*(by_slot.get(recorded.slot) for recorded in self._primals), *others]
@@ -290,9 +301,8 @@ class Tape:
         leaves = [t for t in tangents if t.requires_grad]
         lower = (*self._lower_tangents, *leaves)
         higher = Tape(recording, walk, self._primals, differentiable, lower, self._number + 1)
-        effects = [node for node in walk.graph.nodes[first_node:] if node.impure]
         tangent_nodes = [self._tangent_nodes[slot] for slot in self.targets]
-        return higher._as_order(nodes, self._named(saved), tangent_nodes, chain, effects)
+        return higher._as_order(nodes, self._named(saved), tangent_nodes, chain, self._impure_since(first_node))
 
     def _as_order(
         self,
@@ -300,23 +310,25 @@ class Tape:
         given: Sequence[Node],
         tangents: Sequence[Node],
         chain: Chain,
-        effects: Sequence[Node],
+        impure: Sequence[Node],
     ) -> Order:
-        """The joint graph of `results`, which are computed from saved values and tangents, and of their gradients."""
-        graph = self._functionalizer.graph
-        start = len(graph.nodes)
+        """The joint graph of `results`, which are computed from saved values and tangents, and of their gradients.
+
+        `impure` are nodes that must run with the results, and `chain` the tokens of those with effects.
+        """
+        start = len(self._functionalizer.graph.nodes)
         derived = self._differentiate_later()
         positions = tuple(i for i, node in enumerate(results) if node is not None)
         returned = [*chain.ends, *(results[i] for i in positions)]
         outputs = [*returned, *derived.outputs]
         own = [*self._tangent_nodes.values(), *derived.tokens.heads]
-        must_run = [*effects, *(node for node in graph.nodes[start:] if node.impure)]
-        nodes = _between([*chain.heads, *given, *tangents, *own], [*nodes_in(outputs), *must_run])
+        wanted = [*nodes_in(outputs), *impure, *self._impure_since(start)]
+        nodes = self._in_order(_between([*chain.heads, *given, *tangents, *own], wanted))
         read = _read_by(nodes, outputs)
         used = [i for i, node in enumerate(given) if id(node) in read]
         used_tangents = [i for i, node in enumerate(tangents) if id(node) in read]
         placeholders = [*chain.heads, *(given[i] for i in used), *(tangents[i] for i in used_tangents)]
-        in_forward = {id(node) for node in _ancestors([*returned, *effects])}
+        in_forward = {id(node) for node in _ancestors([*returned, *impure])}
         part = self._own_part(placeholders, own, nodes, outputs, in_forward)
         return Order(self, part, tuple(used), tuple(used_tangents), positions, len(chain.heads), derived.refused)
 
@@ -324,11 +336,30 @@ class Tape:
         """The gradients of an order; what cannot be compiled of them is only said when somebody asks for them."""
         try:
             derived = self.differentiate_all()
+            self._refuse_functional_draws()
             if derived.writes:
                 raise UnsupportedError("a double backward that writes to its inputs cannot be compiled yet.")
         except UnsupportedError as error:
             return Differentiated([None] * self.gradients, refused=dict.fromkeys(self.targets, error))
         return derived
+
+    def _refuse_functional_draws(self) -> None:
+        if self.random is not None and self.random.draws:
+            raise UnsupportedError(
+                "a backward that draws random numbers cannot be differentiated under functionalize_rng_ops yet. Keep "
+                "preserve_rng_state=True, or switch the option off."
+            )
+
+    def _impure_since(self, start: int) -> list[Node]:
+        """What was written into the graph from a place on and runs whether anybody reads it or not."""
+        return [node for node in self._functionalizer.graph.nodes[start:] if node.impure]
+
+    def _in_order(self, nodes: list[Node]) -> list[Node]:
+        """Nodes as they were recorded: draws must not change places."""
+        if any(node.impure for node in nodes):
+            place = {id(node): i for i, node in enumerate(self._functionalizer.graph.nodes)}
+            nodes.sort(key=lambda node: place[id(node)])
+        return nodes
 
     def _own_part(
         self,

@@ -39,7 +39,8 @@ def cut(joint: Part, num_fwd_outputs: int) -> tuple[Part, Part]:
     """The same on the flat form."""
     forward_outputs, backward_outputs = joint.outputs[:num_fwd_outputs], joint.outputs[num_fwd_outputs:]
     tangents = [node for node in joint.placeholders if "tangents" in node.name]
-    primals = [node for node in joint.placeholders if "tangents" not in node.name]
+    random = [node for node in joint.placeholders if node.name.startswith(("bwd_seed", "bwd_base_offset"))]
+    primals = [node for node in joint.placeholders if node not in tangents and node not in random]
     in_forward = _forward_set(joint, primals, tangents, forward_outputs)
     must_run = [node for node in joint.nodes if node.impure and node.backward]
     needed = _ancestors([*nodes_in(backward_outputs), *must_run], stop=in_forward)
@@ -51,8 +52,13 @@ def cut(joint: Part, num_fwd_outputs: int) -> tuple[Part, Part]:
     backward_nodes = [node for node in joint.nodes if node in needed]
     return (
         _complete(Part(primals, forward_nodes, [*forward_outputs, *tensors, *sizes])),
-        _complete(Part([*sizes, *tensors, *tangents], backward_nodes, backward_outputs)),
+        _complete(Part([*sizes, *tensors, *tangents, *_if_used(random, needed)], backward_nodes, backward_outputs)),
     )
+
+
+def _if_used(random: list[Node], needed: set[Node]) -> list[Node]:
+    """A backward takes its seed and its offset only if it draws."""
+    return random if any(node in needed for node in random) else []
 
 
 def _is_symbolic(node: Node) -> bool:

@@ -25,6 +25,7 @@ class Generators:
         self._draws: dict[Any, int] = {}
         self._before: dict[int, tuple[torch.Generator, Tensor]] = {}  # states to put back
         self._left: dict[int, tuple[torch.Generator, Tensor]] = {}  # where the last draw left each generator
+        self._last: dict[int, tuple[int, int | None]] = {}  # the step of that draw, and the autograd node it ran in
         self._states_seen: list[Tensor] = []
 
     def begin(self) -> None:
@@ -35,20 +36,30 @@ class Generators:
             torch.rand(1, device="cpu")
             self._left[id(default)] = (default, default.get_state())
 
-    def draw(self, what: Any, generator: torch.Generator, position: int, may_reseed: bool) -> int | None:
-        """Note a draw at a position of the recording; gives the position of the draw that it replays, if any."""
+    def draw(
+        self, what: Any, generator: torch.Generator, position: int, may_reseed: bool, run: int | None
+    ) -> tuple[int | None, int | None]:
+        """Note a draw at a position of the recording; gives the position of the draw that it replays, if any.
+
+        Also gives, for a replay, that of the draw right before it, if that ran in the same autograd node (`run`): a
+        recomputation is one run, so where it is done at all both of them are.
+        """
         with disable_modes(), without_function_modes():
             state = generator.get_state()
             self._before.setdefault(id(generator), (generator, state))
             key = (what, bytes(state.numpy().data))
             replayed = self._draws.get(key)
+            follows = None
+            if replayed is not None and self._last.get(id(generator), (0, None))[1] == run is not None:
+                follows = self._last[id(generator)][0] if torch.equal(self._left[id(generator)][1], state) else None
             if replayed is None and not may_reseed:
                 self._refuse_reseeding(generator, state)
             self._states_seen.append(state)
             torch.rand(1, generator=generator, device=generator.device)
             self._left[id(generator)] = (generator, generator.get_state())
+            self._last[id(generator)] = position, run
         self._draws.setdefault(key, position)
-        return replayed
+        return replayed, follows
 
     def _refuse_reseeding(self, generator: torch.Generator, state: Tensor) -> None:
         """A graph draws from the generators as they are: a program must not set their state.

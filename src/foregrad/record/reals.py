@@ -20,6 +20,7 @@ from .._torch import is_functorch_wrapped, set_version
 from ..errors import DataDependentError, UnsupportedError
 from ..ops import aten
 from .engine import Engine
+from .inner_backward import INNER_BACKWARDS
 from .lines import user_stack, where
 
 # Properties that read no data and give no tensor are answered by the real tensor itself.
@@ -177,6 +178,12 @@ class RealTensors(TorchFunctionMode):
                 f"assigning .{func.__self__.__name__}, at {where(user_stack(2))}, cannot be compiled yet. Write to the "
                 "tensor in place or pass it as an argument, or compile with fallback='eager'."
             )
+        inner = INNER_BACKWARDS.get(func)
+        if inner is not None:
+            with self:
+                done = inner(*self._swap(args), **{name: self._swap(value) for name, value in kwargs.items()})
+            if done is not NotImplemented:
+                return done
         if func is Tensor.requires_grad_:
             self._require_grad(args[0])
         elif func is Tensor.detach_ and args[0].requires_grad and self._is_input(args[0]):

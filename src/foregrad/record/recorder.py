@@ -22,6 +22,7 @@ from .._torch import (
     OpOverload,
     TorchDispatchMode,
     UnsupportedOperatorException,
+    accumulates_gradient,
     disable_modes,
     next_sequence_number,
     running_node_number,
@@ -40,6 +41,7 @@ from .tape import tape_edges
 
 _DEVICE_OF = torch.ops.prim.device.default
 _SIZES_OF = torch.ops.aten.size.default
+_COPY = torch.ops.aten.copy_.default
 
 
 class Recorder(TorchDispatchMode):
@@ -112,8 +114,10 @@ class Recorder(TorchDispatchMode):
             self.changes.after(op, args, kwargs, shapes)
         if info.takes_objects:
             out = self.objects.fresh(out)
-        repeats = self._draw(op, kwargs, args) if info.random else None
-        self.steps.append(Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, repeats))
+        repeats, follows = self._draw(op, kwargs, args) if info.random else (None, None)
+        step = Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, repeats, follows)
+        step.becomes_grad = self.backward and op is _COPY and accumulates_gradient()
+        self.steps.append(step)
         return out
 
     def _higher_order(self, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -182,10 +186,11 @@ class Recorder(TorchDispatchMode):
                 torch.empty(0, device=device)
             self._devices.add(device)
 
-    def _draw(self, op: OpOverload, kwargs: dict[str, Any], args: tuple[Any, ...]) -> int | None:
-        """The earlier step whose draw this random operator replays, if it does."""
+    def _draw(self, op: OpOverload, kwargs: dict[str, Any], args: tuple[Any, ...]) -> tuple[int | None, int | None]:
+        """The earlier step whose draw this random operator replays, if it does, and the one that it follows."""
         generator = kwargs.get("generator") or self._default_generator(args, kwargs)
-        return self.generators.draw(op, generator, len(self.steps), may_reseed=self.backward)
+        run = running_node_number() if self.backward else None
+        return self.generators.draw(op, generator, len(self.steps), may_reseed=self.backward, run=run)
 
     def _default_generator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator:
         tensors = [a for a in args if self._engine.is_abstract(a)]

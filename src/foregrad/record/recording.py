@@ -24,11 +24,13 @@ from .._torch import (
     autocast_state,
     dynamo_aside,
     gradients_of,
+    is_reentrant_checkpoint,
     recording_autograd,
     script_calls_seen,
 )
 from ..errors import UnsupportedError
 from ..slots import GradOf, Hidden, Input, Primal
+from .accumulate import accumulated, with_added
 from .engine import Engine
 from .lines import caller_of, user_stack, where
 from .memory import SharedMemory, in_order, root_of
@@ -277,10 +279,15 @@ class Recording:
             self.recorder.generators.resume()
             wanted = [*leaves, *others, *(real for real in reals.values() if real is not None)]
             # Leaves of the program's own get gradients too: what eager runs on the way to them is run, or refused.
-            found = gradients_of(targets, tangents, wanted + self._other_leaves(targets, wanted), create_graph)
-            for target, tangent in zip(targets, tangents, strict=True):
-                if not _leads_to_a_leaf(target):  # autograd is not asked above, but eager's backward runs all the same
-                    gradients_of([target], [tangent], (), create_graph)
+            nodes = [*(t.grad_fn for t in targets), *(node for _, node in tape_edges(targets))]
+            everything = wanted + self._other_leaves(nodes, wanted)
+            if any(map(is_reentrant_checkpoint, nodes)):
+                found = accumulated(self.engine, targets, tangents, everything, create_graph)
+            else:
+                found = with_added(self.engine, targets, tangents, everything, create_graph)
+                for target, tangent in zip(targets, tangents, strict=True):
+                    if not _leads_to_a_leaf(target):  # autograd was not asked, but eager's backward runs all the same
+                        gradients_of([target], [tangent], (), create_graph)
             by_slot = dict(zip((i.slot for i in differentiable), found, strict=False))
             beside = list(found[len(leaves) : len(leaves) + len(others)])
             for item, extra in zip(hidden, found[len(leaves) + len(others) :], strict=False):
@@ -301,10 +308,10 @@ class Recording:
             i.slot for i in self.differentiable_inputs if id(i.differentiated) in ends or id(self._real(i.slot)) in ends
         }
 
-    def _other_leaves(self, targets: Sequence[Tensor], known: Sequence[Tensor]) -> list[Tensor]:
+    def _other_leaves(self, nodes: Sequence[Any], known: Sequence[Tensor]) -> list[Tensor]:
         """Leaves on the tape that are no inputs: the program made them."""
         ids = {id(tensor) for tensor in known}
-        found = {id(v): v for _, node in tape_edges(targets) if (v := getattr(node, "variable", None)) is not None}
+        found = {id(v): v for node in nodes if (v := getattr(node, "variable", None)) is not None}
         return [variable for key, variable in found.items() if key not in ids and variable.requires_grad]
 
     def depend_on(self, targets: Sequence[Tensor], leaves: Sequence[Tensor]) -> bool:

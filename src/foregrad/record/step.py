@@ -11,7 +11,18 @@ from .lines import Stack
 class Step:
     """One recorded operator call."""
 
-    __slots__ = ("args", "backward", "grad_enabled", "kwargs", "op", "out", "repeats", "stack")
+    __slots__ = (
+        "args",
+        "backward",
+        "becomes_grad",
+        "follows",
+        "grad_enabled",
+        "kwargs",
+        "op",
+        "out",
+        "repeats",
+        "stack",
+    )
 
     def __init__(
         self,
@@ -23,6 +34,7 @@ class Step:
         backward: bool,
         stack: Stack,
         repeats: int | None,
+        follows: int | None = None,
     ) -> None:
         self.op = op
         self.args = args
@@ -32,3 +44,5 @@ class Step:
         self.backward = backward
         self.stack = stack
         self.repeats = repeats  # the earlier step whose random draw this one replays
+        self.becomes_grad = False  # autograd's copy for a `.grad`, of what the recording holds too
+        self.follows = follows  # then, the step behind whose draw it draws, in the same recomputation

@@ -28,6 +28,7 @@ from ..joint.tape import Tape
 from ..options import AOTConfig
 from ..slots import Returned, Tangent
 from .compilers import Boxed, checked, compile_graph, example_values
+from .randomness import with_state
 from .stash import SECOND_TIME, Stash
 from .tokens import count_tokens, hiding_last_tokens, unlift_last_tokens, without_last_tokens
 
@@ -215,6 +216,7 @@ class Backward:
         autocast = autocast_state() if any_autocast_enabled() else None
         if all(mask) and autocast is None:
             compiled = self.compile(lambda _: None) if self._compiled is None else self._compiled
+            compiled = with_state(compiled, self.module, self._tape.random)
             return _Graph(self.module, compiled, range(len(self._saved.names)))
         key = mask, autocast
         with self._lock:
@@ -227,10 +229,12 @@ class Backward:
         """It has effects of its own: a custom function may do something else where a tangent is missing."""
         if self._config.options.unlift_effect_tokens:
             unlift_last_tokens(module, count_tokens(module))
-        return without_last_tokens(self._compile(module), count_tokens(module))
+        compiled = with_state(self._compile(module), module, self._tape.random)
+        return without_last_tokens(compiled, count_tokens(module))
 
     def _uncompiled(self, module: fx.GraphModule) -> Boxed:
-        return without_last_tokens(lambda args: module(*args), count_tokens(module))
+        run = with_state(lambda args: module(*args), module, self._tape.random)
+        return without_last_tokens(run, count_tokens(module))
 
     def _slots(self, mask: Sequence[bool]) -> tuple[Returned, ...]:
         return tuple(slot for slot, used in zip(self._tape.targets, mask, strict=True) if used)

@@ -13,6 +13,7 @@ from ..joint.graph import Part, to_fx
 from ..joint.verify import verify_graph
 from ..options import AOTConfig
 from ..partition import cut, default_partition
+from ..slots import RandomState
 
 
 def partitioned(
@@ -29,11 +30,13 @@ def partitioned(
     if config.partition_fn in (None, default_partition):
         forward, backward = map(to_fx, cut(part, returned))
     else:
-        tangents = [node.value for node in part.placeholders if "tangents" in node.name]
-        primals = [node.value for node in part.placeholders if "tangents" not in node.name]
+        random = [node.value for node in part.placeholders if isinstance(node.slot, RandomState)]
+        rest = [node for node in part.placeholders if not isinstance(node.slot, RandomState)]
+        tangents = [node.value for node in rest if "tangents" in node.name]
+        primals = [node.value for node in rest if "tangents" not in node.name]
         with torch.no_grad():
             joint = module() if module is not None else to_fx(part)
-            forward, backward = config.partition_fn(joint, (primals, tangents), num_fwd_outputs=returned)
+            forward, backward = config.partition_fn(joint, (primals, tangents, *random), num_fwd_outputs=returned)
     outputs: Any = backward.graph.output_node().args[0]
     if len(outputs) != gradients:
         raise CompilerError("The partitioner returned a backward that does not give one gradient for each input.")

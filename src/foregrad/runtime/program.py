@@ -25,6 +25,7 @@ from .boundary import InferenceCore, TrainingCore, edges_of
 from .compilers import Boxed, checked, compile_graph, example_values
 from .entry import Entry
 from .partitioning import partitioned
+from .randomness import around_backward, around_forward
 from .stages import stages_of
 from .tokens import hiding_first_tokens, unlift_first_tokens, unlift_last_tokens
 from .writer import Writer
@@ -76,13 +77,13 @@ def _install_forward(joint: Joint, config: AOTConfig, writer: Writer, name: str)
 
 def _forward_examples(joint: Joint, config: AOTConfig) -> list[Any]:
     hidden = len(joint.signature.tokens) if config.options.unlift_effect_tokens else 0
-    return example_values(joint.recording.engine, joint.primal_values[hidden:])
+    return example_values(joint.recording.engine, [*joint.primal_values[hidden:], *joint.random.values[:2]])
 
 
 def _inference(
     joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool
 ) -> tuple[InferenceCore, Parts]:
-    name = writer.fresh("inference_graph")
+    name = around_forward(writer, "inference_graph", joint)
     module = joint.module
     if config.options.unlift_effect_tokens and joint.signature.tokens:
         module = to_fx(joint.part)
@@ -102,8 +103,8 @@ def _training(
 ) -> tuple[TrainingCore, Parts]:
     signature, unlifted = joint.signature, config.options.unlift_effect_tokens
     tokens, backward_tokens = len(signature.tokens), len(signature.backward_tokens)
-    returned = tokens + len(signature.returned)
-    gradients = len(joint.primals) + len(joint.backward_writes) + backward_tokens
+    returned = tokens + len(signature.returned) + len(joint.random.forward_outputs)
+    gradients = len(joint.primals) + len(joint.backward_writes) + len(joint.random.backward_outputs) + backward_tokens
     forward, backward = partitioned(joint.part, returned, gradients, config, lambda: joint.module)
     if unlifted:
         unlift_first_tokens(forward, tokens)
@@ -112,7 +113,7 @@ def _training(
     saved = saved_between(forward, returned)
     counted = _changed_after_saving(joint, saved)
     examples = _forward_examples(joint, config)
-    name = writer.fresh("forward_graph")
+    name = around_forward(writer, "forward_graph", joint)
     compiled, strides = compile_graph(config.fw_compiler, forward, examples, "forward", config)
     install = _install_forward(joint, config, writer, name)
     install(checked(compiled, "forward", forward, install))
@@ -129,7 +130,7 @@ def _training(
         joint.backward_errors,
         joint.tape.frees_anything,
     )
-    runner.install(_install(writer, writer.fresh("backward_graph")))
+    runner.install(_install(writer, around_backward(writer, "backward_graph", joint, backward)))
     metadata = describe(joint, config, saved_sizes=len(saved.sizes))
     core = TrainingCore(joint, saved, runner, entry.guarded, autocast, counted)
     return core, (forward, backward, metadata)
