@@ -28,6 +28,7 @@ from ..record.recording import GradNeeded, InputsFoundLate, Recording
 from ..record.stand_ins import Argument
 from ..slots import Buffer, Hidden, Input, Param, Primal
 from .escapes import Snapshot
+from .hook_state import refuse_private_state
 from .places import Place, Surroundings
 from .tree import Flat, Items, Leaf, flatten, unflatten
 
@@ -165,6 +166,7 @@ def _capture(
             recording.run(program, given, around, place_of, shared, early, grads)
             result = flatten(recording.result, "output")
             joint = build_joint(recording, result.leaves, result.paths, snapshot.assigned(recording), config)
+            refuse_private_state(joint.hooks, surroundings, recording)
         except WholeMemoryNeeded as needed:
             snapshot.undo(recording)
             return Attempt(recording, needed=needed.slot)

@@ -27,6 +27,7 @@ from .._torch import (
 )
 from ..joint.build import Joint
 from ..joint.inputs import InputFacts
+from ..record.hooks import has_hooks
 from ..record.memory import SharedMemory, root_of
 from ..runtime.entry import source_expression, write_gradients, write_shared_memory
 from ..runtime.text import literal
@@ -163,6 +164,8 @@ class GuardedEntry:
             real = self._real(facts)
             if real.requires_grad:  # any other tensor is a leaf
                 conditions.append(f"{name}.is_leaf" if real.is_leaf else f"not {name}.is_leaf")
+                if self.joint.recording.recorder.runs_backward:  # which would meet the hooks
+                    conditions.append(f"{writer.bind(has_hooks, 'has_hooks')}({name}) is {has_hooks(real)}")
             conditions.append(f"{name}._is_view()" if real._is_view() else f"not {name}._is_view()")
             if not isinstance(geometry(facts).storage_offset(), SymInt):
                 conditions.append(f"{name}.storage_offset() == {real.storage_offset()}")

@@ -21,6 +21,7 @@ from ..record.recording import InputsFoundLate, Recording
 from ..slots import Base, Grad, Grown, Memory, Output, Primal, Returned, Root, Tangent, Updated
 from .effects import Effect, Effects, Escape
 from .graph import Part, to_fx
+from .hooks import HookEffect, HookEffects
 from .inputs import InputFacts, input_facts
 from .ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
 from .outputs import Constant, Number, OutputClassifier, OutputFacts, SameAsInput
@@ -49,6 +50,7 @@ class Joint:
     outputs: OutputFacts
     visible: int  # so many of the outputs are the user's; the rest are for the effects
     effects: tuple[Effect, ...]
+    hooks: tuple[HookEffect, ...]  # that a call registers on inputs and results
     primal_values: tuple[Any, ...]
     tangent_values: tuple[Tensor, ...]
     backward_errors: dict[Returned, Exception]  # what autograd said when it was asked for the gradients of these
@@ -101,6 +103,7 @@ def build_joint(
         facts = {r.slot: input_facts(functionalizer, r, keep) for r in (*recording.memories, *recording.inputs)}
         hidden.add_inputs(recording, functionalizer, [facts[recorded.slot] for recorded in recording.inputs])
         hidden.add_escapes(escapes)
+        hooks = HookEffects(recording, hidden)
         outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay).classify()
     primals = _primals(graph, facts)
     tape = Tape(recording, functionalizer, facts, primals, outputs)
@@ -109,6 +112,8 @@ def build_joint(
             "the program returns a tensor that it made require grad together with a result that is computed from it, "
             "which cannot be compiled yet. Pass that tensor as an argument, or compile with fallback='eager'."
         )
+    targets = tape.targets.values()
+    effects = [*hooks.of_inputs(targets), *hooks.of_results(outputs, hidden.paths, targets)]
     forward = _forward_values(functionalizer, facts.values(), outputs)
     tangents = tuple(Tangent(slot) for slot in tape.targets)
     derived, errors = _gradients(tape, len(primals))
@@ -130,6 +135,7 @@ def build_joint(
         outputs=outputs,
         visible=len(leaves),
         effects=tuple(hidden.effects),
+        hooks=tuple(effects),
         primal_values=tuple(node.value for node in graph.placeholders[: len(primals)]),
         tangent_values=tuple(tape.tangents.values()),
         backward_errors=errors,

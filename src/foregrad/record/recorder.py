@@ -48,6 +48,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.steps: list[Step] = []
         self.backward = False
+        self.runs_backward = False  # the program differentiates something by itself
         self.changes = Changes(engine, self.steps)
         self._engine = engine
         self._run = engine.run
@@ -123,8 +124,10 @@ class Recorder(TorchDispatchMode):
 
     def _stack(self) -> Stack:
         """The user's line: of the operator itself, or in backward of the operator that it differentiates."""
-        number = running_node_number() if self.backward else None
-        if number is not None:
+        number = running_node_number()
+        if number is not None and not self.backward:
+            self.runs_backward = True
+        elif number is not None:
             stack = self._stacks.get(number, ())
             return f"{GRADIENT_SUM}\n{show_stack(stack)}" if number == self._finished_node else stack
         if self._from_nodes:

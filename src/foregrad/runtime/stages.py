@@ -25,6 +25,7 @@ from ..joint.inputs import InputFacts
 from ..record.step import Step
 from ..slots import Grown, Memory, Output, Primal, Returned, Root, Updated
 from .aliases import Aliases
+from .hooks import RegisterHooks
 from .stage import Stage
 from .text import arguments_text, literal, op_name
 from .writer import Writer
@@ -231,6 +232,8 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list
     stages: list[Stage] = []
     if debug_assert:
         stages.append(Assumptions(joint.inputs, state, aot_id))
+    if joint.hooks:
+        stages.append(RegisterHooks(joint.hooks))
     made = [facts.recorded.slot for facts in joint.inputs if facts.made_to_require_grad]
     late = [] if joint.is_training else [slot for slot in made if _shares_written_memory(joint, slot)]
     for slots in (tuple(slot for slot in made if slot not in late), tuple(late)):
