@@ -135,6 +135,11 @@ def running_node_number() -> int | None:
     return None if node is None else int(node._sequence_nr())
 
 
+def running_node_name() -> str:
+    """The name of the autograd node that runs now, as torch's own messages write it."""
+    return str(torch._C._current_autograd_node().name())
+
+
 def gradients_of(
     targets: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor | None, ...]:

@@ -140,7 +140,7 @@ class Functionalizer:
         graph = self.graph
         for position, step in enumerate(steps, start):
             self._position = position
-            graph.stack, graph.backward = step.stack, step.backward
+            graph.stack, graph.backward, graph.node = step.stack, step.backward, step.node
             kind = op_info(step.op).kind
             if kind is Kind.PURE:
                 self.pure(step)

@@ -23,6 +23,7 @@ from .._torch import (
     UnsupportedOperatorException,
     disable_modes,
     next_sequence_number,
+    running_node_name,
     running_node_number,
     without_function_modes,
 )
@@ -33,7 +34,7 @@ from .engine import Engine, is_empty
 from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
 from .lists import lists_share_memory, one_after_another
 from .randomness import Generators
-from .step import Step
+from .step import AutogradNode, Step
 from .tape import tape_edges
 
 _DEVICE_OF = torch.ops.prim.device.default
@@ -55,6 +56,7 @@ class Recorder(TorchDispatchMode):
         self._decompositions = decompositions
         self._from_nodes = from_nodes  # the program is a graph whose nodes know the user's lines better than frames do
         self._stacks: dict[int, Stack] = {}  # of the forward, by autograd's sequence number
+        self._node: AutogradNode | None = None  # that runs now, in backward
         self.generators = Generators(lambda: where(user_stack(2)))
         self._devices: set[torch.device] = set()
         self._finished_node: int | None = None  # set by hooks on nodes whose gradients are summed up
@@ -80,7 +82,7 @@ class Recorder(TorchDispatchMode):
         if replaced is not NotImplemented:
             return replaced
         info = op_info(op)
-        stack = self._stack()
+        stack, node = self._stack(), self._node
         if "device" in kwargs:
             self._require_device(kwargs["device"])
         if info.random and info.kind is Kind.WRITE and is_empty(args[0]):
@@ -104,7 +106,9 @@ class Recorder(TorchDispatchMode):
         if changes:
             self.changes.after(op, args, kwargs, shapes)
         repeats = self._draw(op, kwargs, args) if info.random else None
-        self.steps.append(Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, repeats))
+        step = Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, repeats)
+        step.node = node
+        self.steps.append(step)
         return out
 
     def _decompose(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -125,10 +129,13 @@ class Recorder(TorchDispatchMode):
     def _stack(self) -> Stack:
         """The user's line: of the operator itself, or in backward of the operator that it differentiates."""
         number = running_node_number()
+        self._node = None
         if number is not None and not self.backward:
             self.runs_backward = True
         elif number is not None:
             stack = self._stacks.get(number, ())
+            if number != self._finished_node:
+                self._node = number, running_node_name()
             return f"{GRADIENT_SUM}\n{show_stack(stack)}" if number == self._finished_node else stack
         if self._from_nodes:
             stack = fx_traceback.get_current_meta().get("stack_trace") or ()

@@ -7,11 +7,13 @@ from typing import Any
 from .._torch import OpOverload
 from .lines import Stack
 
+AutogradNode = tuple[int, str]  # its sequence number and its name
+
 
 class Step:
     """One recorded operator call."""
 
-    __slots__ = ("args", "backward", "grad_enabled", "kwargs", "op", "out", "repeats", "stack")
+    __slots__ = ("args", "backward", "grad_enabled", "kwargs", "node", "op", "out", "repeats", "stack")
 
     def __init__(
         self,
@@ -31,4 +33,5 @@ class Step:
         self.grad_enabled = grad_enabled
         self.backward = backward
         self.stack = stack
+        self.node: AutogradNode | None = None  # that ran it, in backward
         self.repeats = repeats  # the earlier step whose random draw this one replays

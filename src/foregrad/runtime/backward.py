@@ -16,6 +16,7 @@ from ..errors import BackwardError
 from ..joint.build import Joint
 from ..options import AOTConfig
 from ..slots import Returned, Tangent
+from .anomaly import watched
 from .compilers import Boxed, checked, compile_graph, example_values
 
 log = logging.getLogger("foregrad")
@@ -116,7 +117,7 @@ class Backward:
             if key not in self._partial:
                 slots: list[Returned] = [t.of for t, used in zip(joint.signature.tangents, mask, strict=True) if used]
                 module = joint.tape.partial_backward(slots, self._saved.names, joint.backward_writes)
-                self._partial[key] = self._compile(module)
+                self._partial[key] = watched(module, self._compile(module))
         sizes = ctx.sizes if self._saved.sizes else ()
         given = [self._tangent(i, tangent) for i, tangent in enumerate(tangents)]
         saved = self.saved_values(ctx)

@@ -21,6 +21,7 @@ from ..joint.build import Joint
 from ..joint.outputs import Number, Plain, Result, SameAsInput, ViewOfBase, ViewOfInput, ViewOfOutput
 from ..ops import Kind, op_info
 from ..slots import Output, Primal, Returned, Updated
+from .anomaly import watched
 from .backward import Backward, Saved, restride
 from .writer import Writer, tuple_of, unpack
 
@@ -287,7 +288,10 @@ class TrainingCore:
             saved = ["*ctx.saved_tensors"] if self._saved.tensors else []
             if self._live:
                 saved = [f"*{writer.bind(self._backward.saved_values, 'saved_values')}(ctx)"]
-            call = f"backward_graph([{', '.join([*sizes, *saved, *tangents])}])"
+            anomaly = writer.bind(torch.is_anomaly_enabled, "is_anomaly_enabled")
+            in_steps = writer.bind(watched(self._backward.module), "backward_in_steps")
+            run = f"({in_steps} if {anomaly}() else backward_graph)"
+            call = f"{run}([{', '.join([*sizes, *saved, *tangents])}])"
             with writer.block(f"if {writer.bind(torch.is_grad_enabled, 'is_grad_enabled')}():"):
                 connected = writer.bind(self._backward.connected, "connected")
                 sources = tuple_of([*saved, *tangents])
