@@ -10,6 +10,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     free_symbols,
 )
+from torch.utils._device import DeviceContext  # the mode behind a default device
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -101,6 +103,13 @@ _GLOBAL_HOOKS = [
     if name.startswith("_global_") and name.endswith("_hooks") and isinstance(value, dict)
 ]
 function_mode_depth: Callable[[], int] = torch._C._len_torch_function_stack
+
+
+def foreign_function_mode() -> bool:
+    """Whether a torch-function mode of the user's is on, which must see every call: a default device is none."""
+    return function_mode_depth() > 0 and any(
+        type(mode) is not DeviceContext for mode in torch.overrides._get_current_function_mode_stack()
+    )
 
 
 def forward_ad_level() -> int:
@@ -251,6 +260,42 @@ def ambient_state_kept() -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda_rng)
         set_autocast_state(autocast)
         set_grad_enabled(grad_enabled)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Global settings that a program may read, and must not leave changed."""
+
+    default_dtype: torch.dtype
+    default_device: torch.device
+    deterministic_mode: int
+    matmul_precision: str
+
+    @staticmethod
+    def now() -> Settings:
+        """As they are."""
+        return Settings(
+            torch.get_default_dtype(),
+            torch.get_default_device(),
+            torch.get_deterministic_debug_mode(),
+            torch.get_float32_matmul_precision(),
+        )
+
+    def restore(self) -> str | None:
+        """Put them back; gives the name of one that had changed."""
+        now = Settings.now()
+        if now == self:
+            return None
+        if now.default_dtype != self.default_dtype:
+            torch.set_default_dtype(self.default_dtype)
+        if now.default_device != self.default_device:
+            torch.set_default_device(None if self.default_device.type == "cpu" else self.default_device)
+        if now.deterministic_mode != self.deterministic_mode:
+            torch.set_deterministic_debug_mode(self.deterministic_mode)
+        if now.matmul_precision != self.matmul_precision:
+            torch.set_float32_matmul_precision(self.matmul_precision)
+        changed = next(f.name for f in fields(self) if getattr(now, f.name) != getattr(self, f.name))
+        return changed.replace("_", " ")
 
 
 AutocastState = tuple[Any, ...]

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from .._torch import (
     FakeTensor,
     dispatch_mode_depth,
+    foreign_function_mode,
     forward_ad_level,
     garbage_collection_paused,
     is_functorch_wrapped,
@@ -192,7 +193,7 @@ def guarded_entry(capture: Capture) -> GuardedEntry:
 
 def _inside_another_transform(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether the call happens inside another recording or a transform, which must see the original operators."""
-    if dispatch_mode_depth() or under_functorch_transform() or forward_ad_level() >= 0:
+    if dispatch_mode_depth() or foreign_function_mode() or under_functorch_transform() or forward_ad_level() >= 0:
         return True
     leaves = flatten((args, kwargs), "").leaves
     return any(

@@ -19,6 +19,7 @@ from .._torch import (
     GlobalStateGuard,
     dispatch_mode_depth,
     expression_of,
+    foreign_function_mode,
     forward_ad_level,
     function_mode_depth,
     shape_guard,
@@ -86,6 +87,7 @@ class GuardedEntry:
         conditions = [f"{state}()", f"{wanted}{inference}()", f"{depth}() == 0", f"{level}() < 0"]
         conditions.append(f"{modes}() == {function_mode_depth()}")
         if function_mode_depth():  # a default device is such a mode
+            conditions.append(f"not {writer.bind(foreign_function_mode, 'foreign_function_mode')}()")
             device = writer.bind(torch.get_default_device, "get_default_device")
             conditions.append(f"{device}() == {writer.bind(torch.get_default_device(), 'default_device')}")
         _require(writer, conditions, miss)

@@ -33,6 +33,7 @@ from .changes import Changes
 from .engine import Engine, is_empty
 from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
 from .lists import lists_share_memory, one_after_another
+from .overlap import tensors_in
 from .randomness import Generators
 from .step import AutogradNode, Step
 from .tape import tape_edges
@@ -58,6 +59,7 @@ class Recorder(TorchDispatchMode):
         self._stacks: dict[int, Stack] = {}  # of the forward, by autograd's sequence number
         self._node: AutogradNode | None = None  # that runs now, in backward
         self.generators = Generators(lambda: where(user_stack(2)))
+        self._default_dtype = torch.get_default_dtype()
         self._devices: set[torch.device] = set()
         self._finished_node: int | None = None  # set by hooks on nodes whose gradients are summed up
         self._watched: set[Any] = set()
@@ -105,11 +107,34 @@ class Recorder(TorchDispatchMode):
             ) from error
         if changes:
             self.changes.after(op, args, kwargs, shapes)
+        if torch.get_default_dtype() is not self._default_dtype and info.kind is Kind.PURE:
+            kwargs = self._with_its_dtype(op, types, args, kwargs, out)
         repeats = self._draw(op, kwargs, args) if info.random else None
         step = Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, repeats)
         step.node = node
         self.steps.append(step)
         return out
+
+    def _with_its_dtype(
+        self, op: OpOverload, types: Any, args: Any, kwargs: dict[str, Any], out: Any
+    ) -> dict[str, Any]:
+        """What the program does under a default dtype of its own must give the same under the caller's."""
+        inside = torch.get_default_dtype()
+        torch.set_default_dtype(self._default_dtype)
+        try:
+            with without_function_modes():
+                otherwise = self._run(op, types, args, kwargs)
+        finally:
+            torch.set_default_dtype(inside)
+        made, others = ([t.dtype for t in tensors_in([value])] for value in (out, otherwise))
+        if made == others:
+            return kwargs
+        if len(made) == 1 and any(a.name == "dtype" and a.kwarg_only for a in op._schema.arguments):
+            return {**kwargs, "dtype": made[0]}
+        raise UnsupportedError(
+            f"{op}, at {where(self._stack())}, under a default dtype that the program has set: this cannot be compiled "
+            "yet. Convert its argument to a dtype first."
+        )
 
     def _decompose(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replace an operator by others: on the user's wish, or because it is a mere composition."""

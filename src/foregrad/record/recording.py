@@ -19,13 +19,14 @@ from torch import Tensor
 from .._torch import (
     AutocastState,
     FakeTensor,
+    Settings,
     ambient_state_kept,
     autocast_off,
     autocast_state,
     gradients_of,
     recording_autograd,
 )
-from ..errors import UnsupportedError
+from ..errors import StateChangeError, UnsupportedError
 from ..slots import GradOf, Hidden, Input, Primal
 from .engine import Engine
 from .hooks import Hooks, has_hooks
@@ -115,6 +116,7 @@ class Recording:
                 reals.note_argument(argument.value, value)
         for real in early:
             reals.twin_of(real)
+        settings, changed = Settings.now(), None
         with self._modes(reals):
             self.recorder.generators.begin()
             try:
@@ -123,6 +125,12 @@ class Recording:
             finally:
                 self.grad_enabled_after = torch.is_grad_enabled()
                 self.autocast_after = autocast_state()
+                changed = settings.restore()
+        if changed is not None:
+            raise StateChangeError(
+                f"the program leaves another {changed} behind: a compiled call would not change it again. Set it "
+                "outside the program, or compile with fallback='eager'."
+            )
         reals.hooks.finish({id(recorded.seen) for recorded in self.inputs})
         self.require_known_grads()
         self.forward_end = len(self.steps)
