@@ -383,6 +383,18 @@ def boxed_graph_wrapper_type() -> type | None:
     return None if utils is None else getattr(utils, "GmWrapper", None)
 
 
+def is_backward_state(value: Any) -> bool:
+    """Whether a value is what Dynamo hands hooks over in, from the forward to a backward that it captures whole."""
+    module = sys.modules.get("torch.fx.experimental._backward_state")
+    return module is not None and isinstance(value, module.BackwardState)
+
+
+def first_call_is_fake() -> bool:
+    """Whether a front end that compiles in stages wants shapes, and no data, from the first call."""
+    context = TracingContext.try_get()
+    return context is not None and bool(context.fakify_first_call)
+
+
 def expression_of(value: Any) -> Any:
     """The sympy expression of a symbolic number."""
     return value.node.expr

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .._torch import AutocastState
-from ..errors import ForegradError, UnsupportedError
+from .._torch import AutocastState, is_backward_state
+from ..errors import BackwardStateError, ForegradError, UnsupportedError
 from ..functionalize.walk import Functionalizer
 from ..options import AOTConfig
 from ..record.memory import WholeMemoryNeeded
@@ -117,6 +117,8 @@ def build_joint(
     forward = _forward_values(functionalizer, facts.values(), outputs)
     tangents = tuple(Tangent(slot) for slot in tape.targets)
     derived, errors = _gradients(tape, len(primals))
+    if _takes_backward_state(recording):
+        errors = dict.fromkeys(tape.targets, BackwardStateError(_NO_CAPTURE))
     gradients = derived.gradients
     for node, primal in zip(graph.placeholders, primals, strict=False):
         node.written = primal.written
@@ -145,6 +147,20 @@ def build_joint(
         recording=recording,
         tape=tape,
     )
+
+
+_NO_CAPTURE = (
+    "BackwardState requires CompiledAutograd: its hooks are for a backward that is captured as a whole, which Foregrad "
+    "does not do. Register the hooks on tensors instead."
+)
+
+
+def _takes_backward_state(recording: Recording) -> bool:
+    """Whether an argument carries hooks for a backward that is captured whole (J-15)."""
+    states = [i.slot for i in recording.inputs if not i.is_tensor and is_backward_state(i.seen)]
+    if len(states) > 1:
+        raise BackwardStateError(f"At most one BackwardState may be passed, not {' and '.join(map(str, states))}.")
+    return bool(states)
 
 
 _NOT_AUTOGRADS = (ForegradError, InputsFoundLate, WholeMemoryNeeded)  # what says nothing about gradients
