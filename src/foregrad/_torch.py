@@ -144,6 +144,11 @@ def running_node_number() -> int | None:
     return None if node is None else int(node._sequence_nr())
 
 
+def accumulating_into() -> torch.Tensor | None:
+    """The leaf to which the autograd node that runs now adds a gradient, if it is such a node."""
+    return getattr(torch._C._current_autograd_node(), "variable", None)
+
+
 def running_node_name() -> str:
     """The name of the autograd node that runs now, as torch's own messages write it."""
     return str(torch._C._current_autograd_node().name())
@@ -212,6 +217,13 @@ def is_custom_function_node(node: Any) -> bool:
     return isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
+def _no_search_for_nan() -> contextlib.AbstractContextManager[Any]:
+    """Anomaly mode looks for NaN in tensors that have no data. It is one for all threads: it is left alone if off."""
+    if not torch.is_anomaly_enabled():
+        return contextlib.nullcontext()
+    return torch.autograd.set_detect_anomaly(True, check_nan=False)
+
+
 @contextlib.contextmanager
 def recording_autograd() -> Iterator[None]:
     """Autograd as a recording needs it: views replayed, on this thread, without the caller's saved-tensor hooks."""
@@ -223,8 +235,7 @@ def recording_autograd() -> Iterator[None]:
         with (
             torch.autograd._force_original_view_tracking(True),
             torch.autograd.set_multithreading_enabled(False),
-            # Anomaly mode looks for NaN in tensors that have no data.
-            torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled(), check_nan=False),
+            _no_search_for_nan(),
         ):
             yield
     finally:

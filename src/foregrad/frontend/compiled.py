@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from .._torch import (
     under_functorch_transform,
 )
 from ..errors import EagerFallbackWarning, ForegradError
+from ..locks import Lock, recording_lock
 from ..options import AOTConfig
 from ..record.lines import user_stack, where
 from ..runtime.program import Program, assemble
@@ -30,6 +30,8 @@ from ..slots import Input
 from .capturing import Capture, capture_call, show_joint
 from .guards import MISS, GuardedEntry
 from .tree import flatten
+
+_TRIES = 3  # another thread may change what the guards look at, between the recording and the call
 
 log = logging.getLogger("foregrad")
 
@@ -86,7 +88,7 @@ class Compiled:
         self._function = function
         self._module = module
         self.config = config
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._eager = False
         self.specializations: list[Specialization] = []
         self._calls: tuple[Callable[..., Any], ...] = ()
@@ -104,8 +106,18 @@ class Compiled:
 
     def _new_facts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that no program is for: compile one, or run the original where that is the only right thing."""
-        if self._eager or _inside_another_transform(args, kwargs):
-            return self._function(*args, **kwargs)
+        for _ in range(_TRIES):
+            if self._eager or recording_lock.is_mine or _inside_another_transform(args, kwargs):
+                return self._function(*args, **kwargs)
+            result = self._compile_and_call(args, kwargs)
+            if result is not MISS:
+                return result
+        raise ForegradError(
+            f"The guards of the program for {self!r} refuse the very call that it was compiled for: an argument or "
+            f"something that the function reads changes while it is recorded, at {where(user_stack(2))}."
+        )
+
+    def _compile_and_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._lock:
             for call in self._calls:  # another thread may have compiled it meanwhile
                 result = call(args, kwargs)
@@ -127,12 +139,16 @@ class Compiled:
                 self._eager = True
                 return self._give_up(f"cannot be compiled and runs eagerly: {error}", args, kwargs)
         result = call(args, kwargs)
-        if result is MISS:
-            raise ForegradError(
-                f"The guards of the program for {self!r} refuse the very call that it was compiled for: an argument or "
-                f"something that the function reads changes while it is recorded, at {where(user_stack(2))}."
-            )
-        return result
+        return self._call_undisturbed(args, kwargs) if result is MISS else result
+
+    def _call_undisturbed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The guards may have met a tensor of a recording in another thread: no recording runs meanwhile."""
+        with recording_lock:
+            for call in self._calls:
+                result = call(args, kwargs)
+                if result is not MISS:
+                    return result
+        return MISS
 
     def _specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         with garbage_collection_paused():
@@ -166,7 +182,7 @@ class Compiled:
     def _give_up(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not getattr(self, "_warned", False):
             self._warned = True
-            warnings.warn(f"{self!r} {why}", EagerFallbackWarning, stacklevel=4)
+            warnings.warn(f"{self!r} {why}", EagerFallbackWarning, stacklevel=5)
         return self._function(*args, **kwargs)
 
 
@@ -187,6 +203,7 @@ def guarded_entry(capture: Capture) -> GuardedEntry:
         state=capture.state,
         hidden=capture.hidden,
         surroundings=capture.surroundings,
+        modules=capture.modules,
         shared=capture.shared,
     )
 

@@ -72,8 +72,12 @@ class Snapshot:
     # -------------------------------------------------------------------------------------------- noting
     def _note_dict(self, path: str, kind: str, table: dict[Any, Any], assignable: bool = False) -> None:
         def restore(before: dict[Any, Any]) -> None:
-            table.clear()
-            table.update(before)
+            for key in table.keys() - before.keys():
+                del table[key]
+            table.update(before)  # another thread that looks at the table finds nothing missing
+            if list(table) != list(before):
+                table.clear()
+                table.update(before)
 
         self._noted.append(_Noted(path, kind, lambda: dict(table), dict(table), restore, table if assignable else None))
 

@@ -53,6 +53,7 @@ class GuardedEntry:
     state: Sequence[tuple[Primal, Place]]  # parameters and buffers
     hidden: dict[Hidden, Place]
     surroundings: Surroundings
+    modules: ModuleGuard | None
     shared: Sequence[SharedMemory] = ()
     guarded: bool = True
     frees: Sequence[Primal] = ()
@@ -100,7 +101,8 @@ class GuardedEntry:
 
     def _look_around(self, writer: Writer, miss: str) -> None:
         """What the program finds by itself; a place that no longer exists is another fact too."""
-        if not (self.state or self.hidden or self.surroundings.plain or self.surroundings.fixed):
+        around = self.surroundings.plain or self.surroundings.fixed or self.modules
+        if not (self.state or self.hidden or around):
             return
         with writer.block("try:"):
             self._check_surroundings(writer, miss)
@@ -114,9 +116,8 @@ class GuardedEntry:
             conditions.append(equality(writer, self._read(writer, place), value))
         for place, value in self.surroundings.fixed:
             conditions.append(f"{self._read(writer, place)} is {writer.bind(value, 'fixed')}")
-        modules = [module for _, module in self.surroundings.modules.values()]
-        if modules:
-            conditions.append(f"{writer.bind(ModuleGuard(modules).holds, 'modules_unchanged')}()")
+        if self.modules is not None:
+            conditions.append(f"{writer.bind(self.modules.holds, 'modules_unchanged')}()")
         _require(writer, conditions, miss)
 
     def _check_constants(self, writer: Writer, miss: str) -> None:

@@ -56,7 +56,11 @@ class Functionalizer:
         state = self._states.get(id(tensor))
         if state is None:
             if self.engine.is_abstract(tensor):
-                raise CaptureError("A recorded tensor came from outside the recorder's sight.")
+                raise CaptureError(
+                    "A recorded tensor came from outside the recorder's sight: it was computed in another thread, or "
+                    "with torch's modes switched off. Compute it in the program's own thread, or compile with "
+                    "fallback='eager'."
+                )
             node = self.graph.constant(tensor, tensor)
             state = self._states[id(tensor)] = TensorState(Storage(), node, tensor)
         return state

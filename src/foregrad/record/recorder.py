@@ -21,6 +21,7 @@ from .._torch import (
     OpOverload,
     TorchDispatchMode,
     UnsupportedOperatorException,
+    accumulating_into,
     disable_modes,
     next_sequence_number,
     running_node_name,
@@ -156,7 +157,7 @@ class Recorder(TorchDispatchMode):
         number = running_node_number()
         self._node = None
         if number is not None and not self.backward:
-            self.runs_backward = True
+            self._note_inner_backward()
         elif number is not None:
             stack = self._stacks.get(number, ())
             if number != self._finished_node:
@@ -168,6 +169,17 @@ class Recorder(TorchDispatchMode):
             stack = user_stack(3)
         self._stacks.setdefault(next_sequence_number() - 1, stack)
         return stack
+
+    def _note_inner_backward(self) -> None:
+        """The program itself runs a backward, which must not reach the user's own tensors."""
+        self.runs_backward = True
+        leaf = accumulating_into()
+        if leaf is not None and not self._engine.is_abstract(leaf):
+            raise UnsupportedError(
+                f"the program differentiates a custom function that takes a tensor of shape {tuple(leaf.shape)} which "
+                f"the program finds by itself, at {where(user_stack(4))}: this cannot be compiled yet. Pass it as an "
+                "argument, or compile with fallback='eager'."
+            )
 
     def watch_gradient_sums(self, targets: Sequence[torch.Tensor]) -> None:
         """Tell the sums that autograd makes between nodes from the operators of the nodes themselves.

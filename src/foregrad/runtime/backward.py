@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from torch import SymInt, Tensor, fx
 from .._torch import any_autocast_enabled, autocast_off, autocast_state, garbage_collection_paused, hint_of, set_version
 from ..errors import BackwardError
 from ..joint.build import Joint
+from ..locks import Lock
 from ..options import AOTConfig
 from ..slots import Returned, Tangent
 from .anomaly import watched
@@ -61,7 +61,7 @@ class Backward:
         self._strides = strides  # of the saved tensors, as the forward's compiler reported them
         self._config = config
         self.deterministic = deterministic
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._compiled: Boxed | None = None
         self._partial: dict[Any, Boxed] = {}  # by which tangents arrive, and the autocast state
         self._live = self.live_positions()

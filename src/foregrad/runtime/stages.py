@@ -22,6 +22,7 @@ from ..errors import AssumptionError
 from ..joint.build import Joint
 from ..joint.effects import Assigned, Effect, GradAssigned, Moved
 from ..joint.inputs import InputFacts
+from ..locks import recording_lock
 from ..record.step import Step
 from ..slots import Grown, Memory, Output, Primal, Returned, Root, Updated
 from .aliases import Aliases
@@ -182,7 +183,8 @@ class Escapes(Stage):
             value = writer.variable(Output(effect.output))
             match effect:
                 case Assigned(_, table, key):
-                    writer.line(f"{writer.bind(table, 'module')}[{literal(writer, key)}] = {value}")
+                    with writer.block(f"with {writer.bind(recording_lock, 'recording_lock')}:"):
+                        writer.line(f"{writer.bind(table, 'module')}[{literal(writer, key)}] = {value}")
                 case GradAssigned(_, of):
                     writer.line(f"{writer.variable(of)}.grad = {value}")
                 case Moved(_, slot, with_grad, counted):
