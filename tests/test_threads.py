@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import is_fake
 
 import foregrad
 from foregrad.errors import CaptureError, UnsupportedError
-from helpers import leaf, nop, plain
+from helpers import FORKS, leaf, nop, plain
 
 THREADS = 6
 
@@ -315,7 +315,7 @@ def in_a_fork(function):
         return pipe.read().decode()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.skipif(not FORKS, reason="torch itself cannot")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_compiled_callable_works_in_a_forked_process():
     compiled = foregrad.aot_function(polynomial, nop)
@@ -335,7 +335,7 @@ def test_a_compiled_callable_works_in_a_forked_process():
     assert in_a_fork(child) == "[True, True, [[5.0, 7.0, 9.0]]]"
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.skipif(not FORKS, reason="torch itself cannot")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_fork_while_another_thread_compiles():
     """The lock of a thread that does not exist in the new process is open there."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -350,6 +351,33 @@ def is_composite(op: OpOverload) -> bool:
 def auto_functionalizable(op: OpOverload) -> bool:
     """Whether torch can make an operator that writes functional by cloning what it writes to."""
     return bool(can_auto_functionalize(op))
+
+
+def new_fake_mode(shape_env: ShapeEnv | None) -> FakeTensorMode:
+    """A fake mode that threads may use.
+
+    Without a CUDA device it sets a device guard which belongs, before torch 2.13, to the thread that happens to be the
+    first: the process crashes once that thread has ended. A thread that never ends is made the first.
+    """
+    mode = FakeTensorMode(shape_env=shape_env)
+    if _GUARD_ENDS_WITH_THREAD and mode.avoid_device_init and not _guard_is_set.is_set():
+        if threading.current_thread() is threading.main_thread():
+            torch._C._ensureCUDADeviceGuardSet()
+        else:
+            threading.Thread(target=_set_guard_and_stay, daemon=True).start()
+            _guard_is_set.wait()
+        _guard_is_set.set()
+    return mode
+
+
+_GUARD_ENDS_WITH_THREAD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+_guard_is_set = threading.Event()
+
+
+def _set_guard_and_stay() -> None:
+    torch._C._ensureCUDADeviceGuardSet()
+    _guard_is_set.set()
+    threading.Event().wait()
 
 
 def make_fake(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> torch.Tensor:

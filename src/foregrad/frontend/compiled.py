@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import logging
+import sys
+import types
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -171,6 +174,28 @@ class Compiled:
             log.debug("recording with symbolic sizes failed, fixed ones are tried: %s", error)
         fixed = dataclasses.replace(self.config, dynamic_shapes=False)
         return capture_call(self._function, args, kwargs, self._module, fixed)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A compiled function in a class is a method, as the function itself would be."""
+        is_method = instance is not None and hasattr(type(self._function), "__get__")
+        return types.MethodType(self, instance) if is_method else self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A function that was compiled under its own name is pickled by that name, as functions are."""
+        name = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(getattr(self, "__module__", None) or "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if name and found is self else super().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
+        copied = Compiled.__new__(Compiled)
+        memo[id(self)] = copied
+        copied.__setstate__({name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()})
+        return copied
+
+    def __copy__(self) -> Compiled:
+        return Compiled(self._function, self._module, self.config)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy starts without programs: it compiles its own."""
