@@ -156,6 +156,103 @@ def test_hooks_on_inputs_that_are_written(program):
     agree(program, leaves=False)
 
 
+def hooked_before_the_other_is_written(x, y):
+    x.register_hook(square)
+    y.mul_(2)
+    return y.sin()
+
+
+def hooked_after_the_other_was_written(x, y):
+    y.mul_(2)
+    x.grad_fn
+    x.register_hook(square)
+    return y.sin()
+
+
+def hooked_and_written(x, y):
+    y.register_hook(square)
+    y.mul_(2)
+    return x.sin()
+
+
+def written_and_kept(x, y):
+    y.mul_(2)
+    y.register_hook(square)
+    y.retain_grad()
+    return x.detach()
+
+
+@pytest.mark.parametrize("make", [lambda b: (b[:3], b[1:]), lambda b: (b, b)], ids=["views", "twice"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        hooked_before_the_other_is_written,
+        hooked_and_written,
+        written_and_kept,
+        on_an_input,
+    ],
+    ids=lambda p: p.__name__,
+)
+def test_hooks_on_inputs_that_share_memory(program, make):
+    """B-5, D-2"""
+    agree_on_inputs_of_one_base(program, make)
+
+
+def test_a_hook_on_a_view_after_another_view_was_written():
+    """B-5"""
+    agree_on_inputs_of_one_base(hooked_after_the_other_was_written, lambda b: (b[:3], b[1:]))
+    x = leaf(3) * 1
+    with pytest.raises(UnsupportedError, match="a part of its gradient"):
+        compiled(hooked_after_the_other_was_written)(x, x)
+
+
+def agree_on_inputs_of_one_base(program, make):
+    results = []
+    for transform in (lambda f: f, compiled):
+        base = leaf(4)
+        inputs = make(base * 1)
+        out = transform(program)(*inputs)
+        loss = (out**2).sum() if out.requires_grad else 0
+        (loss + sum((t**3).sum() for t in inputs)).backward()
+        results.append(base.grad)
+    torch.testing.assert_close(*results)
+
+
+def test_a_hook_on_an_input_that_the_program_makes_require_grad():
+    """M-7"""
+
+    def program(x, w):
+        x.requires_grad_()
+        x.register_hook(square)
+        return x * w
+
+    results = []
+    for transform in (lambda f: f, compiled):
+        x, w = plain(3), leaf(3)
+        (transform(program)(x, w).sum() + x.sum()).backward()
+        results.append((x.grad, w.grad))
+    torch.testing.assert_close(*results)
+
+
+MODULE_HOOKS = {
+    "backward": lambda m: m.register_full_backward_hook(lambda m, given, taken: (given[0] * 3,)),
+    "before backward": lambda m: m.register_full_backward_pre_hook(lambda m, taken: (taken[0] * 3,)),
+    "forward": lambda m: m.register_forward_hook(lambda m, args, out: out * 2),
+    "before forward": lambda m: m.register_forward_pre_hook(lambda m, args: (args[0] * 2,)),
+    "on the output": lambda m: m.register_forward_hook(lambda m, args, out: out.register_hook(square) and None),
+}
+
+
+@pytest.mark.parametrize("where", [0, 1, None], ids=["first", "inner", "whole"])
+@pytest.mark.parametrize("kind", MODULE_HOOKS)
+def test_hooks_of_modules(kind, where):
+    """Z: of the modules inside, and of the compiled module itself."""
+    module = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+    MODULE_HOOKS[kind](module if where is None else module[where])
+    check_core(module, leaf(2, 3))
+    check_core(module, plain(2, 3))
+
+
 def test_a_hook_on_a_parameter():
     """Z"""
 

@@ -91,8 +91,13 @@ class HookEffects:
             if recorded.is_tensor and not is_stale(recorded.seen):
                 first.setdefault(id(recorded.seen), recorded)
         for hook in self._recording.hooks.on_inputs:
-            recorded = first[id(hook.tensor)]
             self._refuse_several(hook)
+            if is_stale(hook.tensor):
+                raise UnsupportedError(
+                    f"a hook, at {where(hook.stack)}, on a view that may not be used any more, because what it is a "
+                    f"view of was written: this cannot be compiled yet. {_WAY_OUT}"
+                )
+            recorded = first[id(hook.tensor)]
             early = hook.node is not hook.tensor.grad_fn
             if early and (hook.node is not recorded.start_node or self._captured[hook]):
                 raise UnsupportedError(

@@ -60,8 +60,8 @@ class Hooks:
 
     def register(self, method: Any, tensor: Tensor, hook: Callable[..., Any]) -> RemovableHandle:
         """Do what the program asks for, and remember it."""
+        node = tensor.grad_fn  # first: it brings a view up to date, without which torch 2.13 crashes on the next line
         handle: RemovableHandle = method(tensor, hook)
-        node = tensor.grad_fn
         self._registered.append(Registered(tensor, REGISTERING[method], hook, handle, node, user_stack(4)))
         return handle
 

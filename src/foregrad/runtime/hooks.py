@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..joint.hooks import GradRetained, HookAdded, HookEffect, with_values
-from ..slots import Output
+from ..slots import Output, Primal
 from .stage import Stage
 from .writer import Writer
 
@@ -27,6 +27,7 @@ class RegisterHooks(Stage):
         for effect in self.effects:
             match effect:
                 case GradRetained(of):
+                    self._bring_up_to_date(writer, of)
                     writer.line(f"{writer.variable(of)}.retain_grad()")
                 case HookAdded(early=False):
                     self._register(writer, effect)
@@ -37,7 +38,12 @@ class RegisterHooks(Stage):
             tensors = [writer.variable(Output(output)) for _, output in effect.captured]
             ids = tuple(old for old, _ in effect.captured)
             hook = f"{writer.bind(_over(effect.hook, ids), 'hook_over')}({', '.join(tensors)})"
+        self._bring_up_to_date(writer, effect.of)
         writer.line(f"{writer.variable(effect.of)}.{effect.how}({hook})")
+
+    def _bring_up_to_date(self, writer: Writer, of: Primal | Output) -> None:
+        """Torch 2.13 crashes where a hook is given to a view whose base was written and that nobody looked at since."""
+        writer.line(f"{writer.variable(of)}.grad_fn")
 
 
 def _over(hook: Callable[..., Any], ids: tuple[int, ...]) -> Callable[..., Callable[..., Any]]:
