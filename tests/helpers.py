@@ -1,5 +1,6 @@
 """What the tests share: compilers that keep the graphs they are given, and tensors with plain values."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,9 @@ import torch
 from torch import Tensor, fx
 
 import foregrad
+
+# Before torch 2.13 a fake mode on a machine without a CUDA device makes autograd refuse to run in a forked process.
+FORKS = hasattr(os, "fork") and (torch.__version__ >= "2.13" or torch.cuda.is_available())
 
 
 def plain(*shape: int) -> Tensor:

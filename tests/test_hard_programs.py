@@ -252,25 +252,6 @@ def test_a_program_that_seeds_a_generator_is_refused():
         foregrad.aot_function(program, nop)(plain(3))
 
 
-@pytest.mark.parametrize("hook", ["register_hook on a view", "retain_grad", "post accumulate"])
-def test_hooks_that_would_be_lost_are_refused(hook):
-    def program(x):
-        match hook:
-            case "register_hook on a view":
-                y = x[0]
-                y.register_hook(lambda g: g * 3)
-            case "retain_grad":
-                y = x * 2
-                y.retain_grad()
-            case _:
-                x.register_post_accumulate_grad_hook(lambda p: None)
-                y = x * 2
-        return y
-
-    with pytest.raises(foregrad.errors.UnsupportedError, match="hook"):
-        foregrad.aot_function(program, nop)(leaf(2, 3))
-
-
 def test_anomaly_mode_does_not_look_into_abstract_tensors():
     with torch.autograd.set_detect_anomaly(True):
         x = leaf(2)

@@ -12,6 +12,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     free_symbols,
 )
+from torch.utils._device import DeviceContext  # the mode behind a default device
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -117,6 +119,13 @@ _GLOBAL_HOOKS = [
 function_mode_depth: Callable[[], int] = torch._C._len_torch_function_stack
 
 
+def foreign_function_mode() -> bool:
+    """Whether a torch-function mode of the user's is on, which must see every call: a default device is none."""
+    return function_mode_depth() > 0 and any(
+        type(mode) is not DeviceContext for mode in torch.overrides._get_current_function_mode_stack()
+    )
+
+
 def forward_ad_level() -> int:
     """The level of forward-mode AD, negative when there is none: a compiled call then inlines the original function."""
     return int(torch.autograd.forward_ad._current_level)
@@ -162,6 +171,16 @@ def accumulates_gradient() -> bool:
     """Whether autograd is adding to a `.grad` right now, in backward."""
     node = torch._C._current_autograd_node()
     return node is not None and node.name() == "torch::autograd::AccumulateGrad"
+
+
+def accumulating_into() -> torch.Tensor | None:
+    """The leaf to which the autograd node that runs now adds a gradient, if it is such a node."""
+    return getattr(torch._C._current_autograd_node(), "variable", None)
+
+
+def running_node_name() -> str:
+    """The name of the autograd node that runs now, as torch's own messages write it."""
+    return str(torch._C._current_autograd_node().name())
 
 
 def gradients_of(
@@ -303,6 +322,13 @@ def has_accumulation_hooks(tensor: torch.Tensor) -> bool:
     return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
+def _no_search_for_nan() -> contextlib.AbstractContextManager[Any]:
+    """Anomaly mode looks for NaN in tensors that have no data. It is one for all threads: it is left alone if off."""
+    if not torch.is_anomaly_enabled():
+        return contextlib.nullcontext()
+    return torch.autograd.set_detect_anomaly(True, check_nan=False)
+
+
 @contextlib.contextmanager
 def recording_autograd() -> Iterator[None]:
     """Autograd as a recording needs it: views replayed, on this thread, without the caller's saved-tensor hooks."""
@@ -314,8 +340,7 @@ def recording_autograd() -> Iterator[None]:
         with (
             torch.autograd._force_original_view_tracking(True),
             torch.autograd.set_multithreading_enabled(False),
-            # Anomaly mode looks for NaN in tensors that have no data.
-            torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled(), check_nan=False),
+            _no_search_for_nan(),
         ):
             yield
     finally:
@@ -360,6 +385,42 @@ def ambient_state_kept() -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda_rng)
         set_autocast_state(autocast)
         set_grad_enabled(grad_enabled)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Global settings that a program may read, and must not leave changed."""
+
+    default_dtype: torch.dtype
+    default_device: torch.device
+    deterministic_mode: int
+    matmul_precision: str
+
+    @staticmethod
+    def now() -> Settings:
+        """As they are."""
+        return Settings(
+            torch.get_default_dtype(),
+            torch.get_default_device(),
+            torch.get_deterministic_debug_mode(),
+            torch.get_float32_matmul_precision(),
+        )
+
+    def restore(self) -> str | None:
+        """Put them back; gives the name of one that had changed."""
+        now = Settings.now()
+        if now == self:
+            return None
+        if now.default_dtype != self.default_dtype:
+            torch.set_default_dtype(self.default_dtype)
+        if now.default_device != self.default_device:
+            torch.set_default_device(None if self.default_device.type == "cpu" else self.default_device)
+        if now.deterministic_mode != self.deterministic_mode:
+            torch.set_deterministic_debug_mode(self.deterministic_mode)
+        if now.matmul_precision != self.matmul_precision:
+            torch.set_float32_matmul_precision(self.matmul_precision)
+        changed = next(f.name for f in fields(self) if getattr(now, f.name) != getattr(self, f.name))
+        return changed.replace("_", " ")
 
 
 AutocastState = tuple[Any, ...]
@@ -497,6 +558,33 @@ def effect_type(effect: str) -> Any:
     return next(kind for kind in _EffectType if str(kind.value).lower() == effect)
 
 
+def new_fake_mode(shape_env: ShapeEnv | None) -> FakeTensorMode:
+    """A fake mode that threads may use.
+
+    Without a CUDA device it sets a device guard which belongs, before torch 2.13, to the thread that happens to be the
+    first: the process crashes once that thread has ended. A thread that never ends is made the first.
+    """
+    mode = FakeTensorMode(shape_env=shape_env)
+    if _GUARD_ENDS_WITH_THREAD and mode.avoid_device_init and not _guard_is_set.is_set():
+        if threading.current_thread() is threading.main_thread():
+            torch._C._ensureCUDADeviceGuardSet()
+        else:
+            threading.Thread(target=_set_guard_and_stay, daemon=True).start()
+            _guard_is_set.wait()
+        _guard_is_set.set()
+    return mode
+
+
+_GUARD_ENDS_WITH_THREAD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+_guard_is_set = threading.Event()
+
+
+def _set_guard_and_stay() -> None:
+    torch._C._ensureCUDADeviceGuardSet()
+    _guard_is_set.set()
+    threading.Event().wait()
+
+
 def make_fake(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A fake tensor around a meta tensor that is already there; `from_tensor` costs ten times as much."""
     return FakeTensor(mode, meta, device)
@@ -537,6 +625,18 @@ def boxed_graph_wrapper_type() -> type | None:
     """The module type with which Dynamo asks for a boxed calling convention, if Dynamo is in use."""
     utils = sys.modules.get("torch._dynamo.utils")
     return None if utils is None else getattr(utils, "GmWrapper", None)
+
+
+def is_backward_state(value: Any) -> bool:
+    """Whether a value is what Dynamo hands hooks over in, from the forward to a backward that it captures whole."""
+    module = sys.modules.get("torch.fx.experimental._backward_state")
+    return module is not None and isinstance(value, module.BackwardState)
+
+
+def first_call_is_fake() -> bool:
+    """Whether a front end that compiles in stages wants shapes, and no data, from the first call."""
+    context = TracingContext.try_get()
+    return context is not None and bool(context.fakify_first_call)
 
 
 def expression_of(value: Any) -> Any:

@@ -53,6 +53,10 @@ class BackwardError(ForegradError, RuntimeError):
     """A backward was asked for in a way that the compiled program cannot serve."""
 
 
+class BackwardStateError(ForegradError, AssertionError):
+    """A `BackwardState` where the whole backward is not being captured, or more than one."""
+
+
 class FakeModeError(ForegradError, AssertionError):
     """Fake inputs of more than one fake mode."""
 

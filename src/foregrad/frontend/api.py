@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 from torch import nn
 
-from .._torch import FakeTensor, boxed_graph_wrapper_type, garbage_collection_paused
+from .._torch import FakeTensor, boxed_graph_wrapper_type, first_call_is_fake, garbage_collection_paused
 from ..errors import ConfigError
 from ..options import AOTConfig, Compiler, Partitioner, config, next_aot_id
 from ..partition import default_partition
 from ..runtime.entry import FlatEntry
+from ..runtime.first_call import fake_at_first
 from ..runtime.program import assemble
 from ..slots import GradOf, Input
 from .capturing import Capture, capture_call, capture_flat, state_of
@@ -191,7 +192,8 @@ def aot_module_simplified(
         entry = flat_entry(captured, boxed=_wants_boxed_calls(mod))
         program = assemble(captured.joint, resolved, entry)
     captured.joint.recording.release_arguments()
-    return _with_module_methods(program.call, mod, Specialization(program), entry.boxed)
+    call = fake_at_first(program, entry.boxed) if first_call_is_fake() else program.call
+    return _with_module_methods(call, mod, Specialization(program), entry.boxed)
 
 
 def _wants_boxed_calls(mod: nn.Module) -> bool:

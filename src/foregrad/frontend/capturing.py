@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 import torch.fx.traceback as fx_traceback
@@ -13,6 +14,7 @@ from torch import Tensor, fx, nn
 from .._torch import FakeTensor
 from ..errors import DataDependentError, ForegradError, GraphOutputError, StateChangeError, UnsupportedError
 from ..joint.build import Joint, build_joint
+from ..locks import recording_lock
 from ..options import AOTConfig
 from ..record.engine import engine_for
 from ..record.memory import (
@@ -28,8 +30,12 @@ from ..record.recording import GradNeeded, InputsFoundLate, Recording
 from ..record.stand_ins import Argument
 from ..slots import Buffer, Hidden, Input, Param, Primal
 from .escapes import Snapshot
+from .hook_state import refuse_private_state
+from .module_guard import ModuleGuard
 from .places import Place, Surroundings
 from .tree import Flat, Items, Leaf, flatten, unflatten
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class Capture:
     state: tuple[tuple[Primal, Place], ...]
     hidden: dict[Hidden, Place]
     surroundings: Surroundings
+    modules: ModuleGuard | None  # as the recording found them
     shared: tuple[SharedMemory, ...]
 
     @property
@@ -86,6 +93,18 @@ def _about_input(joint: Joint, index: int) -> str:
     return ": " + ", ".join(words)
 
 
+def _alone(capture: Callable[P, Capture]) -> Callable[P, Capture]:
+    """One thread at a time: what another recording has put into the user's objects must not be taken for theirs."""
+
+    @functools.wraps(capture)
+    def locked(*args: P.args, **kwargs: P.kwargs) -> Capture:
+        with recording_lock:
+            return capture(*args, **kwargs)
+
+    return locked
+
+
+@_alone
 def capture_call(
     function: Callable[..., Any],
     args: tuple[Any, ...],
@@ -117,6 +136,7 @@ def capture_call(
     return _capture(function, program, flat, inputs, state, config)
 
 
+@_alone
 def capture_flat(module: nn.Module, args: Sequence[Any], config: AOTConfig) -> Capture:
     """Record a module on flat arguments; its result must be flat too."""
     inputs = [Argument(Input(f"args[{i}]"), value, config.dynamic_shapes) for i, value in enumerate(args)]
@@ -143,6 +163,7 @@ def _capture(
     config: AOTConfig,
 ) -> Capture:
     surroundings = Surroundings(function, zip(flat.paths, flat.leaves, strict=True))
+    modules = ModuleGuard([m for _, m in surroundings.modules.values()]) if surroundings.modules else None
     found = [argument for argument, _ in state]
     hidden: dict[Hidden, Place] = {}
 
@@ -166,6 +187,7 @@ def _capture(
             recording.run(program, given, around, place_of, shared, early, grads)
             result = flatten(recording.result, "output")
             joint = build_joint(recording, result.leaves, result.paths, snapshot.assigned(recording), config)
+            refuse_private_state(joint.hooks, surroundings, recording)
         except WholeMemoryNeeded as needed:
             snapshot.undo(recording)
             return Attempt(recording, needed=needed.slot)
@@ -188,7 +210,7 @@ def _capture(
 
     joint, result, shared = settle(attempt)
     places = tuple((a.slot, place) for a, place in state)
-    return Capture(joint, flat, result, places, hidden, surroundings, tuple(shared))
+    return Capture(joint, flat, result, places, hidden, surroundings, modules, tuple(shared))
 
 
 @dataclass(frozen=True)
@@ -230,6 +252,12 @@ def settle(
             raise DataDependentError(
                 "an operator of the program asks for the values of a tensor, which has none while it is recorded. Pass "
                 "them as plain Python numbers, or compile with fallback='eager'."
+            ) from last.error
+        if "Please convert all Tensors to FakeTensors" in str(last.error):
+            raise UnsupportedError(
+                "an operator of the program meets a tensor that the program finds by itself where recording cannot see "
+                "it (a custom function saves it, and the program differentiates that function). Pass the tensor as an "
+                "argument, or compile with fallback='eager'."
             ) from last.error
         if "INTERNAL ASSERT FAILED" in str(last.error):
             raise UnsupportedError(
@@ -287,7 +315,7 @@ def state_of(module: nn.Module, dynamic: bool) -> list[tuple[Argument, Place]]:
     for table_name, slot_type in kinds:
         for prefix, child in module.named_modules(remove_duplicate=False):
             table = getattr(child, table_name)
-            for key, tensor in table.items():
+            for key, tensor in list(table.items()):
                 if tensor is not None:
                     path = f"{prefix}.{key}" if prefix else key
                     found.append((Argument(slot_type(path), tensor, dynamic), Place(table, "item", key, path)))

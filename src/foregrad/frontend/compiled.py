@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import logging
-import threading
+import sys
+import types
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,12 +17,14 @@ from torch import Tensor, fx, nn
 from .._torch import (
     FakeTensor,
     dispatch_mode_depth,
+    foreign_function_mode,
     forward_ad_level,
     garbage_collection_paused,
     is_functorch_wrapped,
     under_functorch_transform,
 )
 from ..errors import EagerFallbackWarning, ForegradError
+from ..locks import Lock, recording_lock
 from ..options import AOTConfig
 from ..record.lines import user_stack, where
 from ..runtime.program import Program, assemble
@@ -29,6 +33,8 @@ from ..slots import Input
 from .capturing import Capture, capture_call, show_joint
 from .guards import MISS, GuardedEntry
 from .tree import flatten
+
+_TRIES = 3  # another thread may change what the guards look at, between the recording and the call
 
 log = logging.getLogger("foregrad")
 
@@ -85,7 +91,7 @@ class Compiled:
         self._function = function
         self._module = module
         self.config = config
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._eager = False
         self.specializations: list[Specialization] = []
         self._calls: tuple[Callable[..., Any], ...] = ()
@@ -103,8 +109,18 @@ class Compiled:
 
     def _new_facts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that no program is for: compile one, or run the original where that is the only right thing."""
-        if self._eager or _inside_another_transform(args, kwargs):
-            return self._function(*args, **kwargs)
+        for _ in range(_TRIES):
+            if self._eager or recording_lock.is_mine or _inside_another_transform(args, kwargs):
+                return self._function(*args, **kwargs)
+            result = self._compile_and_call(args, kwargs)
+            if result is not MISS:
+                return result
+        raise ForegradError(
+            f"The guards of the program for {self!r} refuse the very call that it was compiled for: an argument or "
+            f"something that the function reads changes while it is recorded, at {where(user_stack(2))}."
+        )
+
+    def _compile_and_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._lock:
             for call in self._calls:  # another thread may have compiled it meanwhile
                 result = call(args, kwargs)
@@ -126,12 +142,16 @@ class Compiled:
                 self._eager = True
                 return self._give_up(f"cannot be compiled and runs eagerly: {error}", args, kwargs)
         result = call(args, kwargs)
-        if result is MISS:
-            raise ForegradError(
-                f"The guards of the program for {self!r} refuse the very call that it was compiled for: an argument or "
-                f"something that the function reads changes while it is recorded, at {where(user_stack(2))}."
-            )
-        return result
+        return self._call_undisturbed(args, kwargs) if result is MISS else result
+
+    def _call_undisturbed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The guards may have met a tensor of a recording in another thread: no recording runs meanwhile."""
+        with recording_lock:
+            for call in self._calls:
+                result = call(args, kwargs)
+                if result is not MISS:
+                    return result
+        return MISS
 
     def _specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         with garbage_collection_paused():
@@ -155,6 +175,28 @@ class Compiled:
         fixed = dataclasses.replace(self.config, dynamic_shapes=False)
         return capture_call(self._function, args, kwargs, self._module, fixed)
 
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A compiled function in a class is a method, as the function itself would be."""
+        is_method = instance is not None and hasattr(type(self._function), "__get__")
+        return types.MethodType(self, instance) if is_method else self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A function that was compiled under its own name is pickled by that name, as functions are."""
+        name = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(getattr(self, "__module__", None) or "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if name and found is self else super().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
+        copied = Compiled.__new__(Compiled)
+        memo[id(self)] = copied
+        copied.__setstate__({name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()})
+        return copied
+
+    def __copy__(self) -> Compiled:
+        return Compiled(self._function, self._module, self.config)
+
     def __getstate__(self) -> dict[str, Any]:
         """A copy starts without programs: it compiles its own."""
         return {"_function": self._function, "_module": self._module, "config": self.config}
@@ -165,7 +207,7 @@ class Compiled:
     def _give_up(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not getattr(self, "_warned", False):
             self._warned = True
-            warnings.warn(f"{self!r} {why}", EagerFallbackWarning, stacklevel=4)
+            warnings.warn(f"{self!r} {why}", EagerFallbackWarning, stacklevel=5)
         return self._function(*args, **kwargs)
 
 
@@ -186,13 +228,14 @@ def guarded_entry(capture: Capture) -> GuardedEntry:
         state=capture.state,
         hidden=capture.hidden,
         surroundings=capture.surroundings,
+        modules=capture.modules,
         shared=capture.shared,
     )
 
 
 def _inside_another_transform(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether the call happens inside another recording or a transform, which must see the original operators."""
-    if dispatch_mode_depth() or under_functorch_transform() or forward_ad_level() >= 0:
+    if dispatch_mode_depth() or foreign_function_mode() or under_functorch_transform() or forward_ad_level() >= 0:
         return True
     leaves = flatten((args, kwargs), "").leaves
     return any(

@@ -72,8 +72,12 @@ class Snapshot:
     # -------------------------------------------------------------------------------------------- noting
     def _note_dict(self, path: str, kind: str, table: dict[Any, Any], assignable: bool = False) -> None:
         def restore(before: dict[Any, Any]) -> None:
-            table.clear()
-            table.update(before)
+            for key in table.keys() - before.keys():
+                del table[key]
+            table.update(before)  # another thread that looks at the table finds nothing missing
+            if list(table) != list(before):
+                table.clear()
+                table.update(before)
 
         self._noted.append(_Noted(path, kind, lambda: dict(table), dict(table), restore, table if assignable else None))
 
@@ -124,7 +128,7 @@ class Snapshot:
             changed = noted.changes()
             if not changed:
                 continue
-            escaped = _find_abstract(changed, recording, _DEPTH)
+            escaped = find_abstract(changed, recording, _DEPTH)
             if escaped is not None or noted.kind in ("module", "variable"):
                 noted.restore(noted.before)
                 lost = [
@@ -165,13 +169,13 @@ def _is_assignable(value: Any, before: Any, recording: Recording) -> bool:
     return isinstance(value, Tensor) and not made
 
 
-def _find_abstract(value: Any, recording: Recording, depth: int) -> Tensor | None:
+def find_abstract(value: Any, recording: Recording, depth: int) -> Tensor | None:
     """The first recorded tensor in a nest of containers."""
     if isinstance(value, Tensor):
         return value if recording.engine.is_abstract(value) else None
     if depth and isinstance(value, (list, tuple, dict, set)):
         for item in value.values() if isinstance(value, dict) else value:
-            found = _find_abstract(item, recording, depth - 1)
+            found = find_abstract(item, recording, depth - 1)
             if found is not None:
                 return found
     return None

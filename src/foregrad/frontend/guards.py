@@ -19,6 +19,7 @@ from .._torch import (
     GlobalStateGuard,
     dispatch_mode_depth,
     expression_of,
+    foreign_function_mode,
     forward_ad_level,
     function_mode_depth,
     shape_guard,
@@ -27,6 +28,7 @@ from .._torch import (
 )
 from ..joint.build import Joint
 from ..joint.inputs import InputFacts
+from ..record.hooks import has_hooks
 from ..record.memory import SharedMemory, root_of
 from ..runtime.entry import source_expression, write_gradients, write_shared_memory
 from ..runtime.text import literal
@@ -51,6 +53,7 @@ class GuardedEntry:
     state: Sequence[tuple[Primal, Place]]  # parameters and buffers
     hidden: dict[Hidden, Place]
     surroundings: Surroundings
+    modules: ModuleGuard | None
     shared: Sequence[SharedMemory] = ()
     guarded: bool = True
     frees: Sequence[Primal] = ()
@@ -85,6 +88,7 @@ class GuardedEntry:
         conditions = [f"{state}()", f"{wanted}{inference}()", f"{depth}() == 0", f"{level}() < 0"]
         conditions.append(f"{modes}() == {function_mode_depth()}")
         if function_mode_depth():  # a default device is such a mode
+            conditions.append(f"not {writer.bind(foreign_function_mode, 'foreign_function_mode')}()")
             device = writer.bind(torch.get_default_device, "get_default_device")
             conditions.append(f"{device}() == {writer.bind(torch.get_default_device(), 'default_device')}")
         _require(writer, conditions, miss)
@@ -97,7 +101,8 @@ class GuardedEntry:
 
     def _look_around(self, writer: Writer, miss: str) -> None:
         """What the program finds by itself; a place that no longer exists is another fact too."""
-        if not (self.state or self.hidden or self.surroundings.plain or self.surroundings.fixed):
+        around = self.surroundings.plain or self.surroundings.fixed or self.modules
+        if not (self.state or self.hidden or around):
             return
         with writer.block("try:"):
             self._check_surroundings(writer, miss)
@@ -111,9 +116,8 @@ class GuardedEntry:
             conditions.append(equality(writer, self._read(writer, place), value))
         for place, value in self.surroundings.fixed:
             conditions.append(f"{self._read(writer, place)} is {writer.bind(value, 'fixed')}")
-        modules = [module for _, module in self.surroundings.modules.values()]
-        if modules:
-            conditions.append(f"{writer.bind(ModuleGuard(modules).holds, 'modules_unchanged')}()")
+        if self.modules is not None:
+            conditions.append(f"{writer.bind(self.modules.holds, 'modules_unchanged')}()")
         _require(writer, conditions, miss)
 
     def _check_constants(self, writer: Writer, miss: str) -> None:
@@ -163,6 +167,8 @@ class GuardedEntry:
             real = self._real(facts)
             if real.requires_grad:  # any other tensor is a leaf
                 conditions.append(f"{name}.is_leaf" if real.is_leaf else f"not {name}.is_leaf")
+                if self.joint.recording.recorder.runs_backward:  # which would meet the hooks
+                    conditions.append(f"{writer.bind(has_hooks, 'has_hooks')}({name}) is {has_hooks(real)}")
             conditions.append(f"{name}._is_view()" if real._is_view() else f"not {name}._is_view()")
             if not isinstance(geometry(facts).storage_offset(), SymInt):
                 conditions.append(f"{name}.storage_offset() == {real.storage_offset()}")

@@ -46,6 +46,7 @@ class ModuleGuard:
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = list(modules)
         self._types = list(map(type, modules))
+        self._versions = self._versions_now()  # first: what another thread changes from now on shows
         self._facts = [_facts(module) for module in modules]
         self._containers = [
             (value, Remembered(value))
@@ -53,11 +54,10 @@ class ModuleGuard:
             for value in vars(module).values()
             if isinstance(value, (list, dict, set)) and value and is_plain(value)
         ]
-        self._note_versions()
 
-    def _note_versions(self) -> None:
+    def _versions_now(self) -> list[tuple[Any, int]]:
         tables = [table for module in self._modules for table in (*module_dicts(module), *_hooks(module))]
-        self._versions = [(table, dict_version(table)) for table in (*tables, *global_module_hooks())]
+        return [(table, dict_version(table)) for table in (*tables, *global_module_hooks())]
 
     def holds(self) -> bool:
         """Whether every fact is as it was."""
@@ -72,7 +72,8 @@ class ModuleGuard:
         return True
 
     def _look_again(self) -> bool:
+        versions = self._versions_now()
         if any(global_module_hooks()) or not same_value([_facts(module) for module in self._modules], self._facts):
             return False
-        self._note_versions()
+        self._versions = versions
         return True

@@ -127,7 +127,7 @@ class Surroundings:
             self.modules[id(child)] = (full, child)
             self._enter_class(type(child))
             for table in (child._parameters, child._buffers):
-                for key, tensor in table.items():
+                for key, tensor in list(table.items()):
                     if tensor is not None:
                         self._found(tensor, Place(table, "item", key, _join(full, key)))
             for key, value in list(vars(child).items()):

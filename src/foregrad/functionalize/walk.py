@@ -59,7 +59,11 @@ class Functionalizer:
         state = self._states.get(id(tensor))
         if state is None:
             if self.engine.is_abstract(tensor):
-                raise CaptureError("A recorded tensor came from outside the recorder's sight.")
+                raise CaptureError(
+                    "A recorded tensor came from outside the recorder's sight: it was computed in another thread, or "
+                    "with torch's modes switched off. Compute it in the program's own thread, or compile with "
+                    "fallback='eager'."
+                )
             node = self.graph.constant(tensor, tensor)
             state = self._states[id(tensor)] = TensorState(Storage(), node, tensor)
         return state
@@ -146,7 +150,7 @@ class Functionalizer:
         self.tokens.begin()
         for position, step in enumerate(steps, start):
             self._position = position
-            graph.stack, graph.backward = step.stack, step.backward
+            graph.stack, graph.backward, graph.node = step.stack, step.backward, step.node
             kind = op_info(step.op).kind
             if kind is Kind.PURE or kind is Kind.HIGHER_ORDER:
                 effect = effect_of(step.op)

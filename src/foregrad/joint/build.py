@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from .._torch import AutocastState, effect_type
-from ..errors import UnsupportedError
+from .._torch import AutocastState, effect_type, is_backward_state
+from ..errors import BackwardStateError, UnsupportedError
 from ..functionalize.walk import Functionalizer
 from ..options import AOTConfig
 from ..record.recording import Recording
@@ -21,6 +21,7 @@ from ..slots import Base, Grad, Grown, Memory, Output, Primal, Returned, Root, T
 from .backward_writes import BackwardWrite
 from .effects import Effect, Effects, Escape
 from .graph import Part, to_fx
+from .hooks import HookEffect, HookEffects
 from .inputs import InputFacts, input_facts
 from .ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
 from .outputs import Constant, Number, OutputClassifier, OutputFacts, SameAsInput
@@ -52,6 +53,7 @@ class Joint:
     outputs: OutputFacts
     visible: int  # so many of the outputs are the user's; the rest are for the effects
     effects: tuple[Effect, ...]
+    hooks: tuple[HookEffect, ...]  # that a call registers on inputs and results
     primal_values: tuple[Any, ...]  # tokens first
     tangent_values: tuple[Tensor, ...]
     backward_errors: dict[Returned, Exception]  # what autograd said when it was asked for the gradients of these
@@ -125,6 +127,7 @@ def build_joint(
         facts = {r.slot: input_facts(functionalizer, r, keep) for r in (*recording.memories, *recording.inputs)}
         hidden.add_inputs(recording, functionalizer, [facts[recorded.slot] for recorded in recording.inputs])
         hidden.add_escapes(escapes)
+        hooks = HookEffects(recording, hidden)
         outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay).classify()
     primals = _primals(graph, facts)
     targets = program_targets(list(facts.values()), outputs)
@@ -134,9 +137,13 @@ def build_joint(
             "the program returns a tensor that it made require grad together with a result that is computed from it, "
             "which cannot be compiled yet. Pass that tensor as an argument, or compile with fallback='eager'."
         )
+    tracked = tape.targets.values()
+    effects = [*hooks.of_inputs(tracked), *hooks.of_results(outputs, hidden.paths, tracked)]
     forward = _forward_values(functionalizer, facts.values(), outputs)
     tangents = tuple(Tangent(slot) for slot in tape.targets)
     derived = tape.differentiate_all()
+    if _takes_backward_state(recording):
+        derived = replace(derived, refused=dict.fromkeys(tape.targets, BackwardStateError(_NO_CAPTURE)))
     functionalizer.draws.closed = True
     random = random_facts(functionalizer.draws, bool(tangents))
     graph.placeholders += random.placeholders
@@ -171,6 +178,7 @@ def build_joint(
         outputs=outputs,
         visible=len(leaves),
         effects=tuple(hidden.effects),
+        hooks=tuple(effects),
         primal_values=tuple(node.value for node in placeholders[:taken]),
         tangent_values=tuple(tape.tangents.values()),
         backward_errors=derived.refused,
@@ -181,6 +189,20 @@ def build_joint(
         recording=recording,
         tape=tape,
     )
+
+
+_NO_CAPTURE = (
+    "BackwardState requires CompiledAutograd: its hooks are for a backward that is captured as a whole, which Foregrad "
+    "does not do. Register the hooks on tensors instead."
+)
+
+
+def _takes_backward_state(recording: Recording) -> bool:
+    """Whether an argument carries hooks for a backward that is captured whole (J-15)."""
+    states = [i.slot for i in recording.inputs if not i.is_tensor and is_backward_state(i.seen)]
+    if len(states) > 1:
+        raise BackwardStateError(f"At most one BackwardState may be passed, not {' and '.join(map(str, states))}.")
+    return bool(states)
 
 
 def _primals(graph: FlatGraph, facts: dict[Primal, InputFacts]) -> tuple[InputFacts, ...]:

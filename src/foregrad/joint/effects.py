@@ -69,7 +69,8 @@ class Effects:
         self.paths = list(paths)
         self.effects: list[Effect] = []
 
-    def _add(self, tensor: Tensor | None, path: str) -> int:
+    def add(self, tensor: Tensor | None, path: str) -> int:
+        """A hidden result; gives its place."""
         self.leaves.append(tensor)
         self.paths.append(path)
         return len(self.leaves) - 1
@@ -77,7 +78,7 @@ class Effects:
     def add_escapes(self, escapes: Sequence[Escape]) -> None:
         """Tensors that the program assigned."""
         for escape in escapes:
-            self.effects.append(Assigned(self._add(escape.tensor, escape.path), escape.table, escape.key))
+            self.effects.append(Assigned(self.add(escape.tensor, escape.path), escape.table, escape.key))
 
     def add_inputs(self, recording: Recording, functionalizer: Functionalizer, inputs: Sequence[InputFacts]) -> None:
         """Inputs that were moved to other memory, and gradients that the program gave them."""
@@ -88,14 +89,14 @@ class Effects:
             if not is_stale(recorded.seen) and recorded.seen.is_leaf:
                 before, after = recording.grad_before(recorded), recorded.seen.grad
                 if after is not before:
-                    output = self._add(after, f"{recorded.slot}.grad")
+                    output = self.add(after, f"{recorded.slot}.grad")
                     self.effects.append(GradAssigned(output, recorded.slot))
             if facts.moved is not None:
                 with disable_modes():
                     alias = recorded.seen.detach()
                 step = ViewStep(aten.detach.default, (), {}, None)
                 functionalizer.add_view(functionalizer.state_of(recorded.seen), alias, step)
-                output = self._add(alias, str(recorded.slot))
+                output = self.add(alias, str(recorded.slot))
                 leaf = recorded.required_grad and recorded.was_leaf
                 counted = not facts.moved_uncounted
                 self.effects.append(Moved(output, recorded.slot, facts.moved.grad_enabled, counted, leaf))

@@ -83,6 +83,8 @@ def _meta(node: Node) -> dict[str, Any]:
             meta["impure"] = True
         if node.stack:
             meta["stack_trace"] = show_stack(node.stack)
+        if node.autograd_node is not None:
+            meta["autograd_node"] = node.autograd_node
     return meta
 
 

@@ -182,11 +182,6 @@ def _refuse_lost_effects(recorded: RecordedInput) -> None:
         return
     if recorded.required_grad and not _requires_grad(recorded):
         raise UnsupportedError(f"the program makes {slot} not require grad, which cannot be compiled yet.")
-    if seen.retains_grad or seen._post_accumulate_grad_hooks:
-        raise UnsupportedError(
-            f"the program calls retain_grad() on {slot} or gives it a post-accumulate hook, which cannot be compiled "
-            "yet. Do so before the call."
-        )
 
 
 def untouched(recorded: RecordedInput, requires_grad: bool, geometry: Tensor | None = None) -> InputFacts:

@@ -19,6 +19,7 @@ from .._torch import expression_of, sympy_functions
 from ..errors import UnsupportedError
 from ..ops import aten
 from ..record.lines import Stack
+from ..record.step import AutogradNode
 from ..slots import Slot
 
 Target = Callable[..., Any]
@@ -27,7 +28,20 @@ Target = Callable[..., Any]
 class Node:
     """One value of the graph: a placeholder (it has a slot), a constant, or the result of an operator."""
 
-    __slots__ = ("args", "backward", "impure", "kwargs", "meta", "name", "op", "slot", "stack", "value", "written")
+    __slots__ = (
+        "args",
+        "autograd_node",
+        "backward",
+        "impure",
+        "kwargs",
+        "meta",
+        "name",
+        "op",
+        "slot",
+        "stack",
+        "value",
+        "written",
+    )
 
     def __init__(self, op: Target | None, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> None:
         self.op = op
@@ -41,6 +55,7 @@ class Node:
         self.impure = False
         self.written = False  # a placeholder whose tensor is overwritten once the forward has run
         self.stack: Stack = ()
+        self.autograd_node: AutogradNode | None = None  # whose work it is, in backward
 
     def inputs(self) -> Iterator[Node]:
         """The nodes that this one reads."""
@@ -66,6 +81,7 @@ class FlatGraph:
         self.nodes: list[Node] = []
         self.backward = False  # nodes made now belong to the backward
         self.stack: Stack = ()  # the user's line for nodes made now
+        self.node: AutogradNode | None = None  # of autograd, for nodes made now
         self._symbols: dict[Any, Node] = {}
 
     def placeholder(self, slot: Slot, value: Any) -> Node:
@@ -92,6 +108,7 @@ class FlatGraph:
         node = Node(op, args, kwargs, value)
         node.backward = self.backward
         node.stack = self.stack
+        node.autograd_node = self.node
         self.nodes.append(node)
         return node
 

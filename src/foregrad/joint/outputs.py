@@ -168,16 +168,6 @@ class OutputClassifier:
         return self._functionalizer.state_of(tensor)
 
     def _case(self, i: int, leaf: Any) -> Result:
-        result = self._one(i, leaf)
-        rebuilt = isinstance(result, (ViewOfInput, ViewOfBase, ViewOfOutput)) and leaf._backward_hooks
-        if isinstance(leaf, Tensor) and (rebuilt or (leaf.retains_grad and not isinstance(result, SameAsInput))):
-            raise UnsupportedError(
-                f"the program gives {self._paths[i]} a hook or calls retain_grad() on it: this cannot be compiled yet. "
-                "Do so on the result of the call."
-            )
-        return result
-
-    def _one(self, i: int, leaf: Any) -> Result:
         if isinstance(leaf, (SymInt, SymFloat)):
             return Number(leaf)
         if not isinstance(leaf, Tensor):

@@ -22,6 +22,7 @@ from .._torch import (
     is_traceable_wrapper_subclass,
     local_source,
     make_fake,
+    new_fake_mode,
     run_on_meta,
     running_fake_mode,
     set_lazy_bits,
@@ -226,4 +227,4 @@ def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool) -> FakeEngin
     mode = running_fake_mode()
     if mode is not None:
         return FakeEngine(mode)
-    return FakeEngine(FakeTensorMode(shape_env=ShapeEnv() if dynamic else None))
+    return FakeEngine(new_fake_mode(ShapeEnv() if dynamic else None))

@@ -20,6 +20,7 @@ from .._torch import is_functorch_wrapped, set_version
 from ..errors import DataDependentError, UnsupportedError
 from ..ops import aten
 from .engine import Engine
+from .hooks import REGISTERING, Hooks
 from .inner_backward import INNER_BACKWARDS
 from .lines import user_stack, where
 
@@ -72,6 +73,7 @@ class RealTensors(TorchFunctionMode):
         self.data_assigned: set[int] = set()  # ids of tensors that `.data =` moved last
         self.made_to_require_grad: set[int] = set()  # ids of tensors that `requires_grad_()` was called on
         self.grads_looked_at: set[int] = set()  # ids of what stands for tensors whose `.grad` was read or set
+        self.hooks = Hooks()
         self._adopt = adopt  # makes a hidden input of a tensor that was not known before
         self._twins: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}  # by id of the real tensor
         self._reals: dict[int, weakref.ref[Tensor]] = {}  # by id of the twin
@@ -184,6 +186,8 @@ class RealTensors(TorchFunctionMode):
                 done = inner(*self._swap(args), **{name: self._swap(value) for name, value in kwargs.items()})
             if done is not NotImplemented:
                 return done
+        if func in REGISTERING:
+            return self.hooks.register(func, *self._swap(args), **kwargs)
         if func is Tensor.requires_grad_:
             self._require_grad(args[0])
         elif func is Tensor.detach_ and args[0].requires_grad and self._is_input(args[0]):

@@ -23,8 +23,10 @@ from .._torch import (
     TorchDispatchMode,
     UnsupportedOperatorException,
     accumulates_gradient,
+    accumulating_into,
     disable_modes,
     next_sequence_number,
+    running_node_name,
     running_node_number,
     without_function_modes,
 )
@@ -35,8 +37,9 @@ from .engine import Engine, is_empty
 from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
 from .lists import lists_share_memory, one_after_another
 from .objects import ScriptObjects
+from .overlap import tensors_in
 from .randomness import Generators
-from .step import Step
+from .step import AutogradNode, Step
 from .tape import tape_edges
 
 _DEVICE_OF = torch.ops.prim.device.default
@@ -53,6 +56,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.steps: list[Step] = []
         self.backward = False
+        self.runs_backward = False  # the program differentiates something by itself
         self.changes = Changes(engine, self.steps)
         self.objects = ScriptObjects(engine)
         self._engine = engine
@@ -60,7 +64,9 @@ class Recorder(TorchDispatchMode):
         self._decompositions = decompositions
         self._from_nodes = from_nodes  # the program is a graph whose nodes know the user's lines better than frames do
         self._stacks: dict[int, Stack] = {}  # of the forward, by autograd's sequence number
+        self._node: AutogradNode | None = None  # that runs now, in backward
         self.generators = Generators(lambda: where(user_stack(2)))
+        self._default_dtype = torch.get_default_dtype()
         self._devices: set[torch.device] = set()
         self._finished_node: int | None = None  # set by hooks on nodes whose gradients are summed up
         self._watched: set[Any] = set()
@@ -88,7 +94,7 @@ class Recorder(TorchDispatchMode):
         if replaced is not NotImplemented:
             return replaced
         info = op_info(op)
-        stack = self._stack()
+        stack, node = self._stack(), self._node
         if "device" in kwargs:
             self._require_device(kwargs["device"])
         if info.random and info.kind is Kind.WRITE and is_empty(args[0]):
@@ -114,9 +120,12 @@ class Recorder(TorchDispatchMode):
             self.changes.after(op, args, kwargs, shapes)
         if info.takes_objects:
             out = self.objects.fresh(out)
+        if torch.get_default_dtype() is not self._default_dtype and info.kind is Kind.PURE:
+            kwargs = self._with_its_dtype(op, types, args, kwargs, out)
         repeats, follows = self._draw(op, kwargs, args) if info.random else (None, None)
         step = Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, repeats, follows)
         step.becomes_grad = self.backward and op is _COPY and accumulates_gradient()
+        step.node = node
         self.steps.append(step)
         return out
 
@@ -131,6 +140,27 @@ class Recorder(TorchDispatchMode):
         step = Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, None)  # type: ignore[arg-type]
         self.steps.append(step)
         return out
+
+    def _with_its_dtype(
+        self, op: OpOverload, types: Any, args: Any, kwargs: dict[str, Any], out: Any
+    ) -> dict[str, Any]:
+        """What the program does under a default dtype of its own must give the same under the caller's."""
+        inside = torch.get_default_dtype()
+        torch.set_default_dtype(self._default_dtype)
+        try:
+            with without_function_modes():
+                otherwise = self._run(op, types, args, kwargs)
+        finally:
+            torch.set_default_dtype(inside)
+        made, others = ([t.dtype for t in tensors_in([value])] for value in (out, otherwise))
+        if made == others:
+            return kwargs
+        if len(made) == 1 and any(a.name == "dtype" and a.kwarg_only for a in op._schema.arguments):
+            return {**kwargs, "dtype": made[0]}
+        raise UnsupportedError(
+            f"{op}, at {where(self._stack())}, under a default dtype that the program has set: this cannot be compiled "
+            "yet. Convert its argument to a dtype first."
+        )
 
     def _decompose(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replace an operator by others: on the user's wish, or because it is a mere composition."""
@@ -149,9 +179,14 @@ class Recorder(TorchDispatchMode):
 
     def _stack(self) -> Stack:
         """The user's line: of the operator itself, or in backward of the operator that it differentiates."""
-        number = running_node_number() if self.backward else None
-        if number is not None:
+        number = running_node_number()
+        self._node = None
+        if number is not None and not self.backward:
+            self._note_inner_backward()
+        elif number is not None:
             stack = self._stacks.get(number, ())
+            if number != self._finished_node:
+                self._node = number, running_node_name()
             return f"{GRADIENT_SUM}\n{show_stack(stack)}" if number == self._finished_node else stack
         if self._from_nodes:
             stack = fx_traceback.get_current_meta().get("stack_trace") or ()
@@ -159,6 +194,17 @@ class Recorder(TorchDispatchMode):
             stack = user_stack(3)
         self._stacks.setdefault(next_sequence_number() - 1, stack)
         return stack
+
+    def _note_inner_backward(self) -> None:
+        """The program itself runs a backward, which must not reach the user's own tensors."""
+        self.runs_backward = True
+        leaf = accumulating_into()
+        if leaf is not None and not self._engine.is_abstract(leaf):
+            raise UnsupportedError(
+                f"the program differentiates a custom function that takes a tensor of shape {tuple(leaf.shape)} which "
+                f"the program finds by itself, at {where(user_stack(4))}: this cannot be compiled yet. Pass it as an "
+                "argument, or compile with fallback='eager'."
+            )
 
     def watch_gradient_sums(self, targets: Sequence[torch.Tensor]) -> None:
         """Tell the sums that autograd makes between nodes from the operators of the nodes themselves.

@@ -19,6 +19,7 @@ from torch import Tensor
 from .._torch import (
     AutocastState,
     FakeTensor,
+    Settings,
     ambient_state_kept,
     autocast_off,
     autocast_state,
@@ -28,10 +29,11 @@ from .._torch import (
     recording_autograd,
     script_calls_seen,
 )
-from ..errors import UnsupportedError
+from ..errors import StateChangeError, UnsupportedError
 from ..slots import GradOf, Hidden, Input, Primal
 from .accumulate import accumulated, with_added
 from .engine import Engine
+from .hooks import Hooks, has_hooks
 from .lines import caller_of, user_stack, where
 from .memory import SharedMemory, in_order, root_of
 from .overlap import tensors_in
@@ -109,15 +111,16 @@ class Recording:
             self._need_grad,
             self._refuse_late_requires_grad,
         )
+        self._reals = reals
         for argument in state:
             reals.register(argument.value, self._adopt(argument))
         seen = [self._adopt(argument) for argument in arguments]
         for argument, value in zip(arguments, seen, strict=True):
             if isinstance(value, Tensor):
                 reals.note_argument(argument.value, value)
-        self._reals = reals
         for real in early:
             reals.twin_of(real)
+        settings, changed = Settings.now(), None
         with self._modes(reals):
             self.recorder.generators.begin()
             try:
@@ -129,6 +132,13 @@ class Recording:
             finally:
                 self.grad_enabled_after = torch.is_grad_enabled()
                 self.autocast_after = autocast_state()
+                changed = settings.restore()
+        if changed is not None:
+            raise StateChangeError(
+                f"the program leaves another {changed} behind: a compiled call would not change it again. Set it "
+                "outside the program, or compile with fallback='eager'."
+            )
+        reals.hooks.finish({id(recorded.seen) for recorded in self.inputs})
         self.require_known_grads()
         self.forward_end = len(self.steps)
 
@@ -147,6 +157,8 @@ class Recording:
             self._by_identity[id(argument.value)] = recorded
         self.inputs.append(recorded)
         if isinstance(argument.value, Tensor):
+            if recorded.required_grad and first is None and has_hooks(argument.value):
+                self._reals.hooks.guard(recorded)
             self.real_tensors[argument.slot] = argument.value
             if id(argument.value) in self._with_grads and first is None and argument.value.grad is not None:
                 grad = self._adopt(Argument(GradOf(argument.slot), argument.value.grad))  # type: ignore[arg-type]
@@ -169,6 +181,11 @@ class Recording:
                 f"requires_grad_(), at {where(user_stack(4))}, of an input that is a view, after a view of it was "
                 "taken: this cannot be compiled yet. Call it first, or before the compiled program."
             )
+
+    @property
+    def hooks(self) -> Hooks:
+        """What the program did with hooks."""
+        return self._reals.hooks
 
     def grad_before(self, recorded: RecordedInput) -> Tensor | None:
         """What stood for the gradient of an input before the program ran."""

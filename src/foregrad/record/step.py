@@ -7,6 +7,8 @@ from typing import Any
 from .._torch import OpOverload
 from .lines import Stack
 
+AutogradNode = tuple[int, str]  # its sequence number and its name
+
 
 class Step:
     """One recorded operator call."""
@@ -18,6 +20,7 @@ class Step:
         "follows",
         "grad_enabled",
         "kwargs",
+        "node",
         "op",
         "out",
         "repeats",
@@ -43,6 +46,7 @@ class Step:
         self.grad_enabled = grad_enabled
         self.backward = backward
         self.stack = stack
+        self.node: AutogradNode | None = None  # that ran it, in backward
         self.repeats = repeats  # the earlier step whose random draw this one replays
         self.becomes_grad = False  # autograd's copy for a `.grad`, of what the recording holds too
         self.follows = follows  # then, the step behind whose draw it draws, in the same recomputation

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,8 +24,10 @@ from .._torch import (
 from ..errors import BackwardError, UnsupportedError
 from ..joint.backward_writes import BackwardWrite
 from ..joint.tape import Tape
+from ..locks import Lock
 from ..options import AOTConfig
 from ..slots import Returned, Tangent
+from .anomaly import watched
 from .compilers import Boxed, checked, compile_graph, example_values
 from .randomness import with_state
 from .stash import SECOND_TIME, Stash
@@ -115,7 +116,7 @@ class Backward:
         self._writes = writes
         self._config = config
         self._refused = refused or {}
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._compiled: Boxed | None = None
         self._partial: dict[Any, _Graph] = {}  # by which tangents arrive, and the autocast state
         self._orders: dict[Any, Any] = {}  # backwards that can be differentiated themselves
@@ -195,7 +196,11 @@ class Backward:
             raise RuntimeError(SECOND_TIME)
         arguments = [values[i] for i in graph.saved]
         arguments += [self._unread(i) if t is None else t for i, t in enumerate(given)]
-        run = self._uncompiled(graph.module) if under_vmap() else graph.run
+        run = graph.run
+        if under_vmap():
+            run = self._without_extras(lambda args: graph.module(*args), graph.module)
+        elif torch.is_anomaly_enabled():
+            run = self._without_extras(watched(graph.module), graph.module)
         with autocast_off(), torch.no_grad():  # the casts are in the graph
             found: Sequence[Any] = run(arguments)
         self.carry_out_writes(ctx, found, tangents)
@@ -229,12 +234,11 @@ class Backward:
         """It has effects of its own: a custom function may do something else where a tangent is missing."""
         if self._config.options.unlift_effect_tokens:
             unlift_last_tokens(module, count_tokens(module))
-        compiled = with_state(self._compile(module), module, self._tape.random)
-        return without_last_tokens(compiled, count_tokens(module))
+        return self._without_extras(self._compile(module), module)
 
-    def _uncompiled(self, module: fx.GraphModule) -> Boxed:
-        run = with_state(lambda args: module(*args), module, self._tape.random)
-        return without_last_tokens(run, count_tokens(module))
+    def _without_extras(self, run: Boxed, module: fx.GraphModule) -> Boxed:
+        """A backward graph as a function of saved values and tangents alone."""
+        return without_last_tokens(with_state(run, module, self._tape.random), count_tokens(module))
 
     def _slots(self, mask: Sequence[bool]) -> tuple[Returned, ...]:
         return tuple(slot for slot, used in zip(self._tape.targets, mask, strict=True) if used)

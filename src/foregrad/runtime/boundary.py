@@ -330,7 +330,7 @@ class TrainingCore:
         yield from (f"{name} is not None" for name in anchors)
         if len(tangents) > 1:
             yield "ctx.stash is not None"
-        for function in (torch.is_grad_enabled, any_autocast_enabled, under_vmap):
+        for function in (torch.is_grad_enabled, any_autocast_enabled, under_vmap, torch.is_anomaly_enabled):
             yield f"{writer.bind(function, function.__name__)}()"
 
     def _saved_values(self, writer: Writer) -> list[str]:

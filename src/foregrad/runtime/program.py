@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,7 @@ class Program:
     backward_graph: fx.GraphModule | None
     source: str
     call: Callable[..., Any]
+    strides: Sequence[Any] | None  # of what the forward graph returns, if its compiler reported them
 
 
 def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
@@ -60,10 +61,10 @@ def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
         core, parts = _inference(joint, config, entry, writer, autocast)
     _write(joint, config, entry, writer, core)
     writer.run(f"<foregrad program {number}>")
-    return Program(joint, parts[2], parts[0], parts[1], writer.source, writer.namespace["call"])
+    return Program(joint, parts[2], parts[0], parts[1], writer.source, writer.namespace["call"], parts[3])
 
 
-Parts = tuple[fx.GraphModule, fx.GraphModule | None, ViewAndMutationMeta]
+Parts = tuple[fx.GraphModule, fx.GraphModule | None, ViewAndMutationMeta, Sequence[Any] | None]
 
 
 def _install(writer: Writer, name: str) -> Callable[[Boxed], None]:
@@ -91,11 +92,12 @@ def _inference(
     if config.options.verify:
         verify_graph(module)
     examples = _forward_examples(joint, config)
-    compiled, _ = compile_graph(config.inference_compiler or config.fw_compiler, module, examples, "inference", config)
+    compiler = config.inference_compiler or config.fw_compiler
+    compiled, strides = compile_graph(compiler, module, examples, "inference", config)
     install = _install_forward(joint, config, writer, name)
     install(checked(compiled, "inference", module, install))
     metadata = describe(joint, config, saved_sizes=None)
-    return InferenceCore(joint, entry.guarded, autocast, entry.frees), (module, None, metadata)
+    return InferenceCore(joint, entry.guarded, autocast, entry.frees), (module, None, metadata, strides)
 
 
 def _training(
@@ -133,7 +135,7 @@ def _training(
     runner.install(_install(writer, around_backward(writer, "backward_graph", joint, backward)))
     metadata = describe(joint, config, saved_sizes=len(saved.sizes))
     core = TrainingCore(joint, saved, runner, entry.guarded, autocast, counted)
-    return core, (forward, backward, metadata)
+    return core, (forward, backward, metadata, strides)
 
 
 def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:

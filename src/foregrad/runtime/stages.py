@@ -22,9 +22,11 @@ from ..errors import AssumptionError
 from ..joint.build import Joint
 from ..joint.effects import Assigned, Effect, GradAssigned, Moved
 from ..joint.inputs import InputFacts
+from ..locks import recording_lock
 from ..record.step import Step
 from ..slots import Grown, Memory, Output, Primal, Returned, Root, Updated
 from .aliases import Aliases
+from .hooks import RegisterHooks
 from .stage import Stage
 from .text import arguments_text, literal, op_name
 from .writer import Writer
@@ -181,7 +183,8 @@ class Escapes(Stage):
             value = writer.variable(Output(effect.output))
             match effect:
                 case Assigned(_, table, key):
-                    writer.line(f"{writer.bind(table, 'module')}[{literal(writer, key)}] = {value}")
+                    with writer.block(f"with {writer.bind(recording_lock, 'recording_lock')}:"):
+                        writer.line(f"{writer.bind(table, 'module')}[{literal(writer, key)}] = {value}")
                 case GradAssigned(_, of):
                     writer.line(f"{writer.variable(of)}.grad = {value}")
                 case Moved(_, slot, _, counted, leaf=True):
@@ -237,6 +240,8 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list
     stages: list[Stage] = []
     if debug_assert:
         stages.append(Assumptions(joint.inputs, state, aot_id))
+    if joint.hooks:
+        stages.append(RegisterHooks(joint.hooks))
     made = [facts.recorded.slot for facts in joint.inputs if facts.made_to_require_grad]
     late = [] if joint.is_training else [slot for slot in made if _shares_written_memory(joint, slot)]
     for slots in (tuple(slot for slot in made if slot not in late), tuple(late)):

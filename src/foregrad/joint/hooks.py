@@ -1,0 +1,228 @@
+"""Hooks that a compiled call registers: those that the program gave to inputs, and to results that are rebuilt.
+
+The user's own function is registered each time. Tensors of the program in its closure are hidden results: the function
+is made anew with those of the call.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import SymFloat, SymInt, Tensor
+
+from ..errors import UnsupportedError
+from ..record.hooks import Registered, Registering
+from ..record.lines import where
+from ..record.recording import Recording
+from ..record.stand_ins import RecordedInput
+from ..record.tape import tape_edges
+from ..slots import Output, Primal
+from .effects import Effects
+from .inputs import is_stale
+from .outputs import OutputFacts, Plain, SameAsInput, SameAsOutput
+
+_WAY_OUT = "Do so outside the program, or compile with fallback='eager'."
+
+
+@dataclass(frozen=True, slots=True)
+class HookAdded:
+    """A hook that a call gives to an input or a result."""
+
+    of: Primal | Output
+    how: Registering
+    hook: Callable[..., Any]
+    captured: tuple[tuple[int, int], ...]  # id of what the function holds, and the result that takes its place
+    early: bool  # before the input is written: autograd keeps it with the value from before
+
+
+@dataclass(frozen=True, slots=True)
+class GradRetained:
+    """An input or a result whose gradient a call asks autograd to keep."""
+
+    of: Primal | Output
+
+
+HookEffect = HookAdded | GradRetained
+
+
+class HookEffects:
+    """Collects them; what the functions hold must be known before the results are sorted."""
+
+    def __init__(self, recording: Recording, hidden: Effects) -> None:
+        self._recording = recording
+        self._hidden = hidden
+        self._abstract = recording.engine.is_abstract
+        self._inside: set[Any] | None = None
+        self._captured: dict[Registered, tuple[tuple[int, int], ...]] = {}
+        hooks = recording.hooks
+        results = {id(leaf) for leaf in hidden.leaves if isinstance(leaf, Tensor) and leaf._is_view()}
+        for hook in (*hooks.on_inputs, *(h for h in hooks.inside if id(h.tensor) in results)):
+            self._capture(hook)
+
+    def _capture(self, hook: Registered) -> None:
+        found: dict[int, Any] = {}
+        _look_for(hook.hook, lambda value: self._abstract(value) or isinstance(value, (SymInt, SymFloat)), found, set())
+        outputs = []
+        for value in found.values():
+            known = next((i for i, leaf in enumerate(self._hidden.leaves) if leaf is value), None)
+            outputs.append((id(value), self._hidden.add(value, "a tensor in a hook") if known is None else known))
+        self._captured[hook] = tuple(outputs)
+
+    # ------------------------------------------------------------------------------------------- effects
+    def _refuse_inner_use(self, tensor: Tensor, name: str, targets: Iterable[Tensor]) -> None:
+        """A call sees the gradient from outside only; what comes from the program's own results stays in the graph."""
+        if self._inside is None:
+            self._inside = {following for _, following in tape_edges(list(targets))}
+        if tensor.grad_fn in self._inside:
+            raise UnsupportedError(
+                f"the program gives {name} a hook or calls retain_grad() on it, and computes other results from it: "
+                "a compiled call would see a part of its gradient only. Compile with fallback='eager'."
+            )
+
+    def of_inputs(self, targets: Iterable[Tensor]) -> list[HookEffect]:
+        """What the program did to inputs."""
+        effects: list[HookEffect] = []
+        first: dict[int, RecordedInput] = {}
+        for recorded in self._recording.inputs:
+            if recorded.is_tensor and not is_stale(recorded.seen):
+                first.setdefault(id(recorded.seen), recorded)
+        for hook in self._recording.hooks.on_inputs:
+            self._refuse_several(hook)
+            if is_stale(hook.tensor):
+                raise UnsupportedError(
+                    f"a hook, at {where(hook.stack)}, on a view that may not be used any more, because what it is a "
+                    f"view of was written: this cannot be compiled yet. {_WAY_OUT}"
+                )
+            recorded = first[id(hook.tensor)]
+            early = hook.node is not hook.tensor.grad_fn
+            if early and (hook.node is not recorded.start_node or self._captured[hook]):
+                raise UnsupportedError(
+                    f"a hook on {recorded.slot}, at {where(hook.stack)}, between two writes to it, or with tensors of "
+                    f"the program in it: this cannot be compiled yet. {_WAY_OUT}"
+                )
+            if hook.node is not recorded.start_node:
+                self._refuse_inner_use(hook.tensor, str(recorded.slot), targets)
+            effects.append(HookAdded(recorded.slot, hook.how, hook.hook, self._captured[hook], early))
+        for recorded in first.values():
+            if recorded.seen.retains_grad:
+                self._refuse_lost_gradient(recorded.seen, str(recorded.slot))
+                if recorded.seen.grad_fn is not recorded.start_node:
+                    self._refuse_inner_use(recorded.seen, str(recorded.slot), targets)
+                effects.append(GradRetained(recorded.slot))
+        return effects
+
+    def of_results(self, outputs: OutputFacts, paths: Sequence[str], targets: Iterable[Tensor]) -> list[HookEffect]:
+        """What the program did to results; a hook on a plain result is part of the recorded backward."""
+        effects: list[HookEffect] = []
+        for i, (result, leaf) in enumerate(zip(outputs.results, outputs.tensors, strict=True)):
+            if leaf is None or isinstance(result, (SameAsInput, SameAsOutput)) or is_stale(leaf):
+                continue
+            hooks = [] if isinstance(result, Plain) else [h for h in self._captured if h.tensor is leaf]
+            if not hooks and not leaf.retains_grad:
+                continue
+            self._refuse_inner_use(leaf, paths[i], targets)
+            for hook in hooks:
+                self._refuse_several(hook)
+                if hook.node is not leaf.grad_fn:
+                    raise UnsupportedError(
+                        f"a hook on {paths[i]}, at {where(hook.stack)}, before a write to it: this cannot be compiled "
+                        f"yet. {_WAY_OUT}"
+                    )
+                effects.append(HookAdded(Output(i), hook.how, hook.hook, self._captured[hook], early=False))
+            if leaf.retains_grad:
+                self._refuse_lost_gradient(leaf, paths[i])
+                effects.append(GradRetained(Output(i)))
+        return effects
+
+    def _refuse_several(self, hook: Registered) -> None:
+        if hook.serves_several:
+            raise UnsupportedError(
+                f"register_multi_grad_hook, at {where(hook.stack)}, of an input, or of a view that is a result, cannot "
+                f"be compiled yet. {_WAY_OUT}"
+            )
+
+    def _refuse_lost_gradient(self, tensor: Tensor, name: str) -> None:
+        if tensor.grad is not None:
+            raise UnsupportedError(
+                f"the program leaves a gradient on {name}, which is no leaf: this cannot be compiled yet. {_WAY_OUT}"
+            )
+
+
+# ------------------------------------------------------------------------------------------------ functions
+def _look_for(value: Any, wanted: Callable[[Any], bool], found: dict[int, Any], seen: set[int]) -> None:
+    """What a function holds of the program: in its closure and defaults, in tuples and functions there."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if wanted(value):
+        found[id(value)] = value
+    for part in _parts(value):
+        _look_for(part, wanted, found, seen)
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    return list(value) if type(value) is tuple else []
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def with_values(hook: Callable[..., Any], values: dict[int, Any]) -> Callable[..., Any]:
+    """The same function over other values, given by the id of those that it holds.
+
+    >>> two, three = (2,), (3,)
+    >>> with_values(lambda x, y=two: x * y[0], {id(two): three})(5)
+    15
+    """
+    function: Callable[..., Any] = _Replacing(values).value(hook)
+    return function
+
+
+class _Replacing:
+    def __init__(self, values: dict[int, Any]) -> None:
+        self._known = dict(values)
+
+    def value(self, old: Any) -> Any:
+        """A value, or what takes its place."""
+        if id(old) not in self._known:
+            self._known[id(old)] = self._made(old)
+        return self._known[id(old)]
+
+    def _made(self, old: Any) -> Any:
+        found: dict[int, Any] = {}
+        _look_for(old, lambda part: self._known.get(id(part), part) is not part, found, set())
+        if not found:
+            return old
+        if isinstance(old, types.FunctionType):
+            return self._function(old)
+        if isinstance(old, functools.partial):
+            parts = [self.value(item) for item in old.args], {k: self.value(v) for k, v in old.keywords.items()}
+            return functools.partial(self.value(old.func), *parts[0], **parts[1])
+        return tuple(self.value(item) for item in old)
+
+    def _cell(self, cell: types.CellType) -> types.CellType:
+        old = cell.cell_contents if _is_filled(cell) else None
+        new = self.value(old)
+        return cell if new is old else types.CellType(new)  # others may share a cell that stays as it is
+
+    def _function(self, old: types.FunctionType) -> types.FunctionType:
+        cells = tuple(self._cell(cell) for cell in old.__closure__ or ())
+        defaults = None if old.__defaults__ is None else tuple(map(self.value, old.__defaults__))
+        new = types.FunctionType(old.__code__, old.__globals__, old.__name__, defaults, cells)
+        if old.__kwdefaults__:
+            new.__kwdefaults__ = {name: self.value(value) for name, value in old.__kwdefaults__.items()}
+        return new

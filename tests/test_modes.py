@@ -1,0 +1,297 @@
+"""Modes around a compiled call, and modes that the program itself enters: eager is the law."""
+
+import contextlib
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import foregrad
+from checking import check_core
+from foregrad.errors import StateChangeError, UnsupportedError
+from helpers import grab, leaf, nop, plain
+
+
+@contextlib.contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def default_device(device):
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+# ------------------------------------------------------------------------------------------------ inference mode
+def inference_inside(x):
+    with torch.inference_mode():
+        y = x * 2
+    return y, x + y
+
+
+def inference_view_inside(x):
+    with torch.inference_mode():
+        return x.view(-1)
+
+
+def out_of_inference_inside(x):
+    with torch.inference_mode(False), torch.enable_grad():
+        y = x.clone().requires_grad_() * 2
+    return y
+
+
+@pytest.mark.parametrize("program", [lambda x: x * 2, lambda x: x.view(-1), out_of_inference_inside])
+def test_inference_mode_around(program):
+    """F-2"""
+    with torch.inference_mode():
+        check_core(program, plain(3))
+
+
+@pytest.mark.parametrize("program", [inference_inside, inference_view_inside])
+def test_inference_mode_inside(program):
+    """F-2"""
+    check_core(program, leaf(3))
+    check_core(program, plain(3))
+
+
+def test_programs_for_and_without_inference_mode():
+    """F-2"""
+    f = foregrad.aot_function(lambda x: x * 2, nop)
+    y = f(leaf(2))
+    with torch.inference_mode():
+        z = f(leaf(2))
+    assert y.requires_grad and not y.is_inference() and z.is_inference() and not z.requires_grad
+    assert f(leaf(2)).requires_grad and len(f.specializations) == 2
+
+
+# ------------------------------------------------------------------------------------- default dtype and device
+def a_factory_of_another_dtype(x):
+    with default_dtype(torch.float64):
+        y = torch.ones(3)
+    return x * y, torch.ones(3)
+
+
+def several_factories_of_another_dtype(x):
+    with default_dtype(torch.float64):
+        y = torch.zeros(3) + torch.full((3,), 2.0) + torch.arange(3.0) + torch.tensor(1.5) + torch.linspace(0, 1, 3)
+        z = x.double().sin() + torch.ones(3, dtype=torch.float32)
+    return y, z
+
+
+@pytest.mark.parametrize("program", [a_factory_of_another_dtype, several_factories_of_another_dtype])
+def test_a_default_dtype_inside(program):
+    check_core(program, leaf(3))
+
+
+def test_an_operator_that_takes_the_programs_default_dtype_is_refused():
+    def program(n):
+        with default_dtype(torch.float64):
+            return n / 2
+
+    with pytest.raises(UnsupportedError, match=r"aten.div.*return n / 2.*under a default dtype"):
+        foregrad.aot_function(program, nop)(torch.arange(3))
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_a_default_dtype_around():
+    """F-2"""
+    f = foregrad.aot_function(lambda x: x * torch.ones(3), nop)
+    assert f(leaf(3)).dtype is torch.float32
+    with default_dtype(torch.float64):
+        assert f(leaf(3)).dtype is torch.float64
+        check_core(lambda n: n / 2, torch.arange(3))
+    assert f(leaf(3)).dtype is torch.float32
+
+
+def a_factory_elsewhere(x):
+    with torch.device("meta"):
+        y = torch.ones(3)
+    return x * 2, y
+
+
+def test_a_device_inside():
+    check_core(a_factory_elsewhere, leaf(3))
+
+
+@pytest.mark.parametrize("around", [torch.device, default_device])
+def test_a_device_around(around):
+    """F-2"""
+    f = foregrad.aot_function(lambda x: (x * 2, torch.ones(3)), nop)
+    assert f(leaf(3))[1].device.type == "cpu"
+    for device in ("meta", "cpu", "meta"):
+        with around(device):
+            assert f(leaf(3))[1].device.type == device
+    assert f(leaf(3))[1].device.type == "cpu"
+    assert len(f.specializations) == 3
+
+
+SETTERS = {
+    "default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "default device": lambda: torch.set_default_device("meta"),
+    "deterministic mode": lambda: torch.use_deterministic_algorithms(True),
+    "matmul precision": lambda: torch.set_float32_matmul_precision("high"),
+}
+
+
+@pytest.mark.parametrize("name", SETTERS)
+def test_a_program_that_leaves_a_setting_changed_is_refused(name):
+    before = torch.get_default_device(), torch.get_float32_matmul_precision()
+
+    def program(x):
+        SETTERS[name]()
+        return x * 2
+
+    with pytest.raises(StateChangeError, match=f"leaves another {name} behind"):
+        foregrad.aot_function(program, nop)(leaf(3))
+    assert (torch.get_default_device(), torch.get_float32_matmul_precision()) == before
+
+    def raises(x):
+        SETTERS[name]()
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        foregrad.aot_function(raises, nop)(leaf(3))
+    assert (torch.get_default_device(), torch.get_float32_matmul_precision()) == before
+
+
+# ------------------------------------------------------------------------------------------------- determinism
+def test_determinism_that_the_program_sets_and_takes_back():
+    def program(x):
+        torch.use_deterministic_algorithms(True)
+        y = x * (2 if torch.are_deterministic_algorithms_enabled() else 3)
+        torch.use_deterministic_algorithms(False)
+        return y
+
+    check_core(program, leaf(3))
+
+
+def test_determinism_is_a_fact_of_the_program():
+    """J-9, F-2"""
+    f, graphs = grab(lambda x: x.sin())
+    f(leaf(2)).sum().backward()
+    torch.use_deterministic_algorithms(True)
+    try:
+        x = leaf(2)
+        y = f(x)
+        y.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert graphs.order == ["forward", "backward"] * 2
+    z = f(x)
+    assert torch.equal(z, y) and len(f.specializations) == 2
+
+
+# -------------------------------------------------------------------------- what a program can ask about itself
+ASKS = {
+    "torch.compiler.is_compiling": torch.compiler.is_compiling,
+    "torch.compiler.is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
+    "torch.compiler.is_exporting": torch.compiler.is_exporting,
+    "torch.jit.is_tracing": torch.jit.is_tracing,
+    "torch.jit.is_scripting": torch.jit.is_scripting,
+    "torch.onnx.is_in_onnx_export": lambda: torch.onnx.is_in_onnx_export(),
+}
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_a_program_that_asks_whether_it_is_compiled_hears_what_eager_says(name):
+    ask = ASKS[name]
+    check_core(lambda x: x * 2 if ask() else x * 3, leaf(3))
+
+
+# -------------------------------------------------------------------------------------------- modes of the user
+class AddOne(TorchFunctionMode):
+    """Changes what `mul` gives."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result + 1 if getattr(func, "__name__", "") == "mul" else result
+
+
+class Names(TorchFunctionMode):
+    """Notes what is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class SinPlusOne(TorchDispatchMode):
+    """Changes what `sin` gives."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result + 1 if func is torch.ops.aten.sin.default else result
+
+
+def program(x):
+    return x.sin() * 2
+
+
+@pytest.mark.parametrize("mode", [AddOne, SinPlusOne, Names])
+def test_a_mode_around_the_call(mode):
+    """The user's mode sees what it sees in eager: the original function runs under it."""
+    f = foregrad.aot_function(program, nop)
+    f(leaf(3))
+    with mode():
+        check_core(program, leaf(3))
+        assert torch.equal(f(leaf(3)), program(leaf(3)))
+    assert torch.equal(f(leaf(3)), program(leaf(3)))
+    assert len(f.specializations) == 1
+
+
+def test_one_mode_is_not_taken_for_another():
+    f = foregrad.aot_function(program, nop)
+    for mode in (AddOne(), torch.device("cpu"), Names(), AddOne()):
+        with mode:
+            assert torch.equal(f(leaf(3)), program(leaf(3)))
+    x = leaf(3)
+    with Names() as noted:
+        f(x)
+        f(x)
+    assert noted.names == ["sin", "mul", "sin", "mul"]
+
+
+def function_mode_inside(x):
+    with AddOne():
+        return x.sin() * 2
+
+
+def dispatch_mode_inside(x):
+    with SinPlusOne():
+        return x.sin() * 2
+
+
+def counted_inside(x):
+    with FlopCounterMode(display=False):
+        return x @ x
+
+
+@pytest.mark.parametrize("inside", [function_mode_inside, dispatch_mode_inside, counted_inside])
+def test_a_mode_inside_the_program(inside):
+    check_core(inside, leaf(3))
+
+
+def test_flops_are_counted_through_a_compiled_program():
+    f = foregrad.aot_function(lambda x: x @ x, nop)
+    f(leaf(3, 3))
+    with FlopCounterMode(display=False) as counter:
+        f(leaf(3, 3)).sum().backward()
+    with FlopCounterMode(display=False) as eager:
+        x = leaf(3, 3)
+        (x @ x).sum().backward()
+    assert counter.get_total_flops() == eager.get_total_flops() == 3 * 54
