@@ -170,7 +170,7 @@ def running_node_number() -> int | None:
 def accumulates_gradient() -> bool:
     """Whether autograd is adding to a `.grad` right now, in backward."""
     node = torch._C._current_autograd_node()
-    return node is not None and node.name() == "torch::autograd::AccumulateGrad"
+    return node is not None and name_of_node(node) == "torch::autograd::AccumulateGrad"
 
 
 def accumulating_into() -> torch.Tensor | None:
@@ -180,7 +180,12 @@ def accumulating_into() -> torch.Tensor | None:
 
 def running_node_name() -> str:
     """The name of the autograd node that runs now, as torch's own messages write it."""
-    return str(torch._C._current_autograd_node().name())
+    return name_of_node(torch._C._current_autograd_node())
+
+
+def name_of_node(node: Any) -> str:
+    """The name of an autograd node; a custom function may have put something else under `name` on its own."""
+    return str(type(node).name(node))
 
 
 def gradients_of(
@@ -244,7 +249,7 @@ def frees_when_run(node: Any) -> bool:
     """Whether a node of the tape holds saved tensors, which a backward frees once it has used them."""
     if hasattr(node, "_raw_saved_tensors"):  # a custom function
         return bool(node._raw_saved_tensors)
-    if type(node).__name__ == "CopySlices" or node.name().startswith("Foreach"):
+    if type(node).__name__ == "CopySlices" or name_of_node(node).startswith("Foreach"):
         return True  # the first drops the whole node that it wraps, the others their lists, which cannot be looked at
     return any(name.startswith("_raw_saved_") and _is_saved(node, name) for name in dir(node))
 

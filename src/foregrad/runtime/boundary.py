@@ -262,7 +262,8 @@ class TrainingCore:
             writer.line(f"ctx.kept = {tuple_of(detached)}")
             detached = []
         elif not detached and not anchors and self._is_spent:
-            detached = [writer.bind(torch.empty(0), "nothing")]
+            with torch.inference_mode(False):
+                detached = [writer.bind(torch.empty(0), "nothing")]
         if detached or anchors:
             writer.line(f"ctx.save_for_backward({', '.join([*detached, *anchors])})")
         if sizes:
