@@ -132,6 +132,7 @@ def build_joint(
     primals = _primals(graph, facts)
     targets = program_targets(list(facts.values()), outputs)
     tape = Tape(recording, functionalizer, [facts.recorded for facts in primals], targets)
+    tape.written_views |= {facts.recorded.seen.grad_fn for facts in primals if _is_written_view(facts, recording)}
     if recording.depend_on(list(tape.targets.values()), outputs.fresh_leaves):
         raise UnsupportedError(
             "the program returns a tensor that it made require grad together with a result that is computed from it, "
@@ -215,6 +216,12 @@ def _primals(graph: FlatGraph, facts: dict[Primal, InputFacts]) -> tuple[InputFa
             kept.append((node, primal))
     graph.placeholders[:] = [node for node, _ in kept]
     return tuple(primal for _, primal in kept)
+
+
+def _is_written_view(facts: InputFacts, recording: Recording) -> bool:
+    """Whether autograd saw a write to an input that is a view; it was recorded as if it were none."""
+    real = recording.real_tensors.get(facts.recorded.slot)
+    return facts.written and facts.write_seen_by_autograd and real is not None and real._is_view()
 
 
 def _if_changed(before: Any, after: Any) -> Any:

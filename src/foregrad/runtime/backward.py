@@ -122,7 +122,7 @@ class Backward:
         self._orders: dict[Any, Any] = {}  # backwards that can be differentiated themselves
         self._live = self.live_positions()
         # Whether eager would keep what is saved, however often backward is called: custom functions can do that.
-        self.keeps = bool(saved.tensors) and not frees and not self._live
+        self.keeps = bool(saved.tensors) and not frees
         self._readers: list[frozenset[int]] | None = None
 
     # -------------------------------------------------------------------------------------- the usual backward
@@ -294,9 +294,7 @@ class Backward:
     def saved_values(self, ctx: Any) -> list[Any]:
         """What the forward saved, sizes first, with the caller's own tensors among it."""
         sizes = ctx.sizes if self._saved.sizes else ()
-        if self.keeps:
-            return [*sizes, *ctx.kept]
-        held = iter(ctx.saved_tensors)  # autograd refuses where they are gone
+        held = iter(ctx.kept if self.keeps else ctx.saved_tensors)  # autograd refuses where they are gone
         live = self._live
         return [*sizes, *(ctx.live[live[i]] if i in live else next(held) for i in range(len(self._saved.tensors)))]
 
