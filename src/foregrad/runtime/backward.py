@@ -30,37 +30,11 @@ from ..slots import Returned, Tangent
 from .anomaly import watched
 from .compilers import Boxed, checked, compile_graph, example_values
 from .randomness import with_state
+from .saved import Saved, SavedValue
 from .stash import SECOND_TIME, Stash
 from .tokens import count_tokens, hiding_last_tokens, unlift_last_tokens, without_last_tokens
 
 log = logging.getLogger("foregrad")
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """What the forward hands to the backward: names of the nodes, tensors first in the forward's outputs."""
-
-    tensors: tuple[fx.Node, ...]
-    sizes: tuple[fx.Node, ...]
-
-    @property
-    def names(self) -> list[str]:
-        """In the order in which the backward takes them."""
-        return [node.name for node in (*self.sizes, *self.tensors)]
-
-    @property
-    def nbytes(self) -> int:
-        """How much memory the tensors take, by the sizes of the recording."""
-        values = [node.meta["val"] for node in self.tensors]
-        return sum(hint_of(value.numel()) * value.element_size() for value in values)
-
-
-def saved_between(forward: fx.GraphModule, returned: int) -> Saved:
-    """Read off a partitioned forward what it saves behind its own outputs."""
-    outputs: Sequence[Any] = forward.graph.output_node().args[0][returned:]  # type: ignore[index, assignment]
-    tensors = tuple(node for node in outputs if isinstance(node.meta.get("val"), Tensor))
-    sizes = tuple(node for node in outputs if not isinstance(node.meta.get("val"), Tensor))
-    return Saved(tensors, sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +264,11 @@ class Backward:
             if not used and not self._tape.freed_by((slot,)) & freed:
                 needed |= positions
         return needed
+
+    def described(self, order: int = 1) -> list[SavedValue]:
+        """What is saved for this backward, and for the orders above it that were asked for so far."""
+        higher = [value for running in self._orders.values() for value in running.backward.described(order + 1)]
+        return [*self._saved.described(order), *higher]
 
     def saved_values(self, ctx: Any) -> list[Any]:
         """What the forward saved, sizes first, with the caller's own tensors among it."""

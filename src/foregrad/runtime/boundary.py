@@ -22,7 +22,8 @@ from ..joint.build import Joint
 from ..joint.outputs import Number, Plain, Result, SameAsInput, ViewOfBase, ViewOfInput, ViewOfOutput
 from ..ops import Kind, op_info
 from ..slots import Output, Primal, Returned, Updated
-from .backward import Backward, Edges, Saved, anchor, restride
+from .backward import Backward, Edges, anchor, restride
+from .saved import Saved
 from .writer import Writer, tuple_of, unpack
 
 

@@ -20,12 +20,13 @@ from ..ops import Kind, op_info
 from ..options import AOTConfig
 from ..schemas import ViewAndMutationMeta
 from ..slots import Primal
-from .backward import Backward, Saved, saved_between
+from .backward import Backward
 from .boundary import InferenceCore, TrainingCore, edges_of
 from .compilers import Boxed, checked, compile_graph, example_values
 from .entry import Entry
 from .partitioning import partitioned
 from .randomness import around_backward, around_forward
+from .saved import Saved, SavedValue, saved_between
 from .stages import stages_of
 from .tokens import hiding_first_tokens, unlift_first_tokens, unlift_last_tokens
 from .writer import Writer
@@ -44,6 +45,24 @@ class Program:
     source: str
     call: Callable[..., Any]
     strides: Sequence[Any] | None  # of what the forward graph returns, if its compiler reported them
+    backward: Backward | None
+
+    @property
+    def saved(self) -> tuple[SavedValue, ...]:
+        """What is kept between forward and backward, also for the higher orders that were asked for so far."""
+        return () if self.backward is None else tuple(self.backward.described())
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """The graphs of a program behind what runs them."""
+
+    core: InferenceCore | TrainingCore
+    forward: fx.GraphModule
+    backward_graph: fx.GraphModule | None
+    metadata: ViewAndMutationMeta
+    strides: Sequence[Any] | None
+    backward: Backward | None
 
 
 def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
@@ -54,17 +73,19 @@ def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
     kind = "training" if joint.is_training else "inference"
     writer = Writer(f"Foregrad program {number}: {kind}, {len(joint.inputs)} inputs, {joint.visible} outputs.")
     autocast = any_autocast_enabled()
-    core: InferenceCore | TrainingCore
-    if joint.is_training:
-        core, parts = _training(joint, config, entry, writer, autocast)
-    else:
-        core, parts = _inference(joint, config, entry, writer, autocast)
-    _write(joint, config, entry, writer, core)
+    made = (_training if joint.is_training else _inference)(joint, config, entry, writer, autocast)
+    _write(joint, config, entry, writer, made.core)
     writer.run(f"<foregrad program {number}>")
-    return Program(joint, parts[2], parts[0], parts[1], writer.source, writer.namespace["call"], parts[3])
-
-
-Parts = tuple[fx.GraphModule, fx.GraphModule | None, ViewAndMutationMeta, Sequence[Any] | None]
+    return Program(
+        joint=joint,
+        metadata=made.metadata,
+        forward_graph=made.forward,
+        backward_graph=made.backward_graph,
+        source=writer.source,
+        call=writer.namespace["call"],
+        strides=made.strides,
+        backward=made.backward,
+    )
 
 
 def _install(writer: Writer, name: str) -> Callable[[Boxed], None]:
@@ -81,9 +102,7 @@ def _forward_examples(joint: Joint, config: AOTConfig) -> list[Any]:
     return example_values(joint.recording.engine, [*joint.primal_values[hidden:], *joint.random.values[:2]])
 
 
-def _inference(
-    joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool
-) -> tuple[InferenceCore, Parts]:
+def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool) -> _Compiled:
     name = around_forward(writer, "inference_graph", joint)
     module = joint.module
     if config.options.unlift_effect_tokens and joint.signature.tokens:
@@ -97,12 +116,11 @@ def _inference(
     install = _install_forward(joint, config, writer, name)
     install(checked(compiled, "inference", module, install))
     metadata = describe(joint, config, saved_sizes=None)
-    return InferenceCore(joint, entry.guarded, autocast, entry.frees), (module, None, metadata, strides)
+    core = InferenceCore(joint, entry.guarded, autocast, entry.frees)
+    return _Compiled(core, module, None, metadata, strides, None)
 
 
-def _training(
-    joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool
-) -> tuple[TrainingCore, Parts]:
+def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool) -> _Compiled:
     signature, unlifted = joint.signature, config.options.unlift_effect_tokens
     tokens, backward_tokens = len(signature.tokens), len(signature.backward_tokens)
     returned = tokens + len(signature.returned) + len(joint.random.forward_outputs)
@@ -135,7 +153,7 @@ def _training(
     runner.install(_install(writer, around_backward(writer, "backward_graph", joint, backward)))
     metadata = describe(joint, config, saved_sizes=len(saved.sizes))
     core = TrainingCore(joint, saved, runner, entry.guarded, autocast, counted)
-    return core, (forward, backward, metadata, strides)
+    return _Compiled(core, forward, backward, metadata, strides, runner)
 
 
 def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
