@@ -26,7 +26,7 @@ from ..record.step import Step
 from .operators import RANDOM_FILL
 from .state import TensorState
 from .storages import fit_results
-from .variants import REORDERED, TRAINING_FLAG, Variant, functional_variant
+from .variants import IN_OWN_DTYPE, REORDERED, TRAINING_FLAG, Variant, functional_variant
 from .views import SCATTERS
 
 if TYPE_CHECKING:
@@ -121,8 +121,14 @@ def _call_arguments(step: Step, variant: Variant) -> tuple[list[Any], dict[str, 
     for position, default in variant.defaults:
         if position >= len(args) and names[position] not in kwargs:
             args.append(default)
+    if step.op in IN_OWN_DTYPE and kwargs.get("dtype") is None and not _is_inexact(args[0]):
+        kwargs["dtype"] = args[0].dtype
     order = REORDERED.get(step.op)
     return (args if order is None else [args[i] for i in order]), kwargs
+
+
+def _is_inexact(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _functional_call(walk: Functionalizer, step: Step, variant: Variant) -> Node:

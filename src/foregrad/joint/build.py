@@ -24,6 +24,7 @@ from .graph import Part, to_fx
 from .inputs import InputFacts, input_facts
 from .ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
 from .outputs import Constant, Number, OutputClassifier, OutputFacts, SameAsInput
+from .reshaped import refuse_reshaped_views
 from .tape import BackwardWrite, Differentiated, Tape
 
 
@@ -102,6 +103,7 @@ def build_joint(
         hidden.add_inputs(recording, functionalizer, [facts[recorded.slot] for recorded in recording.inputs])
         hidden.add_escapes(escapes)
         outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay).classify()
+    refuse_reshaped_views(recording, outputs)
     primals = _primals(graph, facts)
     tape = Tape(recording, functionalizer, facts, primals, outputs)
     if recording.depend_on(list(tape.targets.values()), outputs.fresh_leaves):

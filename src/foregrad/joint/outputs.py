@@ -224,23 +224,36 @@ class OutputClassifier:
         root = leaf if leaf._base is None else leaf._base
         if id(root) not in self._roots:
             return True
-        return self._is_from_custom_function(leaf)
+        return self._is_from_custom_function(leaf) or self._is_from_fresh_leaf(leaf)
 
     def _is_from_custom_function(self, leaf: Tensor) -> bool:
         """Whether a custom function, which has a derivative of its own, is among the views that led here."""
+        node = self._behind_views(leaf)
+        return is_custom_function_node(node) and not is_start_node(node)
+
+    def _is_from_fresh_leaf(self, leaf: Tensor) -> bool:
+        """Whether the views that led here start at a view that the program itself made require grad."""
+        start = getattr(self._behind_views(leaf), "variable", None)
+        return start is not None and self._recording.made_to_require_grad(start) and id(start) not in self._roots
+
+    def _behind_views(self, leaf: Tensor) -> Any:
+        """The first node on the tape that does not belong to a view, as far as views can lead."""
         node, views = leaf.grad_fn, len(self._state(leaf).path_to_root())
         for _ in range(views):
-            if node is None or is_custom_function_node(node):
+            if node is None or is_custom_function_node(node) or hasattr(node, "variable"):
                 break
             node = node.next_functions[0][0] if node.next_functions else None
-        return is_custom_function_node(node) and not is_start_node(node)
+        return node
 
     def _stale(self, leaf: Tensor, owner: RecordedInput | None, path: str) -> Result:
         """A view that autograd no longer lets anybody use: what it was taken from was written with gradients on."""
         steps = None
         if owner is not None:
             steps = self._state(leaf).chain_from(self._functionalizer.state_before(owner))
-        if owner is None or steps is None or any(map(_is_symbolic, steps)) or creation_of(leaf) == "IN_CUSTOM_FUNCTION":
+        base = leaf._base
+        fresh = base is not None and id(base) not in self._roots and self._recording.made_to_require_grad(base)
+        unknown = owner is None or fresh or creation_of(leaf) == "IN_CUSTOM_FUNCTION"
+        if owner is None or unknown or steps is None or any(map(_is_symbolic, steps)):
             raise UnsupportedError(
                 f"{path} is a view that may not be used any more, because what it is a view of was written: this "
                 "cannot be compiled yet. Take the view after the write."
@@ -293,7 +306,14 @@ class OutputClassifier:
 
     def _rebuild(self, leaf: Tensor, base: Tensor, start: TensorState | None = None) -> Rebuild:
         steps = self._state(leaf).chain_from(start or self._state(base))
-        if steps is not None and (any(map(_is_symbolic, steps)) or not (self._replay or leaf.dtype != base.dtype)):
+        if steps is not None and any(map(_is_symbolic, steps)):
+            if leaf.requires_grad and leaf.grad_fn is not None and not all(step.with_grad for step in steps):
+                raise UnsupportedError(
+                    "a view of a symbolic size, taken under no_grad in part, cannot be compiled yet. Take it with "
+                    "gradients on or off."
+                )
+            steps = None
+        elif steps is not None and not (self._replay or leaf.dtype != base.dtype):
             steps = None
         symbolic = any(isinstance(n, SymInt) for n in (*leaf.shape, *leaf.stride()))
         if steps is None and symbolic and self._state(leaf).storage.writes and hint_of(base.storage_offset()):

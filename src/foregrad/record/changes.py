@@ -31,6 +31,7 @@ class Changes:
         self._steps = steps  # so far
         self.shapes_before: dict[int, list[tuple[int, Tensor]]] = {}  # by id: number of the step, metadata before it
         self._reshaped_views: list[Tensor] = []
+        self.reshaped_without_grad: list[tuple[int, Tensor, Tensor]] = []  # number of the step, metadata before it
 
     def before(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack) -> Shapes:
         """Refuse what eager refuses; gives the tensors whose shape the operator may change, as they are now."""
@@ -53,13 +54,15 @@ class Changes:
 
     def after(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Shapes) -> None:
         """Note what was resized, and count what abstract tensors do not count."""
+        pointwise = torch.Tag.pointwise in op.tags
         for tensor, size, before in shapes:
+            if before is not None and pointwise and tensor.shape != size and any(a is tensor for a in args):
+                # A result that is an argument as well is not resized.
+                raise _does_not_fit(size, tensor)
             if before is not None and (size, before.stride()) != (tensor.shape, tensor.stride()):
                 self._note(tensor, before)
             elif before is None and tensor.shape != size:  # a real kernel does not let it grow
-                raise RuntimeError(
-                    f"output with shape {list(size)} doesn't match the broadcast shape {list(tensor.shape)}"
-                )
+                raise _does_not_fit(size, tensor)
         if op_info(op).uncounted:
             torch.autograd.graph.increment_version(tuple(tensors_in(written_arguments(op, args, kwargs))))
 
@@ -80,7 +83,10 @@ class Changes:
                 f"{op}, at {where(stack)}, changes the shape of a tensor of which a view was taken before: this cannot "
                 "be compiled yet. Change the shape first, or take a view of another shape instead."
             )
-        self._note(tensor, self._metadata(tensor))
+        before = self._metadata(tensor)
+        self._note(tensor, before)
+        if not torch.is_grad_enabled() and tensor.requires_grad:
+            self.reshaped_without_grad.append((len(self._steps), tensor, before))
         if tensor._is_view():
             self._reshaped_views.append(tensor)
 
@@ -94,3 +100,7 @@ class Changes:
                     f"{op}, at {where(stack)}, writes to memory of which a view has changed its shape in place: this "
                     "cannot be compiled yet. Take a new view instead of changing the shape of the old one."
                 )
+
+
+def _does_not_fit(size: torch.Size, grown: Tensor) -> RuntimeError:
+    return RuntimeError(f"output with shape {list(size)} doesn't match the broadcast shape {list(grown.shape)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +26,7 @@ from ..joint.outputs import (
 from ..ops import ViewStep, aten
 from ..slots import Base, Output, Slot
 from .stage import Stage
-from .text import arguments_text, literal, op_name
+from .text import arguments_text, grad_mode, literal, op_name
 from .writer import Writer
 
 Taken = dict[tuple[str, bool], str]  # variables that hold all pieces of a split, by the call and its grad mode
@@ -117,10 +116,12 @@ class Aliases(Stage):
             pieces = taken.get((call, step.with_grad))
             if pieces is None:
                 result = name if step.index is None else writer.fresh("pieces")
-                with self._grad_mode(writer, step.with_grad):
+                with grad_mode(writer, step.with_grad, self.grad_enabled):
                     writer.line(f"{result} = {call}")
             if on_itself:
                 setter = writer.bind(set_version, "set_version")
+                # Autograd takes a view that was changed behind its back for one of another shape, and must see it now.
+                writer.line(f"{name}.grad_fn")
                 writer.line(f"{setter}({name}, {name}._version - 1)")
             if step.index is not None:
                 pieces = taken.setdefault((call, step.with_grad), pieces or result)
@@ -128,13 +129,6 @@ class Aliases(Stage):
             current = name
         if not steps:
             writer.line(f"{name} = {writer.bind(aten.alias.default, 'alias')}({source})")
-
-    def _grad_mode(self, writer: Writer, enabled: bool) -> contextlib.AbstractContextManager[None]:
-        """A block in the grad mode in which a view was taken."""
-        if enabled == self.grad_enabled:
-            return contextlib.nullcontext()
-        mode = writer.bind(torch.enable_grad, "enable_grad") if enabled else writer.bind(torch.no_grad, "no_grad")
-        return writer.block(f"with {mode}():")
 
 
 def is_symbolic(tensor: Tensor) -> bool:

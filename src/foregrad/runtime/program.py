@@ -54,11 +54,12 @@ def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
     writer = Writer(f"Foregrad program {number}: {kind}, {len(joint.inputs)} inputs, {joint.visible} outputs.")
     autocast = any_autocast_enabled()
     core: InferenceCore | TrainingCore
+    counted: dict[Primal, int] = {}
     if joint.is_training:
-        core, parts = _training(joint, config, entry, writer, autocast)
+        core, parts, counted = _training(joint, config, entry, writer, autocast)
     else:
         core, parts = _inference(joint, config, entry, writer, autocast)
-    _write(joint, config, entry, writer, core)
+    _write(joint, config, entry, writer, core, counted)
     writer.run(f"<foregrad program {number}>")
     return Program(joint, parts[2], parts[0], parts[1], writer.source, writer.namespace["call"])
 
@@ -88,7 +89,7 @@ def _inference(
 
 def _training(
     joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool
-) -> tuple[TrainingCore, Parts]:
+) -> tuple[TrainingCore, Parts, dict[Primal, int]]:
     returned = len(joint.signature.returned)
     forward, backward = partition(joint, config)
     saved = saved_between(forward, returned)
@@ -103,7 +104,7 @@ def _training(
     runner.install(_install(writer, writer.fresh("backward_graph")))
     metadata = describe(joint, config, saved_sizes=len(saved.sizes))
     core = TrainingCore(joint, saved, runner, entry.guarded, autocast, counted)
-    return core, (forward, backward, metadata)
+    return core, (forward, backward, metadata), counted
 
 
 def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
@@ -112,13 +113,14 @@ def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
     return {
         facts.recorded.slot: facts.version_change
         for node, facts in zip(joint.part.placeholders, joint.primals, strict=False)
-        if node.name in names and facts.version_change and _changes_later(facts)
+        if node.name in names and facts.version_change and _changes_later(joint, facts)
     }
 
 
-def _changes_later(facts: InputFacts) -> bool:
-    """Whether the shape or the place of an input changes once the graph has run."""
-    return not facts.data_changed and bool(facts.reshapes or facts.refitted or facts.moved)
+def _changes_later(joint: Joint, facts: InputFacts) -> bool:
+    """Whether the shape or the place of an input, or of one that looks at its memory, changes once the graph has run."""
+    members = [f for f in joint.inputs if f.recorded.parent is facts.recorded]
+    return not facts.data_changed and any(f.reshapes or f.refitted or f.moved for f in (facts, *members))
 
 
 def _origin(node: fx.Node) -> fx.Node:
@@ -146,10 +148,17 @@ def partition(joint: Joint, config: AOTConfig) -> tuple[fx.GraphModule, fx.Graph
     return forward, backward
 
 
-def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, core: InferenceCore | TrainingCore) -> None:
+def _write(
+    joint: Joint,
+    config: AOTConfig,
+    entry: Entry,
+    writer: Writer,
+    core: InferenceCore | TrainingCore,
+    counted: dict[Primal, int],
+) -> None:
     """The text of the program: stages in, the graphs, stages out."""
     debug = config.options.debug_assert and not entry.guarded
-    stages = stages_of(joint, debug, config.num_params_buffers, config.aot_id)
+    stages = stages_of(joint, debug, config.num_params_buffers, config.aot_id, counted)
     core.define(writer)
     with writer.block(entry.open(writer)):
         entry.enter(writer)
