@@ -175,6 +175,8 @@ def _is_tracked(functionalizer: Functionalizer, recorded: RecordedInput, place: 
 def _is_made_to_require_grad(recorded: RecordedInput, written: bool) -> bool:
     seen = recorded.seen
     made = not is_stale(seen) and seen.requires_grad and not recorded.required_grad and seen.is_leaf
+    if made and seen._base is not None and seen._base.requires_grad:  # what it is a view of was made so
+        return False
     if made and (written or not _is_own(recorded)):
         raise UnsupportedError(
             f"the program makes {recorded.slot} require grad and writes to its memory, which cannot be compiled yet. "

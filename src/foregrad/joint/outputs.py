@@ -18,6 +18,7 @@ from ..functionalize.state import TensorState
 from ..functionalize.walk import Functionalizer
 from ..ops import Kind, ViewStep, aten, op_info
 from ..record.engine import geometry_of
+from ..record.overlap import tensors_in, written_arguments
 from ..record.recording import Recording
 from ..record.stand_ins import RecordedInput, is_start_node
 from ..schemas import OutputType
@@ -35,6 +36,7 @@ class Rebuild:
     hides_base: bool  # autograd does not know that the view belongs to its base
     becomes_leaf: bool  # the program made the view itself require grad
     leaf_by_force: bool = False  # a view taken under no_grad seems to require grad already
+    renewed: bool = False  # autograd took it again by its geometry, for its memory changed after it was taken
     early: bool = False  # it is taken before anything is written, and goes stale by the writes as it does in eager
 
 
@@ -326,7 +328,19 @@ class OutputClassifier:
             hides_base=base.requires_grad and cut_off,
             becomes_leaf=leaf.requires_grad and cut_off,
             leaf_by_force=cut_off and self._recording.made_to_require_grad(leaf),
+            renewed=not cut_off and self._is_renewed(leaf, steps or ()),
         )
+
+    def _is_renewed(self, leaf: Tensor, steps: Sequence[ViewStep]) -> bool:
+        """Whether the views that gave a tensor say less than its geometry: `as_strided` may reach beyond its base."""
+        if not any(step.op is aten.as_strided.default for step in steps):
+            return False
+        forward = self._recording.steps[: self._recording.forward_end]
+        taken = max((i for i, step in enumerate(forward) if any(t is leaf for t in tensors_in([step.out]))), default=0)
+        later = [step for step in forward[taken + 1 :] if op_info(step.op).kind in (Kind.WRITE, Kind.RESHAPE)]
+        storage = self._state(leaf).storage
+        changed = [t for step in later for t in tensors_in(written_arguments(step.op, step.args, step.kwargs))]
+        return any(self._state(t).storage is storage for t in changed)
 
     def _plain(self, leaf: Tensor, kind: OutputType) -> Plain:
         differentiable = leaf.requires_grad and leaf.grad_fn is not None

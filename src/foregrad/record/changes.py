@@ -31,6 +31,7 @@ class Changes:
         self._steps = steps  # so far
         self.shapes_before: dict[int, list[tuple[int, Tensor]]] = {}  # by id: number of the step, metadata before it
         self._reshaped_views: list[Tensor] = []
+        self._detached: list[Tensor] = []  # in place, after a view was taken
         self.reshaped_without_grad: list[tuple[int, Tensor, Tensor]] = []  # number of the step, metadata before it
 
     def before(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack) -> Shapes:
@@ -39,6 +40,8 @@ class Changes:
             self._before_reshape(op, args[0], stack)
             return ()
         written = written_arguments(op, args, kwargs)
+        if self._detached:
+            self._refuse_write_behind_views(op, written, stack)
         if self._reshaped_views and torch.is_grad_enabled():
             self._refuse_rebase_of_reshaped(op, written, stack)
         others = (*args, *kwargs.values())
@@ -50,19 +53,19 @@ class Changes:
                     "depends on the order in which it does so, and cannot be compiled. Pass a clone."
                 )
         may_resize = op_info(op).has_out
+        if may_resize and any(a is t for a in args for t in written if isinstance(t, Tensor)):
+            ask_eager(op, args, kwargs)  # a result that is an argument as well is not resized
         return [(t, t.shape, self._metadata(t) if may_resize else None) for t in written if isinstance(t, Tensor)]
 
     def after(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Shapes) -> None:
         """Note what was resized, and count what abstract tensors do not count."""
-        pointwise = torch.Tag.pointwise in op.tags
         for tensor, size, before in shapes:
-            if before is not None and pointwise and tensor.shape != size and any(a is tensor for a in args):
-                # A result that is an argument as well is not resized.
-                raise _does_not_fit(size, tensor)
             if before is not None and (size, before.stride()) != (tensor.shape, tensor.stride()):
                 self._note(tensor, before)
             elif before is None and tensor.shape != size:  # a real kernel does not let it grow
-                raise _does_not_fit(size, tensor)
+                raise RuntimeError(
+                    f"output with shape {list(size)} doesn't match the broadcast shape {list(tensor.shape)}"
+                )
         if op_info(op).uncounted:
             torch.autograd.graph.increment_version(tuple(tensors_in(written_arguments(op, args, kwargs))))
 
@@ -90,6 +93,20 @@ class Changes:
         if tensor._is_view():
             self._reshaped_views.append(tensor)
 
+    def note_detached(self, tensor: Tensor) -> None:
+        """A tensor is detached in place; views of it that were taken before still know its history."""
+        if tensor.requires_grad and any(t._base is tensor for step in self._steps for t in tensors_in([step.out])):
+            self._detached.append(tensor)
+
+    def _refuse_write_behind_views(self, op: OpOverload, written: Sequence[Any], stack: Stack) -> None:
+        """Eager takes these views again by their geometry, and says that they still require grad."""
+        storages = {storage_of(t) for t in tensors_in(written)}
+        if any(storage_of(tensor) in storages for tensor in self._detached):
+            raise UnsupportedError(
+                f"{op}, at {where(stack)}, writes to a tensor that was detached in place after a view of it was taken: "
+                "this cannot be compiled yet. Use detach()."
+            )
+
     def _refuse_rebase_of_reshaped(self, op: OpOverload, written: Sequence[Any], stack: Stack) -> None:
         """Autograd takes a view of an abstract tensor again in the shape that it was made with."""
         storages = {storage_of(t) for t in tensors_in(written)}
@@ -100,7 +117,3 @@ class Changes:
                     f"{op}, at {where(stack)}, writes to memory of which a view has changed its shape in place: this "
                     "cannot be compiled yet. Take a new view instead of changing the shape of the old one."
                 )
-
-
-def _does_not_fit(size: torch.Size, grown: Tensor) -> RuntimeError:
-    return RuntimeError(f"output with shape {list(size)} doesn't match the broadcast shape {list(grown.shape)}")

@@ -60,8 +60,14 @@ def storage_of(tensor: Tensor) -> int:
 def ask_eager(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise eager's error if it refuses such a call."""
     storages: dict[int, torch.UntypedStorage] = {}
+    known: dict[int, Tensor] = {}  # the same tensor, given twice, is the same there too
 
     def real(tensor: Tensor) -> Tensor:
+        if id(tensor) not in known:
+            known[id(tensor)] = lie_like(tensor)
+        return known[id(tensor)]
+
+    def lie_like(tensor: Tensor) -> Tensor:
         key = storage_of(tensor)
         if key not in storages:
             count = hint_of(tensor.untyped_storage().nbytes())

@@ -104,6 +104,7 @@ class Recording:
             lambda real: self._adopt(Argument(place_of(real), real)),
             self._need_grad,
             self._refuse_late_requires_grad,
+            self.recorder.changes.note_detached,
         )
         for argument in state:
             reals.register(argument.value, self._adopt(argument))

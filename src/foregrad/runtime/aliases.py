@@ -99,6 +99,10 @@ class Aliases(Stage):
             is_cut = any(step.op is aten.detach.default for step in rebuild.steps)
             if rebuild.hides_base and not rebuild.becomes_leaf and not is_cut:
                 writer.line(f"{name} = {name}.detach()")
+        if rebuild.renewed:
+            setter = writer.bind(set_version, "set_version")
+            writer.line(f"{setter}({name}, {name}._version + 1)")
+            _let_autograd_see(writer, name)
         if rebuild.leaf_by_force:
             writer.line(f"{name}.requires_grad_()")
         elif rebuild.becomes_leaf:  # a view made under no_grad requires grad already, and has nothing to differentiate
@@ -119,16 +123,19 @@ class Aliases(Stage):
                 with grad_mode(writer, step.with_grad, self.grad_enabled):
                     writer.line(f"{result} = {call}")
             if on_itself:
-                setter = writer.bind(set_version, "set_version")
-                # Autograd takes a view that was changed behind its back for one of another shape, and must see it now.
-                writer.line(f"{name}.grad_fn")
-                writer.line(f"{setter}({name}, {name}._version - 1)")
+                _let_autograd_see(writer, name)
             if step.index is not None:
                 pieces = taken.setdefault((call, step.with_grad), pieces or result)
                 writer.line(f"{name} = {pieces}[{step.index}]")
             current = name
         if not steps:
             writer.line(f"{name} = {writer.bind(aten.alias.default, 'alias')}({source})")
+
+
+def _let_autograd_see(writer: Writer, name: str) -> None:
+    """A view whose memory was changed behind its back is taken again, by its geometry; then the version goes back."""
+    writer.line(f"{name}.grad_fn")
+    writer.line(f"{writer.bind(set_version, 'set_version')}({name}, {name}._version - 1)")
 
 
 def is_symbolic(tensor: Tensor) -> bool:
