@@ -206,22 +206,6 @@ def test_a_write_with_gradients_on_in_a_call_without():
     check_core(program, plain(3), leaf(3), training=False)
 
 
-def test_a_program_that_raises_leaves_its_grad_mode():
-    """J-12"""
-
-    def program(x):
-        torch.set_grad_enabled(False)
-        return x + torch.ones(7)
-
-    compiled = foregrad.aot_function(program, nop)
-    try:
-        with pytest.raises(RuntimeError, match="broadcast"):
-            compiled(plain(3))
-        assert not torch.is_grad_enabled()
-    finally:
-        torch.set_grad_enabled(True)
-
-
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_view_taken_without_grad_in_part(dynamic):
     """A-3: nothing flows back through it."""

@@ -10,7 +10,7 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx, nn
 
-from .._torch import FakeTensor, set_grad_enabled
+from .._torch import FakeTensor
 from ..errors import DataDependentError, ForegradError, GraphOutputError, StateChangeError, UnsupportedError
 from ..joint.build import Joint, build_joint
 from ..options import AOTConfig
@@ -236,7 +236,6 @@ def settle(
                 "autograd cannot follow the program on abstract tensors (views of a tensor that was detached in place "
                 "are one reason). Compile with fallback='eager'."
             ) from last.error
-        set_grad_enabled(last.recording.grad_enabled_after)  # as the program left it
         raise last.error
     assert last.joint is not None and last.result is not None
     return last.joint, last.result, shared

@@ -161,8 +161,8 @@ def _is_tracked(functionalizer: Functionalizer, recorded: RecordedInput, place: 
     if not place.moved and not place.refitted:
         return True
     node = recorded.seen.grad_fn
-    for step in functionalizer.reshapes.get(id(recorded.seen), ()):
-        if step.grad_enabled and node is not None and node is not recorded.start_node:
+    for step in functionalizer.reshapes.get(id(recorded.seen), ()) if recorded.required_grad else ():
+        if step.grad_enabled and not resizes(step) and node is not None and node is not recorded.start_node:
             node = node.next_functions[0][0]
     if node is not recorded.start_node and (recorded.required_grad or recorded.seen.requires_grad):
         raise UnsupportedError(

@@ -163,8 +163,21 @@ class OutputClassifier:
     def classify(self) -> OutputFacts:
         """The case of each output, in order."""
         results = tuple(self._case(i, leaf) for i, leaf in enumerate(self._leaves))
+        self._refuse_two_histories(results)
         tensors = tuple(leaf if isinstance(leaf, Tensor) else None for leaf in self._leaves)
         return OutputFacts(results, tensors, tuple(self._bases))
+
+    def _refuse_two_histories(self, results: Sequence[Result]) -> None:
+        """Results that share memory, and that autograd takes for two different tensors: one was written by itself."""
+        computed = [r.tensor for r in results if isinstance(r, Plain) and r.differentiable]
+        for i, tensor in enumerate(computed):
+            storage = self._state(tensor).storage
+            for other in computed[:i] if storage.writes else ():
+                if self._state(other).storage is storage and _root(other) is not _root(tensor):
+                    raise UnsupportedError(
+                        "the program returns two tensors that share memory and have histories of their own, because "
+                        "it has written to an alias that was detached: this cannot be compiled yet. Return a clone."
+                    )
 
     def _state(self, tensor: Tensor) -> TensorState:
         return self._functionalizer.state_of(tensor)
@@ -357,6 +370,10 @@ def _constant(value: Any, path: str) -> Constant:
             "with torch.utils._pytree.register_pytree_node, or return its tensors in a tuple, list or dict."
         )
     return Constant(value)
+
+
+def _root(tensor: Tensor) -> Tensor:
+    return tensor if tensor._base is None else tensor._base
 
 
 def _is_symbolic(step: ViewStep) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,7 +22,7 @@ from ..joint.outputs import (
     ViewOfInput,
     ViewOfOutput,
 )
-from ..ops import ViewStep, aten
+from ..ops import aten
 from ..slots import Base, Output, Slot
 from .stage import Stage
 from .text import arguments_text, grad_mode, literal, op_name
@@ -95,22 +94,23 @@ class Aliases(Stage):
             writer.line(f"{name} = {source}.as_strided({geometry}){detached}")
         else:
             name = writer.variables[output] = writer.fresh(str(output))
-            self._replay(writer, name, source, rebuild.steps, taken)
+            self._replay(writer, name, source, rebuild, taken)
             is_cut = any(step.op is aten.detach.default for step in rebuild.steps)
             if rebuild.hides_base and not rebuild.becomes_leaf and not is_cut:
                 writer.line(f"{name} = {name}.detach()")
         if rebuild.renewed:
             setter = writer.bind(set_version, "set_version")
             writer.line(f"{setter}({name}, {name}._version + 1)")
-            _let_autograd_see(writer, name)
+            _take_back_version(writer, name, followed=True)
         if rebuild.leaf_by_force:
             writer.line(f"{name}.requires_grad_()")
         elif rebuild.becomes_leaf:  # a view made under no_grad requires grad already, and has nothing to differentiate
             writer.line(f"if not {name}.requires_grad: {name}.requires_grad_()")
 
-    def _replay(self, writer: Writer, name: str, source: str, steps: Sequence[ViewStep], taken: Taken) -> None:
+    def _replay(self, writer: Writer, name: str, source: str, rebuild: Rebuild, taken: Taken) -> None:
         """Call the recorded views one after another; a split is called once for all its pieces."""
-        current = source
+        current, steps = source, rebuild.steps or ()
+        followed = not (rebuild.early or rebuild.hides_base or rebuild.becomes_leaf)
         for step in steps:
             arguments = [current, *arguments_text(writer, step.args, step.kwargs)]
             # Under no_grad a change of shape leaves the history of the tensor alone, where a view would have none.
@@ -123,7 +123,7 @@ class Aliases(Stage):
                 with grad_mode(writer, step.with_grad, self.grad_enabled):
                     writer.line(f"{result} = {call}")
             if on_itself:
-                _let_autograd_see(writer, name)
+                _take_back_version(writer, name, followed)
             if step.index is not None:
                 pieces = taken.setdefault((call, step.with_grad), pieces or result)
                 writer.line(f"{name} = {pieces}[{step.index}]")
@@ -132,9 +132,10 @@ class Aliases(Stage):
             writer.line(f"{name} = {writer.bind(aten.alias.default, 'alias')}({source})")
 
 
-def _let_autograd_see(writer: Writer, name: str) -> None:
-    """A view whose memory was changed behind its back is taken again, by its geometry; then the version goes back."""
-    writer.line(f"{name}.grad_fn")
+def _take_back_version(writer: Writer, name: str, followed: bool) -> None:
+    """Autograd takes a view that it follows again, by its geometry, if its version says that it was changed."""
+    if followed:
+        writer.line(f"{name}.grad_fn")
     writer.line(f"{writer.bind(set_version, 'set_version')}({name}, {name}._version - 1)")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import fx
 
 from .._torch import OpOverload, any_autocast_enabled, deterministic_enabled
-from ..errors import CompilerError
+from ..errors import CompilerError, UnsupportedError
 from ..joint.build import Joint
 from ..joint.graph import to_fx
 from ..joint.inputs import InputFacts
@@ -110,24 +111,36 @@ def _training(
 def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
     """Inputs that the backward needs as they are, and that change their shape or their place: by how many versions."""
     names = {_origin(node).name for node in saved.tensors}
-    return {
+    counted = {
         facts.recorded.slot: facts.version_change
         for node, facts in zip(joint.part.placeholders, joint.primals, strict=False)
         if node.name in names and facts.version_change and _changes_later(joint, facts)
     }
+    moving = {
+        n.name for n, f in zip(joint.part.placeholders, joint.primals, strict=False) if f.recorded.slot in counted
+    }
+    for node in saved.tensors:
+        if node.target is operator.getitem and node is not _origin(node) and _origin(node).name in moving:
+            raise UnsupportedError(
+                "the backward needs one of several views (of a split, an unbind) of an input whose shape the program "
+                "changes: this cannot be compiled yet. Take the views one by one, or of a clone."
+            )
+    return counted
 
 
 def _changes_later(joint: Joint, facts: InputFacts) -> bool:
-    """Whether the shape or the place of an input, or of one that looks at its memory, changes once the graph has run."""
+    """Whether the shape or place of an input, or of one that looks at its memory, changes once the graph has run."""
     members = [f for f in joint.inputs if f.recorded.parent is facts.recorded]
     return not facts.data_changed and any(f.reshapes or f.refitted or f.moved for f in (facts, *members))
 
 
 def _origin(node: fx.Node) -> fx.Node:
-    """What a view, or a view of a view, was taken from."""
-    while isinstance(node.target, OpOverload) and op_info(node.target).kind is Kind.VIEW:
-        node = node.args[0]  # type: ignore[assignment]
-    return node
+    """What a view, or a view of a view, was taken from; a piece of a split is a view too."""
+    while True:
+        source: Any = node.args[0] if node.target is operator.getitem else node
+        if not isinstance(source.target, OpOverload) or op_info(source.target).kind is not Kind.VIEW:
+            return node
+        node = source.args[0]
 
 
 def partition(joint: Joint, config: AOTConfig) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -267,9 +267,7 @@ class AutocastAfter(Stage):
         writer.line(f"{setter}({writer.bind(self.state, 'autocast_state')})")
 
 
-def stages_of(
-    joint: Joint, debug_assert: bool, state: int, aot_id: int, counted: Mapping[Primal, int]
-) -> list[Stage]:
+def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int, counted: Mapping[Primal, int]) -> list[Stage]:
     """The stages that a program needs, outermost first; `counted` is what was counted when inputs were saved."""
     stages: list[Stage] = []
     if debug_assert:

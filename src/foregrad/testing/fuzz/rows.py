@@ -303,11 +303,11 @@ _RANDOM = """
 # Of contiguous batches: torch's shape inference gives other strides than its kernels for the rest.
 # Only one of the two running statistics can be an input: eager leaves open what happens if both are the same.
 _NORMS = """
-{q} = torch.ones_like({stats}); {r} = torch.nn.functional.batch_norm({batch}.contiguous(), {stats}, {q}, training=True, eps=0.1)
-{q} = torch.zeros_like({stats}); {r} = torch.nn.functional.batch_norm({batch}.contiguous(), {q}, {stats}, training=True, eps=0.1)
+{q} = torch.ones_like({stats}); {r} = torch.nn.functional.batch_norm({batch}.contiguous(), {stats}, {q}, training=True)
+{q} = torch.zeros_like({stats}); {r} = torch.nn.functional.batch_norm({batch}.contiguous(), {q}, {stats}, training=True)
 {r} = torch.nn.functional.batch_norm({batch}.contiguous(), {stats}, {stats}.square() + 1)
-{r} = torch.nn.functional.batch_norm({batch}.contiguous(), None, None, training=True, eps=0.1)
-{q} = torch.ones_like({stats}); {r} = torch.nn.functional.instance_norm({batch}.contiguous(), {stats}, {q}, eps=0.1)
+{r} = torch.nn.functional.batch_norm({batch}.contiguous(), None, None, training=True)
+{q} = torch.ones_like({stats}); {r} = torch.nn.functional.instance_norm({batch}.contiguous(), {stats}, {q})
 """
 
 _GRAD_MODE = """
