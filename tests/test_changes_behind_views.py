@@ -80,6 +80,18 @@ def test_inputs_side_by_side_change_their_shape(make):
     check_core(reshaped_in_turn, x[:2], x[2:])
 
 
+def test_a_program_for_inputs_of_one_family_is_not_for_others():
+    """F-2, B-8: the version of the other input moves only if it is a view of the one that changes."""
+    program = torch.no_grad()(lambda y, z: z.view(1, -1).unsqueeze_(-1) is None)
+    compiled = foregrad.aot_function(program, nop)
+    z = leaf(3)
+    together, apart = (z[..., :1].expand(3), z), (leaf(3)[..., :1].expand(3), leaf(3))
+    for _ in range(2):
+        compiled(*together)
+        compiled(*apart)
+    assert [t._version for t in (*together, *apart)] == [2, 2, 0, 2]
+
+
 def test_a_detached_input_that_moves_counts_for_itself():
     """M-7, M-10: `.data` has a counter of its own."""
 
@@ -153,6 +165,13 @@ def alias_beside_an_empty_write(x, y):
     return alias
 
 
+@torch.no_grad()
+def transposed_in_place(x):
+    view = x.unflatten(0, (1, -1))
+    view.t_()
+    return view
+
+
 def diagonal_beside_a_transposed_base(x, y):
     diagonal = y.diagonal()
     x.swapdims_(2, 1)
@@ -162,6 +181,11 @@ def diagonal_beside_a_transposed_base(x, y):
 def test_one_of_several_views_goes_stale():
     """A-3, M-9"""
     check_core(part_of_written, leaf(2, 3).chunk(2)[0])
+
+
+def test_a_view_taken_without_grad_goes_stale_by_its_own_change_of_shape():
+    """A-3, M-3"""
+    check_core(transposed_in_place, leaf(3), training=False)
 
 
 def test_views_go_stale_when_another_input_of_the_family_changes():
@@ -263,7 +287,21 @@ def stale_view_of_a_fresh_leaf(x):
     return view
 
 
+def two_histories(x):
+    copy = x.clone()
+    alias = copy.detach()
+    alias[0] = x[1]
+    return alias, copy
+
+
+def piece_of_reshaped(x):
+    x.squeeze_(0)
+    return x.chunk(2)[1].amax(0)
+
+
 REFUSED = {
+    "two results in one memory, each with its history": (two_histories, leaf(3)),
+    "a piece, saved for backward, of an input that changes its shape": (piece_of_reshaped, result(1, 3)),
     "a view of an input, transposed without grad, then used": (lambda x: (transpose_(x), x * 2)[1], result(3, 2)[1:]),
     "a view, transposed without grad, then used": (
         lambda x: (v := (x * 2)[1:], transpose_(v), v * 2)[2],
