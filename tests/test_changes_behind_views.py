@@ -268,6 +268,35 @@ def test_cumulative_operators_keep_the_dtype_of_what_they_write(name):
         compiled(plain(3))
 
 
+def test_strides_of_single_rows_do_not_depend_on_earlier_programs():
+    """M-1: a part of nothing shows the stride of its base."""
+
+    def program(y):
+        y.mul_(-1)
+        return y[0:0].sort(0)[1]
+
+    check_core(lambda y: y.mul_(-1), plain(2, 3))
+    check_core(program, plain(2, 3)[1::2])
+
+
+def test_the_error_is_that_of_eagers_kernel():
+    """F-7: abstract kernels look at other things first."""
+    check_core(lambda x: x[0:0].argmax(0), plain(3) * 1j)
+    with pytest.raises(RuntimeError, match="does not support complex input"):
+        foregrad.aot_function(lambda x: x[0:0].argmax(0), nop)(plain(3) * 1j)
+
+
+def test_a_view_is_not_detached_in_place():
+    """M-7"""
+    check_core(lambda x: x.detach_() is None, plain(4).chunk(2)[1])
+
+
+def test_the_same_piece_of_two_splits_is_two_tensors():
+    """A-5"""
+    check_core(lambda x: (x.unbind(0)[1], x.unbind(0)[-1], x.unbind(0)[0]), plain(2, 3))
+    check_core(lambda x: (x.unbind(0)[1], x.unbind(0)[-1], x.unbind(0)[0]), result(2, 3))
+
+
 def test_a_result_that_is_an_argument_too_is_not_resized():
     """M-4"""
     check_core(lambda x: torch.mul(t := x.norm(), x, out=t), plain(3))
@@ -299,7 +328,16 @@ def piece_of_reshaped(x):
     return x.chunk(2)[1].amax(0)
 
 
+@torch.no_grad()
+def stale_view_of_moved(x):
+    x.set_(x.detach())
+    view = x.expand(2, 3)
+    x.fill_(1.5)
+    return view
+
+
 REFUSED = {
+    "a stale view of an input that was moved": (stale_view_of_moved, leaf(2, 3)),
     "two results in one memory, each with its history": (two_histories, leaf(3)),
     "a piece, saved for backward, of an input that changes its shape": (piece_of_reshaped, result(1, 3)),
     "a view of an input, transposed without grad, then used": (lambda x: (transpose_(x), x * 2)[1], result(3, 2)[1:]),

@@ -6,6 +6,7 @@ Each is replaced by its functional twin, and the new values are stored in the wr
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._torch import OpOverload, auto_functionalizable, auto_functionalized
+from .._torch import OpOverload, auto_functionalizable, auto_functionalized, hint_of
 from ..errors import UnsupportedError
 from ..joint.ir import Node
 from ..ops import aten, op_info
@@ -201,6 +202,7 @@ def _result(walk: Functionalizer, step: Step, variant: Variant, target: Any) -> 
     tensors = [a for a in args if isinstance(a, Tensor)]
     like = shape.shape, shape.stride(), shape.dtype
     alike = torch.Tag.pointwise in variant.op.tags and all((t.shape, t.stride(), t.dtype) == like for t in tensors)
+    alike = alike and _has_common_strides(shape)
     if alike and not has_gaps(shape) and (variant.op, shape.dtype) in _KEEPS_DTYPE:
         return None
     with torch.no_grad():
@@ -208,6 +210,14 @@ def _result(walk: Functionalizer, step: Step, variant: Variant, target: Any) -> 
     if alike and len(tensors) == len(list(tensors_in((*args, *kwargs.values())))) and result.dtype == shape.dtype:
         _KEEPS_DTYPE.add((variant.op, shape.dtype))
     return result
+
+
+def _has_common_strides(tensor: Tensor) -> bool:
+    """Whether a kernel gives its result these strides: those of dimensions of size one lead nowhere, and may change."""
+    sizes, strides = [hint_of(n) for n in tensor.shape], [hint_of(n) for n in tensor.stride()]
+    if 1 not in sizes:
+        return True
+    return strides == [math.prod(max(n, 1) for n in sizes[d + 1 :]) for d in range(len(sizes))]
 
 
 def _several(walk: Functionalizer, step: Step, variant: Variant) -> list[Any] | None:

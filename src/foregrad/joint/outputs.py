@@ -268,7 +268,9 @@ class OutputClassifier:
         base = leaf._base
         fresh = base is not None and id(base) not in self._roots and self._recording.made_to_require_grad(base)
         unknown = owner is None or fresh or creation_of(leaf) == "IN_CUSTOM_FUNCTION"
-        if owner is None or unknown or steps is None or any(map(_is_symbolic, steps)):
+        # Views do not lead through a detached tensor, unless the input itself was moved to one.
+        moved = steps is not None and any(step.op is aten.detach.default for step in steps)
+        if owner is None or unknown or steps is None or moved or any(map(_is_symbolic, steps)):
             raise UnsupportedError(
                 f"{path} is a view that may not be used any more, because what it is a view of was written: this "
                 "cannot be compiled yet. Take the view after the write."

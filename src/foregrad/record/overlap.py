@@ -79,6 +79,21 @@ def ask_eager(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         op(*_map(real, args), **_map(real, kwargs))
 
 
+_SMALL = 1 << 24  # bytes; more are not made only to ask for an error
+
+
+def error_of_eager(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
+    """What eager says to a call that an abstract kernel refuses: kernels do not all look at the same things first."""
+    given = list(tensors_in((*args, *kwargs.values())))
+    if sum(hint_of(tensor.untyped_storage().nbytes()) for tensor in given) > _SMALL:
+        return None
+    try:
+        ask_eager(op, args, kwargs)
+    except Exception as error:
+        return error
+    return None
+
+
 def overlap_in_part(written: Sequence[Any], arguments: Sequence[Any]) -> bool:
     """Whether a written tensor and another argument, which lies otherwise, have elements in common."""
     pairs = ((target, other) for target in tensors_in(written) for other in tensors_in(arguments))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .._torch import is_functorch_wrapped, set_version
+from .._torch import disable_modes, is_functorch_wrapped, set_version, without_function_modes
 from ..errors import DataDependentError, UnsupportedError
 from ..ops import aten
 from .engine import Engine
@@ -181,6 +181,8 @@ class RealTensors(TorchFunctionMode):
             )
         if func is Tensor.requires_grad_:
             self._require_grad(args[0])
+        elif func is Tensor.detach_ and self._arguments.get(id(args[0]), args[0])._is_view():
+            _a_view().detach_()  # raises eager's error: the recording does not know that it is a view
         elif func is Tensor.detach_ and args[0].requires_grad:
             if self._is_input(args[0]):
                 raise UnsupportedError(
@@ -195,3 +197,8 @@ class RealTensors(TorchFunctionMode):
             real = self._reals[id(result)]()
             return result if real is None else real
         return result
+
+
+def _a_view() -> Tensor:
+    with disable_modes(), without_function_modes():
+        return torch.zeros(1).view(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import SymInt, Tensor
@@ -28,7 +28,13 @@ from .stage import Stage
 from .text import arguments_text, grad_mode, literal, op_name
 from .writer import Writer
 
-Taken = dict[tuple[str, bool], str]  # variables that hold all pieces of a split, by the call and its grad mode
+
+@dataclass(frozen=True)
+class Taken:
+    """Splits that were called already, each once for all its pieces; but no two outputs are the same piece."""
+
+    pieces: dict[tuple[str, bool], str] = field(default_factory=dict)  # variables, by the call and its grad mode
+    given: set[tuple[str, int]] = field(default_factory=set)  # variables and numbers of pieces that are outputs
 
 
 @dataclass(frozen=True)
@@ -41,10 +47,10 @@ class Aliases(Stage):
     def enter(self, writer: Writer) -> None:
         for i, result in enumerate(self.outputs.results):
             if isinstance(result, ViewOfInput) and result.rebuild.early:
-                self._take(writer, Output(i), result.input.slot, result.rebuild, {})
+                self._take(writer, Output(i), result.input.slot, result.rebuild, Taken())
 
     def leave(self, writer: Writer) -> None:
-        taken: Taken = {}
+        taken = Taken()
         results = list(enumerate(self.outputs.results))
         # What stands for itself comes first: a view may be of a later output.
         for i, result in results:
@@ -76,7 +82,7 @@ class Aliases(Stage):
         name = writer.variables[output]
         del writer.variables[output]
         with writer.block(f"with {writer.bind(torch.no_grad, 'no_grad')}():"):
-            self._take(writer, output, base, replace(rebuild, becomes_leaf=False), {})
+            self._take(writer, output, base, replace(rebuild, becomes_leaf=False), Taken())
         writer.line(f"{name}.data = {writer.variables[output]}")
         writer.variables[output] = name
 
@@ -117,7 +123,9 @@ class Aliases(Stage):
             on_itself = step.in_place is not None and not step.with_grad and current != source
             op = step.in_place if step.in_place is not None and on_itself else step.op
             call = f"{op_name(writer, op)}({', '.join(arguments)})"
-            pieces = taken.get((call, step.with_grad))
+            pieces = taken.pieces.get((call, step.with_grad))
+            if pieces is not None and step is steps[-1] and (pieces, step.index) in taken.given:
+                pieces = None
             if pieces is None:
                 result = name if step.index is None else writer.fresh("pieces")
                 with grad_mode(writer, step.with_grad, self.grad_enabled):
@@ -125,7 +133,8 @@ class Aliases(Stage):
             if on_itself:
                 _take_back_version(writer, name, followed)
             if step.index is not None:
-                pieces = taken.setdefault((call, step.with_grad), pieces or result)
+                pieces = taken.pieces[call, step.with_grad] = pieces or result
+                taken.given.update([(pieces, step.index)] if step is steps[-1] else ())
                 writer.line(f"{name} = {pieces}[{step.index}]")
             current = name
         if not steps:
