@@ -286,6 +286,12 @@ def test_the_error_is_that_of_eagers_kernel():
         foregrad.aot_function(lambda x: x[0:0].argmax(0), nop)(plain(3) * 1j)
 
 
+def test_what_is_added_to_a_product_must_expand_to_it():
+    """F-7: also where nobody uses the result."""
+    check_core(lambda x: torch.addmm(x, x, x.t()) is None, plain(1, 3))
+    check_core(lambda x, y: torch.addmv(x, y, y[0]) is None, plain(4), plain(1, 2))
+
+
 def test_a_view_is_not_detached_in_place():
     """M-7"""
     check_core(lambda x: x.detach_() is None, plain(4).chunk(2)[1])

@@ -30,6 +30,7 @@ from ..errors import CaptureError, DataDependentError, ForegradError, Unsupporte
 from ..ops import Kind, op_info
 from .changes import Changes
 from .engine import Engine, is_empty
+from .lenient import error_missed
 from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
 from .lists import lists_share_memory, one_after_another
 from .overlap import error_of_eager
@@ -106,6 +107,9 @@ class Recorder(TorchDispatchMode):
             if told is None or isinstance(error, ForegradError):
                 raise
             raise told from error
+        missed = error_missed(op, args, kwargs, out)
+        if missed is not None:
+            raise missed
         if changes:
             self.changes.after(op, args, kwargs, shapes)
         repeats = self._draw(op, kwargs, args) if info.random else None
