@@ -18,7 +18,7 @@ from ..functionalize.state import TensorState
 from ..functionalize.walk import Functionalizer
 from ..ops import Kind, ViewStep, aten, op_info
 from ..record.engine import geometry_of
-from ..record.overlap import tensors_in, written_arguments
+from ..record.overlap import overlap_in_part, tensors_in, written_arguments
 from ..record.recording import Recording
 from ..record.stand_ins import RecordedInput, is_start_node
 from ..schemas import OutputType
@@ -173,7 +173,9 @@ class OutputClassifier:
         for i, tensor in enumerate(computed):
             storage = self._state(tensor).storage
             for other in computed[:i] if storage.writes else ():
-                if self._state(other).storage is storage and _root(other) is not _root(tensor):
+                related = self._state(other).storage is not storage or _root(other) is _root(tensor)
+                same_place = geometry_of(other) == geometry_of(tensor)
+                if not related and (same_place or overlap_in_part([tensor], [other])):
                     raise UnsupportedError(
                         "the program returns two tensors that share memory and have histories of their own, because "
                         "it has written to an alias that was detached: this cannot be compiled yet. Return a clone."
