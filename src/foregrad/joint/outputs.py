@@ -18,7 +18,7 @@ from ..functionalize.state import TensorState
 from ..functionalize.walk import Functionalizer
 from ..ops import Kind, ViewStep, aten, op_info
 from ..record.engine import geometry_of
-from ..record.overlap import overlap_in_part, tensors_in, written_arguments
+from ..record.overlap import tensors_in, written_arguments
 from ..record.recording import Recording
 from ..record.stand_ins import RecordedInput, is_start_node
 from ..schemas import OutputType
@@ -168,14 +168,13 @@ class OutputClassifier:
         return OutputFacts(results, tensors, tuple(self._bases))
 
     def _refuse_two_histories(self, results: Sequence[Result]) -> None:
-        """Results that share memory, and that autograd takes for two different tensors: one was written by itself."""
+        """Results that are one value of the graph, and that autograd takes for two tensors: one was written by itself."""
         computed = [r.tensor for r in results if isinstance(r, Plain) and r.differentiable]
-        for i, tensor in enumerate(computed):
-            storage = self._state(tensor).storage
-            for other in computed[:i] if storage.writes else ():
-                related = self._state(other).storage is not storage or _root(other) is _root(tensor)
-                same_place = geometry_of(other) == geometry_of(tensor)
-                if not related and (same_place or overlap_in_part([tensor], [other])):
+        written = [t for t in computed if self._state(t).storage.writes]
+        nodes = {id(t): self._functionalizer.node_of(t) for t in written}
+        for i, tensor in enumerate(written):
+            for other in written[:i]:
+                if nodes[id(other)] is nodes[id(tensor)] and _root(other) is not _root(tensor):
                     raise UnsupportedError(
                         "the program returns two tensors that share memory and have histories of their own, because "
                         "it has written to an alias that was detached: this cannot be compiled yet. Return a clone."
