@@ -168,7 +168,7 @@ class OutputClassifier:
         return OutputFacts(results, tensors, tuple(self._bases))
 
     def _refuse_two_histories(self, results: Sequence[Result]) -> None:
-        """Results that are one value of the graph, and that autograd takes for two tensors: one was written by itself."""
+        """Results that are one value of the graph and two tensors for autograd: one of them was written by itself."""
         computed = [r.tensor for r in results if isinstance(r, Plain) and r.differentiable]
         written = [t for t in computed if self._state(t).storage.writes]
         nodes = {id(t): self._functionalizer.node_of(t) for t in written}
