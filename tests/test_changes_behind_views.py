@@ -279,6 +279,12 @@ def test_strides_of_single_rows_do_not_depend_on_earlier_programs():
     check_core(program, plain(2, 3)[1::2])
 
 
+def test_a_number_that_does_not_fit_is_refused_whatever_ran_before():
+    """M-1"""
+    check_core(lambda x: x.mul_(2), torch.ones(3, dtype=torch.int64))
+    check_core(lambda x: x.mul_(0.5), torch.ones(3, dtype=torch.int64))
+
+
 def test_the_error_is_that_of_eagers_kernel():
     """F-7: abstract kernels look at other things first."""
     check_core(lambda x: x[0:0].argmax(0), plain(3) * 1j)
@@ -342,7 +348,14 @@ def stale_view_of_moved(x):
     return view
 
 
+def view_of_a_fresh_leaf(x):
+    fresh = x.detach().requires_grad_()
+    with torch.no_grad():
+        return fresh.unbind(0)[1]
+
+
 REFUSED = {
+    "a view without grad of a leaf that the program made": (view_of_a_fresh_leaf, plain(2, 3)),
     "a stale view of an input that was moved": (stale_view_of_moved, leaf(2, 3)),
     "two results in one memory, each with its history": (two_histories, leaf(3)),
     "a piece, saved for backward, of an input that changes its shape": (piece_of_reshaped, result(1, 3)),

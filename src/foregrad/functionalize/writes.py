@@ -203,12 +203,14 @@ def _result(walk: Functionalizer, step: Step, variant: Variant, target: Any) -> 
     like = shape.shape, shape.stride(), shape.dtype
     alike = torch.Tag.pointwise in variant.op.tags and all((t.shape, t.stride(), t.dtype) == like for t in tensors)
     alike = alike and _has_common_strides(shape)
-    if alike and not has_gaps(shape) and (variant.op, shape.dtype) in _KEEPS_DTYPE:
+    numbers = tuple(type(a) for a in (*args, *kwargs.values()) if not isinstance(a, Tensor))
+    key = variant.op, shape.dtype, numbers  # a float among them makes integers floats
+    if alike and not has_gaps(shape) and key in _KEEPS_DTYPE:
         return None
     with torch.no_grad():
         result: Tensor = walk.engine.run(variant.op, (type(target),), tuple(args), kwargs)
     if alike and len(tensors) == len(list(tensors_in((*args, *kwargs.values())))) and result.dtype == shape.dtype:
-        _KEEPS_DTYPE.add((variant.op, shape.dtype))
+        _KEEPS_DTYPE.add(key)
     return result
 
 
@@ -230,7 +232,7 @@ def _several(walk: Functionalizer, step: Step, variant: Variant) -> list[Any] | 
 
 
 # Pointwise operators that were seen to give the dtype of their tensors, if these are all of one.
-_KEEPS_DTYPE: set[tuple[OpOverload, torch.dtype]] = set()
+_KEEPS_DTYPE: set[tuple[OpOverload, torch.dtype, tuple[type, ...]]] = set()
 
 
 # -------------------------------------------------------------------------------------------- operators of users

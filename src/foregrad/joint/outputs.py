@@ -206,13 +206,15 @@ class OutputClassifier:
             return SameAsOutput(self._position[id(leaf)])
         if is_stale(leaf):
             return self._stale(leaf, owner, self._paths[i])
-        if owner is not None:
-            return self._in_memory_of(owner, leaf)
-        if leaf.requires_grad and leaf.grad_fn is None and leaf._base is not None and leaf._base.requires_grad:
+        base = leaf._base
+        without_history = leaf.requires_grad and leaf.grad_fn is None and base is not None and base.requires_grad
+        if without_history and id(base) not in self._roots:
             raise UnsupportedError(
                 f"{self._paths[i]} is a view, taken under no_grad, of a tensor that is differentiable: this cannot be "
                 "compiled yet. Return a detached tensor instead."
             )
+        if owner is not None:
+            return self._in_memory_of(owner, leaf)
         return self._view_of_intermediate(leaf) or self._twin_of_output(leaf) or self._plain(leaf, OutputType.non_alias)
 
     def _in_memory_of(self, owner: RecordedInput, leaf: Tensor) -> Result:
