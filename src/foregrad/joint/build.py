@@ -26,6 +26,7 @@ from .inputs import InputFacts, input_facts
 from .ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
 from .outputs import Constant, Number, OutputClassifier, OutputFacts, SameAsInput
 from .random import RandomFacts, random_facts
+from .reshaped import refuse_reshaped_views
 from .tape import Tape, program_targets
 
 
@@ -129,6 +130,7 @@ def build_joint(
         hidden.add_escapes(escapes)
         hooks = HookEffects(recording, hidden)
         outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay).classify()
+    refuse_reshaped_views(recording, outputs)
     primals = _primals(graph, facts)
     targets = program_targets(list(facts.values()), outputs)
     tape = Tape(recording, functionalizer, [facts.recorded for facts in primals], targets)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 
 from .._torch import OpOverload, any_autocast_enabled, deterministic_enabled
+from ..errors import UnsupportedError
 from ..joint.build import Joint
 from ..joint.graph import to_fx
 from ..joint.inputs import InputFacts
@@ -63,6 +65,7 @@ class _Compiled:
     metadata: ViewAndMutationMeta
     strides: Sequence[Any] | None
     backward: Backward | None
+    counted: Mapping[Primal, int] = field(default_factory=dict)  # inputs whose changes count before they are made
 
 
 def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
@@ -74,7 +77,7 @@ def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
     writer = Writer(f"Foregrad program {number}: {kind}, {len(joint.inputs)} inputs, {joint.visible} outputs.")
     autocast = any_autocast_enabled()
     made = (_training if joint.is_training else _inference)(joint, config, entry, writer, autocast)
-    _write(joint, config, entry, writer, made.core)
+    _write(joint, config, entry, writer, made)
     writer.run(f"<foregrad program {number}>")
     return Program(
         joint=joint,
@@ -153,41 +156,52 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
     runner.install(_install(writer, around_backward(writer, "backward_graph", joint, backward)))
     metadata = describe(joint, config, saved_sizes=len(saved.sizes))
     core = TrainingCore(joint, saved, runner, entry.guarded, autocast, counted)
-    return _Compiled(core, forward, backward, metadata, strides, runner)
+    return _Compiled(core, forward, backward, metadata, strides, runner, counted)
 
 
 def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
     """Inputs that the backward needs as they are, and that change their shape or their place: by how many versions."""
     names = {_origin(node).name for node in saved.tensors}
-    return {
+    counted = {
         facts.recorded.slot: facts.version_change
         for node, facts in zip(joint.primal_nodes, joint.primals, strict=True)
-        if node.name in names and facts.version_change and _changes_later(facts)
+        if node.name in names and facts.version_change and _changes_later(joint, facts)
     }
+    moving = {n.name for n, f in zip(joint.primal_nodes, joint.primals, strict=True) if f.recorded.slot in counted}
+    for node in saved.tensors:
+        if node.target is operator.getitem and node is not _origin(node) and _origin(node).name in moving:
+            raise UnsupportedError(
+                "the backward needs one of several views (of a split, an unbind) of an input whose shape the program "
+                "changes: this cannot be compiled yet. Take the views one by one, or of a clone."
+            )
+    return counted
 
 
-def _changes_later(facts: InputFacts) -> bool:
-    """Whether the shape or the place of an input changes once the graph has run."""
-    return not facts.data_changed and bool(facts.reshapes or facts.refitted or facts.moved)
+def _changes_later(joint: Joint, facts: InputFacts) -> bool:
+    """Whether the shape or place of an input, or of one that looks at its memory, changes once the graph has run."""
+    members = [f for f in joint.inputs if f.recorded.parent is facts.recorded]
+    return not facts.data_changed and any(f.reshapes or f.refitted or f.moved for f in (facts, *members))
 
 
 def _origin(node: fx.Node) -> fx.Node:
-    """What a view, or a view of a view, was taken from."""
-    while isinstance(node.target, OpOverload) and op_info(node.target).kind is Kind.VIEW:
-        node = node.args[0]  # type: ignore[assignment]
-    return node
+    """What a view, or a view of a view, was taken from; a piece of a split is a view too."""
+    while True:
+        source: Any = node.args[0] if node.target is operator.getitem else node
+        if not isinstance(source.target, OpOverload) or op_info(source.target).kind is not Kind.VIEW:
+            return node
+        node = source.args[0]
 
 
-def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, core: InferenceCore | TrainingCore) -> None:
+def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, made: _Compiled) -> None:
     """The text of the program: stages in, the graphs, stages out."""
     debug = config.options.debug_assert and not entry.guarded
-    stages = stages_of(joint, debug, config.num_params_buffers, config.aot_id)
-    core.define(writer)
+    stages = stages_of(joint, debug, config.num_params_buffers, config.aot_id, made.counted)
+    made.core.define(writer)
     with writer.block(entry.open(writer)):
         entry.enter(writer)
         for stage in stages:
             stage.enter(writer)
-        core.write(writer, [writer.variable(facts.recorded.slot) for facts in joint.primals])
+        made.core.write(writer, [writer.variable(facts.recorded.slot) for facts in joint.primals])
         for stage in reversed(stages):
             stage.leave(writer)
         entry.leave(writer, joint.visible)

@@ -154,7 +154,8 @@ def examine(program: FuzzProgram, compile: Compile | None = None) -> Outcome:
         except Exception as error:
             text = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
             return Outcome(program.name, eager_error=eager_error, broken=f"check raised {anonymous(text)}")
-    counted = [difference for difference in report.differences if not _is_accepted(difference, eager_error)]
+    raised = {run.name for run in report.runs if run.eager_raised}
+    counted = [difference for difference in report.differences if not _is_accepted(difference, raised)]
     refused = [difference for difference in counted if _is_refusal(difference)]
     # A run that was refused has nothing else to compare.
     without = {difference.run for difference in refused}
@@ -163,12 +164,12 @@ def examine(program: FuzzProgram, compile: Compile | None = None) -> Outcome:
     return Outcome(program.name, differences, refusals, eager_error)
 
 
-def _is_accepted(difference: Difference, eager_error: str) -> bool:
+def _is_accepted(difference: Difference, raised: set[str]) -> bool:
     if _MISSING_TANGENT in difference.run and difference.compiled.startswith(_WRITTEN_SINCE):
         return True
     if _OF_GRADIENTS in difference.run and _is_about_zeros(difference):
         return True
-    return eager_error != "" and difference.where == _GRAD_MODE
+    return difference.run in raised and difference.where == _GRAD_MODE
 
 
 def _is_about_zeros(difference: Difference) -> bool:
