@@ -17,8 +17,25 @@ from ..errors import UnsupportedError
 from ..ops import Kind, aten, op_info
 from .engine import Engine
 from .lines import Stack, where
-from .overlap import ask_eager, lies_awkwardly, overlap_in_part, storage_of, tensors_in, written_arguments
+from .overlap import (
+    ask_eager,
+    lies_awkwardly,
+    overlap_in_part,
+    reads_what_it_writes,
+    storage_of,
+    tensors_in,
+    written_arguments,
+)
 from .step import Step
+
+# Operators that read an argument at other places than they write to.
+_SCATTERED = frozenset(
+    {
+        *("aten::addbmm_", "aten::addmm_", "aten::addmv_", "aten::addr_", "aten::baddbmm_"),
+        *("aten::index_add_", "aten::index_copy_", "aten::index_put_", "aten::_index_put_impl_", "aten::index_reduce_"),
+        *("aten::masked_scatter_", "aten::put_", "aten::scatter_", "aten::scatter_add_", "aten::scatter_reduce_"),
+    }
+)
 
 Shapes = Sequence[tuple[Tensor, torch.Size, Tensor | None]]  # tensors, their sizes, a copy of all their metadata
 
@@ -45,9 +62,10 @@ class Changes:
         if self._reshaped_views and torch.is_grad_enabled():
             self._refuse_rebase_of_reshaped(op, written, stack)
         others = (*args, *kwargs.values())
-        if lies_awkwardly(written, others, torch.Tag.pointwise in op.tags):
+        scattered = op._schema.name in _SCATTERED and reads_what_it_writes(written, others)
+        if scattered or lies_awkwardly(written, others, torch.Tag.pointwise in op.tags):
             ask_eager(op, args, kwargs)
-            if overlap_in_part(written, others):
+            if scattered or overlap_in_part(written, others):
                 raise UnsupportedError(
                     f"{op}, at {where(stack)}, writes to memory that it reads as another argument: what comes out "
                     "depends on the order in which it does so, and cannot be compiled. Pass a clone."

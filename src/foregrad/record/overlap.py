@@ -51,6 +51,19 @@ def lies_awkwardly(written: Sequence[Any], arguments: Sequence[Any], pointwise: 
     return False
 
 
+def reads_what_it_writes(written: Sequence[Any], arguments: Sequence[Any]) -> bool:
+    """Whether a written tensor is also another argument, itself or by another name."""
+    return any(
+        sum(
+            storage_of(other) == storage_of(target) and geometry_of(other) == geometry_of(target)
+            for other in tensors_in(arguments)
+        )
+        > 1
+        for target in tensors_in(written)
+        if target.numel()
+    )
+
+
 def storage_of(tensor: Tensor) -> int:
     """An identity of the memory of a tensor, asked for while a program is recorded."""
     with without_function_modes():

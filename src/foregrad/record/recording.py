@@ -296,16 +296,13 @@ class Recording:
         with self._modes(self._reals), torch.set_grad_enabled(create_graph), casts:
             self.recorder.generators.resume()
             wanted = [*leaves, *others, *(real for real in reals.values() if real is not None)]
+            pairs = [(t, g) for t, g in zip(targets, tangents, strict=True) if not _refuse_dead_end(t, g)]
+            ends, given = [target for target, _ in pairs], [tangent for _, tangent in pairs]
             # Leaves of the program's own get gradients too: what eager runs on the way to them is run, or refused.
-            nodes = [*(t.grad_fn for t in targets), *(node for _, node in tape_edges(targets))]
+            nodes = [*(t.grad_fn for t in ends), *(node for _, node in tape_edges(ends))]
             everything = wanted + self._other_leaves(nodes, wanted)
-            if any(map(is_reentrant_checkpoint, nodes)):
-                found = accumulated(self.engine, targets, tangents, everything, create_graph)
-            else:
-                found = with_added(self.engine, targets, tangents, everything, create_graph)
-                for target, tangent in zip(targets, tangents, strict=True):
-                    if not _leads_to_a_leaf(target):  # autograd was not asked, but eager's backward runs all the same
-                        gradients_of([target], [tangent], (), create_graph)
+            add_up = accumulated if any(map(is_reentrant_checkpoint, nodes)) else with_added
+            found = add_up(self.engine, ends, given, everything, create_graph) if ends else [None] * len(everything)
             by_slot = dict(zip((i.slot for i in differentiable), found, strict=False))
             beside = list(found[len(leaves) : len(leaves) + len(others)])
             for item, extra in zip(hidden, found[len(leaves) + len(others) :], strict=False):
@@ -343,6 +340,22 @@ def _refuse_dynamo(error: Exception) -> None:
     if type(error).__module__.startswith("torch._dynamo"):
         caller = caller_of(error, "torch._dynamo")
         raise UnsupportedError(f"the higher-order operator {caller} cannot be compiled yet.") from error
+
+
+def _refuse_dead_end(target: Tensor, tangent: Tensor) -> bool:
+    """Whether a target leads to no leaf.
+
+    Eager's `backward()` runs it all the same and may fail there, while its `autograd.grad()` does not run it.
+    """
+    if _leads_to_a_leaf(target):
+        return False
+    try:
+        gradients_of([target], [tangent], (), False)
+    except RuntimeError as error:
+        raise UnsupportedError(
+            f"a result requires grad and leads to no input, and its backward fails, which cannot be compiled: {error}"
+        ) from error
+    return True
 
 
 def _leads_to_a_leaf(target: Tensor) -> bool:

@@ -240,7 +240,7 @@ class Backward:
         if stash is not None:
             if stash.freed & uses:
                 raise RuntimeError(SECOND_TIME)
-            values, freed = stash.values(), stash.freed
+            values, freed = self._with_live(ctx, stash.values()), stash.freed
         else:
             try:
                 values = self.saved_values(ctx)
@@ -252,7 +252,14 @@ class Backward:
             freed |= uses
             inputs = set(self.edges.saved.values())
             left = [v.detach() if isinstance(v, Tensor) and i not in inputs else v for i, v in enumerate(values)]
-            ctx.stash = Stash(left, self._needed_by_others(mask, freed), freed)
+            kept = self._needed_by_others(mask, freed) - {len(self._saved.sizes) + i for i in self._live}
+            ctx.stash = Stash(left, kept, freed)
+        return values
+
+    def _with_live(self, ctx: Any, values: list[Any]) -> list[Any]:
+        """The caller's own tensors are read as they are, however often."""
+        for i, k in self._live.items():
+            values[len(self._saved.sizes) + i] = ctx.live[k]
         return values
 
     def _needed_by_others(self, mask: Sequence[bool], freed: frozenset[Any]) -> set[int]:
@@ -337,7 +344,9 @@ class Backward:
 
     def carry_out_writes(self, ctx: Any, results: Sequence[Any], tangents: Sequence[Tensor | None]) -> None:
         """Write to inputs and tangents what the backward writes to them."""
-        if any(write.checked for write in self._writes):
+        new_values = results[self._tape.gradients : self._tape.gradients + len(self._writes)]
+        done = [new is not None or bool(write.reshapes) for write, new in zip(self._writes, new_values, strict=True)]
+        if any(write.checked and carried for write, carried in zip(self._writes, done, strict=True)):
             if getattr(ctx, "has_written", False):
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -345,8 +354,7 @@ class Backward:
                 )
             ctx.has_written = True
         by_slot = dict(zip(map(Tangent, self._tape.targets), tangents, strict=True))
-        for k, write in enumerate(self._writes):
-            new = results[self._tape.gradients + k]
+        for k, (write, new) in enumerate(zip(self._writes, new_values, strict=True)):
             target: Tensor | None = by_slot[write.of] if isinstance(write.of, Tangent) else ctx.live[k]
             if target is None or (new is None and not write.reshapes):
                 continue

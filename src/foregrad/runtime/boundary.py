@@ -141,14 +141,14 @@ class InferenceCore:
 
 def edges_of(joint: Joint, saved: Saved, counted: Mapping[Primal, int]) -> Edges:
     """The edges of a program's node, and where higher orders find the tensors at their ends."""
-    signature = joint.signature
     through = [
         i
-        for i, (facts, grad) in enumerate(zip(joint.primals, signature.grads, strict=True))
-        if grad is not None or facts.recorded.slot in joint.tape.reached
+        for i, (facts, grad) in enumerate(zip(joint.primals, joint.signature.grads, strict=True))
+        if grad is not None
+        or facts.recorded.slot in joint.tape.reached
+        # Where autograd refused, not all is known about single gradients: the outputs still require grad.
+        or (joint.backward_errors and facts.recorded.differentiated is not None)
     ]
-    if joint.backward_errors:  # not all is known about single gradients: the outputs still require grad
-        through = [i for i, facts in enumerate(joint.primals) if facts.recorded.leaf is not None]
     names = [node.name for node in saved.tensors]
     in_place = {write.current.name for write in joint.backward_writes}
     places: dict[int, int] = {}

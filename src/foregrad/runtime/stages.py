@@ -181,6 +181,8 @@ class Versions(Stage):
             name = writer.variable(facts.recorded.slot)
             version = writer.variables["version of", name] = writer.fresh("version")
             writer.line(f"{version} = {name}._version")
+        for facts in filter(self._only_counts_in_memory, self.inputs):
+            self._set(writer, facts)
 
     def leave(self, writer: Writer) -> None:
         setter = writer.bind(set_version, "set_version")
@@ -188,10 +190,23 @@ class Versions(Stage):
             name = writer.variable(facts.recorded.slot)
             missing = self._missing(facts)
             if self.counting.in_memory(facts):
-                version = writer.variables["version of", name]
-                writer.line(f"{setter}({name}, {version} + {facts.version_change - self._later_moves(facts)})")
+                if not self._only_counts_in_memory(facts):
+                    self._set(writer, facts)
             elif missing and has_version(facts) and not self._counts_at_once(facts):
                 writer.line(f"{setter}({name}, {name}._version + {missing})")
+
+    def _set(self, writer: Writer, facts: InputFacts) -> None:
+        """The version of an input in shared memory, from the one that was noted."""
+        name, setter = writer.variable(facts.recorded.slot), writer.bind(set_version, "set_version")
+        version = writer.variables["version of", name]
+        writer.line(f"{setter}({name}, {version} + {facts.version_change - self._later_moves(facts)})")
+
+    def _only_counts_in_memory(self, facts: InputFacts) -> bool:
+        """Likewise where inputs share memory, and nothing at all is done to it."""
+        memory = facts.recorded.parent
+        family = [f for f in self.inputs if f.recorded is memory or f.recorded.parent is memory]
+        quiet = not any(f.written or f.moved or f.reshapes or f.refitted for f in family)
+        return self.counting.in_memory(facts) and quiet
 
     def _missing(self, facts: InputFacts) -> int:
         counted = self.counting.when_saved.get(facts.recorded.slot, 0)
