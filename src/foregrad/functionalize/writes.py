@@ -26,7 +26,7 @@ from ..record.step import Step
 from .operators import RANDOM_FILL
 from .state import TensorState
 from .storages import fit_results
-from .variants import REORDERED, TRAINING_FLAG, Variant, functional_variant
+from .variants import IDLE_TWINS, REORDERED, TRAINING_FLAG, Variant, functional_variant
 from .views import SCATTERS
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def write(walk: Functionalizer, step: Step) -> None:
     elif _fills_with_random(step):
         _random_fill(walk, step)
     elif flag is not None and (step.args[op_info(step.op).written[0]] is None or not step.args[flag]):
-        walk.pure(step)  # batch norm that has or updates no running statistics
+        _idle_batch_norm(walk, step, flag)
     elif (variant := functional_variant(step.op)) is not None:
         _by_variant(walk, step, variant)
     elif auto_functionalizable(step.op):
@@ -51,6 +51,16 @@ def write(walk: Functionalizer, step: Step) -> None:
             f"{step.op}, at {where(step.stack)}, writes to its arguments and has no functional twin: it cannot be "
             "compiled yet."
         )
+
+
+def _idle_batch_norm(walk: Functionalizer, step: Step, flag: int) -> None:
+    """Batch norm that has or updates no running statistics, by an operator that does not even say that it writes."""
+    twin = IDLE_TWINS.get(step.op)
+    if twin is None:
+        walk.pure(step)
+        return
+    args = walk.args((*step.args[:flag], *step.args[flag + 1 :]))
+    walk.results(walk.graph.call(twin, args, walk.kwargs(step.kwargs), step.out), step.out)
 
 
 # ------------------------------------------------------------------------------------------ functional twins

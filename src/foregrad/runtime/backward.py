@@ -28,6 +28,7 @@ from ..locks import Lock
 from ..options import AOTConfig
 from ..slots import Returned, Tangent
 from .anomaly import watched
+from .batched import batched
 from .compilers import Boxed, checked, compile_graph, example_values
 from .randomness import with_state
 from .stash import SECOND_TIME, Stash
@@ -198,7 +199,7 @@ class Backward:
         arguments += [self._unread(i) if t is None else t for i, t in enumerate(given)]
         run = graph.run
         if under_vmap():
-            run = self._without_extras(lambda args: graph.module(*args), graph.module)
+            run = self._without_extras(batched(graph.module), graph.module)
         elif torch.is_anomaly_enabled():
             run = self._without_extras(watched(graph.module), graph.module)
         with autocast_off(), torch.no_grad():  # the casts are in the graph

@@ -318,7 +318,12 @@ class TrainingCore:
                 writer.line(f"given = {tuple_of(tangents)}")
             for name, value in zip(tangents, joint.tangent_values, strict=True):
                 self._coerce(writer, name, value)
-            writer.line(f"g = backward_graph([{', '.join([*self._saved_values(writer), *tangents])}])")
+            values = f"[{', '.join([*self._saved_values(writer), *tangents])}]"
+            if self._saved.tensors and not self._backward.keeps:  # only the list holds them from here on
+                writer.line(f"values = {values}")
+                writer.line("ctx.maybe_clear_saved_tensors()  # unless the graph is kept for another backward")
+                values = "values"
+            writer.line(f"g = backward_graph({values})")
             if joint.backward_writes:
                 write = writer.bind(self._backward.carry_out_writes, "carry_out_writes")
                 writer.line(f"{write}(ctx, g, given)")
