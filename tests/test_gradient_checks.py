@@ -4,7 +4,7 @@ import pytest
 
 SAMPLE = """
     mul div.no_rounding_mode pow atan2 where clamp logsumexp cumprod prod std amax sort index_select gather
-    scatter_add index_add as_strided as_strided_copy diagonal unfold expand squeeze stack split matmul addmm baddbmm einsum
+    scatter_add index_add as_strided as_strided_copy diagonal unfold expand squeeze stack split matmul addmm einsum
     linalg.solve linalg.svdvals linalg.eigvalsh linalg.slogdet linalg.cholesky linalg.qr
     nn.functional.conv2d nn.functional.layer_norm nn.functional.gelu nn.functional.dropout nn.functional.cross_entropy
     nn.functional.embedding nn.functional.max_pool2d nn.functional.scaled_dot_product_attention

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import grab
 from torch import Tensor, fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import foregrad
+from helpers import grab
 
 LAYERS, BATCH, WIDTH = 20, 16, 32
 ACTIVATION = BATCH * WIDTH * 4

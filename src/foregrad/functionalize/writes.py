@@ -97,9 +97,10 @@ def _refuse_reading_results(walk: Functionalizer, step: Step, variant: Variant, 
         given = [a for i, a in enumerate(step.args) if i not in op_info(step.op).written]
         shared = {id(walk.state_of(t).storage) for t in tensors_in(given)}
         reads = any(id(walk.state_of(t).storage) in shared for t in tensors_in(targets))
-    elif step.op in TRAINING_FLAG:  # running statistics that lie in what they are taken from
+    elif step.op in TRAINING_FLAG:  # running statistics that lie in what they are taken from, or in each other
         shared = {id(walk.state_of(t).storage) for t in tensors_in(step.args[:3])}
-        reads = any(id(walk.state_of(t).storage) in shared for t in tensors_in(targets))
+        states = [walk.state_of(t) for t in tensors_in(targets)]
+        reads = any(id(state.storage) in shared for state in states) or _overlap(states)
     elif isinstance(targets[0], (list, tuple)):
         reads = _reads_others(walk, step, targets[0])
     else:

@@ -1,4 +1,7 @@
-"""The predictable baseline: the forward holds what its outputs need, and what the backward uses of it is saved."""
+"""The predictable baseline: the forward holds what its outputs need, and what the backward uses of it is saved.
+
+Of a few operators (`SAVED_FOR_HIGHER_ORDERS`) more is saved, as autograd does: a backward of the backward reads it.
+"""
 
 from __future__ import annotations
 

@@ -394,12 +394,13 @@ class Backward:
 def _saved_read_by_tangents(module: fx.GraphModule, saved: int, count: int) -> list[frozenset[int]]:
     """For each tangent of a backward graph, which of the saved values it is combined with on its way.
 
-    What comes from another tangent is only added to it.
+    What comes from another tangent is only added to it. Values that nobody reads here are for higher orders.
     """
     placeholders = module.graph.find_nodes(op="placeholder")[: saved + count]
     read: dict[fx.Node, set[int]] = {node: {i} for i, node in enumerate(placeholders[:saved])}  # where no tangent is
     reached: dict[fx.Node, set[int]] = {node: {i} for i, node in enumerate(placeholders[saved:])}
-    readers: list[set[int]] = [set() for _ in placeholders[saved:]]
+    unread = {i for i, node in enumerate(placeholders[:saved]) if not node.users}
+    readers: list[set[int]] = [set(unread) for _ in placeholders[saved:]]
     for node in module.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
