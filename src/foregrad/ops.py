@@ -46,7 +46,7 @@ IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh
 
 # What autograd saves of an operator (positions of arguments, of results) where the first backward may not read it all:
 # gradients that are differentiated themselves are computed by other formulas, and flow into all results.
-SAVED_FOR_HIGHER_ORDERS: dict[OpOverload, tuple[tuple[int, ...], tuple[int, ...]]] = {
+SAVED_FOR_HIGHER_ORDERS: dict[Any, tuple[tuple[int, ...], tuple[int, ...]]] = {
     aten._linalg_det.default: ((0,), (0, 1, 2)),
     aten._linalg_slogdet.default: ((0,), (0, 2, 3)),
     aten._linalg_solve_ex.default: ((0,), (0, 1, 2)),

@@ -128,7 +128,7 @@ def _saved_for_higher_orders(joint: Part, read: set[Node]) -> set[Node]:
     """What a backward of the backward may read beside, of operators of which the backward reads something."""
     found: set[Node] = set()
     for node in joint.nodes:
-        saved = SAVED_FOR_HIGHER_ORDERS.get(node.op)  # type: ignore[arg-type]
+        saved = SAVED_FOR_HIGHER_ORDERS.get(node.op)
         if saved is not None:
             arguments, results = saved
             of_node = [item for item in joint.nodes if item.op is operator.getitem and item.args[0] is node]

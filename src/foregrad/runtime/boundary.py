@@ -14,6 +14,7 @@ from .._torch import (
     autocast_off,
     boundary_apply,
     deterministic_enabled,
+    free_saved_tensors,
     set_grad_enabled,
     set_version,
     under_vmap,
@@ -321,7 +322,7 @@ class TrainingCore:
             values = f"[{', '.join([*self._saved_values(writer), *tangents])}]"
             if self._saved.tensors and not self._backward.keeps:  # only the list holds them from here on
                 writer.line(f"values = {values}")
-                writer.line("ctx.maybe_clear_saved_tensors()  # unless the graph is kept for another backward")
+                writer.line(f"{writer.bind(free_saved_tensors, 'free_saved_tensors')}(ctx)")
                 values = "values"
             writer.line(f"g = backward_graph({values})")
             if joint.backward_writes:
