@@ -237,11 +237,6 @@ def keeps_graph() -> bool:
     return bool(_autograd._get_current_graph_task_keep_graph())
 
 
-# Called with a function's context in its backward, it frees what was saved, unless the graph is kept. Autograd itself
-# would hold all of it until the backward returns. Seen in torch 2.11 to 2.13.
-free_saved_tensors: Callable[[Any], None] = torch._C._FunctionBase.maybe_clear_saved_tensors  # type: ignore[attr-defined]
-
-
 def will_run(node: Any) -> bool:
     """Whether the backward that runs now goes on to another node: nobody may have asked for a gradient there."""
     try:
