@@ -44,6 +44,19 @@ SILENT_VIEWS = frozenset({aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes
 # Views that are the same tensor for every purpose but autograd's.
 IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.lift.default})
 
+# What autograd saves of an operator (positions of arguments, of results) where the first backward may not read it all:
+# gradients that are differentiated themselves are computed by other formulas, and flow into all results.
+SAVED_FOR_HIGHER_ORDERS: dict[Any, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    aten._linalg_det.default: ((0,), (0, 1, 2)),
+    aten._linalg_slogdet.default: ((0,), (0, 2, 3)),
+    aten._linalg_solve_ex.default: ((0,), (0, 1, 2)),
+    aten._linalg_svd.default: ((), (0, 1, 2)),
+    aten._linalg_eigh.default: ((), (0, 1)),
+    aten.linalg_eig.default: ((), (0, 1)),
+    aten.linalg_qr.default: ((), (0, 1)),
+    aten.linalg_lu.default: ((), (0, 1, 2)),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ViewStep:

@@ -3,8 +3,12 @@
 import pytest
 import torch
 
+from checking import check_core
+from foregrad.errors import UnsupportedError
 from foregrad.functionalize.variants import functional_variant
+from foregrad.joint.verify import assert_functional_graph
 from foregrad.ops import Kind, op_info
+from helpers import grab, leaf, plain
 
 aten = torch.ops.aten
 
@@ -70,3 +74,31 @@ def test_random_operators_are_known():
     """R-4"""
     assert op_info(aten.rand.default).random and op_info(aten.native_dropout.default).random
     assert not op_info(aten.sin.default).random
+
+
+def batch_norm(training):
+    def program(x, mean, variance):
+        return torch._native_batch_norm_legit(x, None, None, mean, variance, training, 0.1, 1e-5)[0]
+
+    return program
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_is_functional_whether_it_trains_or_not(training):
+    """M-1, M-13: its schema says that it writes, also where it does not."""
+    compiled, graphs = grab(batch_norm(training))
+    compiled(leaf(4, 3), plain(3), plain(3))
+    assert assert_functional_graph(graphs.modules["forward"].graph) == 0
+    if not training:
+        check_core(batch_norm(training), leaf(4, 3), plain(3), plain(3))
+
+
+def test_batch_norm_that_writes_mean_and_variance_to_one_place_is_refused():
+    """M-1: what comes out depends on the order in which the kernel writes."""
+    statistics = plain(2, 3)
+    with pytest.raises(UnsupportedError, match="writes to memory that it reads"):
+        grab(batch_norm(True))[0](leaf(4, 3), statistics[0], statistics[0])
+    x, expected = leaf(4, 3), plain(2, 3)
+    grab(batch_norm(True))[0](x, statistics[0], statistics[1])  # side by side
+    batch_norm(True)(x, expected[0], expected[1])
+    assert torch.allclose(statistics, expected)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.errors import CompilerError, PartitionError
+from foregrad.errors import CompilerError, PartitionError, UnsupportedError
 from foregrad.partition import default_partition
 from helpers import grab, leaf, nop, plain
 
@@ -137,3 +137,69 @@ def test_a_partitioner_that_drops_a_gradient_is_refused():
 
     with pytest.raises(CompilerError, match="one gradient for each input"):
         foregrad.aot_function(lambda x, y: x * y, nop, partition_fn=partition)(leaf(2), leaf(2))
+
+
+def test_what_only_a_backward_of_the_backward_reads_is_saved_too():
+    """P-4, J-10: the first gradient of `solve` takes the factors, that of its gradient takes the matrix."""
+    compiled, graphs = grab(lambda a, b: torch.linalg.solve_ex(a, b).result)
+    compiled(leaf(2, 2), leaf(2)).sum().backward()
+    assert "primals_1" in graphs.inputs("backward")
+    compiled, graphs = grab(lambda a, b: torch.linalg.solve_ex(a, b).result.detach() + b)
+    compiled(leaf(2, 2), leaf(2)).sum().backward()
+    assert "primals_1" not in graphs.inputs("backward")  # it is not differentiated
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        torch.linalg.det,
+        torch.logdet,
+        torch.linalg.svdvals,
+        lambda a: torch.linalg.eigvalsh(a + a.mT),
+        lambda a: torch.linalg.eigvals(a).real,
+        lambda a: torch.linalg.qr(a).R,
+        lambda a: torch.linalg.lu(a.sin()).L,
+        lambda a: torch.linalg.solve(a.sin(), a.exp()),
+        lambda a: (a * torch.linalg.matrix_norm(a, "nuc"), torch.linalg.det(a))[1],
+    ],
+)
+def test_the_second_gradients_of_matrix_factors(program):
+    """J-10"""
+    a = torch.tensor([[2.0, 0.3, 0.1], [0.2, 3.0, 0.4], [0.5, 0.1, 4.0]], dtype=torch.float64)
+
+    def second(function):
+        x = a.clone().requires_grad_()
+        (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        return torch.autograd.grad((first * first).sum(), x)[0]
+
+    assert torch.allclose(second(foregrad.aot_function(program, nop)), second(program))
+
+
+def second_gradient_after_another(function, **options):
+    x = (torch.eye(3) + plain(3, 3) / 10).requires_grad_()
+    y, z = function(x)
+    z.sum().backward(**options)
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    return torch.autograd.grad(first.square().sum(), x)[0]
+
+
+def test_the_second_gradient_of_one_result_after_a_backward_of_another():
+    """J-10, J-16: what was saved for it is left there."""
+
+    def program(x):
+        return torch.linalg.solve(x, x.new_ones(3)), x * 2
+
+    found = second_gradient_after_another(foregrad.aot_function(program, nop))
+    assert torch.allclose(found, second_gradient_after_another(program))
+
+
+def test_a_second_gradient_that_needs_what_the_other_result_has_freed():
+    """J-10, J-16"""
+
+    def program(x):
+        return torch.linalg.solve(x, x.new_ones(3)), x.sin()
+
+    with pytest.raises(UnsupportedError, match="retain_graph=True"):
+        second_gradient_after_another(foregrad.aot_function(program, nop))
+    found = second_gradient_after_another(foregrad.aot_function(program, nop), retain_graph=True)
+    assert torch.allclose(found, second_gradient_after_another(program))

@@ -80,7 +80,7 @@ def overlaps_itself(tensor: Tensor) -> bool:
 
 # ------------------------------------------------------------------------------------------- the database
 @functools.cache
-def _database() -> list[Any]:
+def database() -> list[Any]:
     """torch's OpInfo database, which wants `expecttest` only for the base class of torch's own tests."""
     if importlib.util.find_spec("expecttest") is None:
         stand_in = ModuleType("expecttest")
@@ -93,6 +93,11 @@ def _database() -> list[Any]:
     database.wrapper_set_seed = lambda function, *args, **kwargs: function(*args, **kwargs)
     on_cpu = [info for info in database.op_db if info.supported_dtypes("cpu") & set(DTYPES)]
     return [info for info in on_cpu if not info.name.startswith("jiterator")]  # made on a GPU
+
+
+def seeds_itself(wrapper: Callable[..., Any]) -> bool:
+    """Whether a wrapper around an operator does nothing but to set a seed."""
+    return getattr(wrapper, "__name__", "") == "wrapper_set_seed"
 
 
 def _dtype_of(info: Any) -> torch.dtype:
@@ -122,7 +127,7 @@ def _listed(make: Callable[[], Iterator[Operator]]) -> Callable[[], list[Operato
 @_listed
 def in_place_operators() -> Iterator[Operator]:
     """All in-place variants: methods like `add_`, functions with `inplace=True`, operators like `+=`, and aliases."""
-    for info in _database():
+    for info in database():
         if info.inplace_variant is not None:
             yield _operator(info, info.inplace_variant, f"{info.name.removesuffix('_')}_")
         if info.inplace_operator_variant is not None:
@@ -135,7 +140,7 @@ def in_place_operators() -> Iterator[Operator]:
 @_listed
 def view_operators() -> Iterator[Operator]:
     """All operators of which a result shares memory with the first argument, for one of their first calls at least."""
-    for info in _database():
+    for info in database():
         operator = _operator(info, info.op, dtype=torch.complex64 if info.name in CONJUGATES else None)
         if _gives_views(operator):
             yield operator
@@ -144,7 +149,7 @@ def view_operators() -> Iterator[Operator]:
 @_listed
 def out_operators() -> Iterator[Operator]:
     """All operators that take a dense tensor, or a tuple of them, as `out=`."""
-    for info in _database():
+    for info in database():
         if info.supports_out and info.name not in OTHER_OUT:
             yield _operator(info, info.op)
 

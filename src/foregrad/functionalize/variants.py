@@ -40,6 +40,8 @@ TRAINING_FLAG = {
     aten.cudnn_batch_norm.default: 5,
     aten.miopen_batch_norm.default: 5,
 }
+# What such an operator is where it does not train, if its schema says that it writes all the same: the flag goes.
+IDLE_TWINS = {aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_no_training.default}
 
 
 @dataclass(frozen=True, slots=True)

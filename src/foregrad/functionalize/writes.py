@@ -27,7 +27,7 @@ from ..record.step import Step
 from .operators import RANDOM_FILL
 from .state import TensorState
 from .storages import fit_results
-from .variants import IN_OWN_DTYPE, REORDERED, TRAINING_FLAG, Variant, functional_variant
+from .variants import IDLE_TWINS, IN_OWN_DTYPE, REORDERED, TRAINING_FLAG, Variant, functional_variant
 from .views import SCATTERS
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def write(walk: Functionalizer, step: Step) -> None:
     elif _fills_with_random(step):
         _random_fill(walk, step)
     elif flag is not None and (step.args[op_info(step.op).written[0]] is None or not step.args[flag]):
-        walk.pure(step)  # batch norm that has or updates no running statistics
+        _idle_batch_norm(walk, step, flag)
     elif (variant := functional_variant(step.op)) is not None:
         _by_variant(walk, step, variant)
     elif auto_functionalizable(step.op):
@@ -52,6 +52,16 @@ def write(walk: Functionalizer, step: Step) -> None:
             f"{step.op}, at {where(step.stack)}, writes to its arguments and has no functional twin: it cannot be "
             "compiled yet."
         )
+
+
+def _idle_batch_norm(walk: Functionalizer, step: Step, flag: int) -> None:
+    """Batch norm that has or updates no running statistics, by an operator that does not even say that it writes."""
+    twin = IDLE_TWINS.get(step.op)
+    if twin is None:
+        walk.pure(step)
+        return
+    args = walk.args((*step.args[:flag], *step.args[flag + 1 :]))
+    walk.results(walk.graph.call(twin, args, walk.kwargs(step.kwargs), step.out), step.out)
 
 
 # ------------------------------------------------------------------------------------------ functional twins
@@ -88,9 +98,10 @@ def _refuse_reading_results(walk: Functionalizer, step: Step, variant: Variant, 
         given = [a for i, a in enumerate(step.args) if i not in op_info(step.op).written]
         shared = {id(walk.state_of(t).storage) for t in tensors_in(given)}
         reads = any(id(walk.state_of(t).storage) in shared for t in tensors_in(targets))
-    elif step.op in TRAINING_FLAG:  # running statistics that lie in what they are taken from
+    elif step.op in TRAINING_FLAG:  # running statistics that lie in what they are taken from, or in each other
         shared = {id(walk.state_of(t).storage) for t in tensors_in(step.args[:3])}
-        reads = any(id(walk.state_of(t).storage) in shared for t in tensors_in(targets))
+        states = [walk.state_of(t) for t in tensors_in(targets)]
+        reads = any(id(state.storage) in shared for state in states) or _overlap(states)
     elif isinstance(targets[0], (list, tuple)):
         reads = _reads_others(walk, step, targets[0])
     else:

@@ -1,4 +1,7 @@
-"""The predictable baseline: the forward holds what its outputs need, and what the backward uses of it is saved."""
+"""The predictable baseline: the forward holds what its outputs need, and what the backward uses of it is saved.
+
+Of a few operators (`SAVED_FOR_HIGHER_ORDERS`) more is saved, as autograd does: a backward of the backward reads it.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from .._torch import expression_of, free_symbols
 from ..errors import PartitionError
 from ..joint.graph import Part, from_fx, to_fx
 from ..joint.ir import Node, get_constant, nodes_in
+from ..ops import SAVED_FOR_HIGHER_ORDERS
 
 
 def default_partition(
@@ -114,9 +118,24 @@ def _saved_values(joint: Part, in_forward: set[Node], needed: set[Node], outputs
     """What the backward reads of the forward, in the order in which the forward makes it."""
     read = {item for node in needed for item in node.inputs() if item in in_forward}
     read |= {item for item in nodes_in(outputs) if item in in_forward}
+    read |= _saved_for_higher_orders(joint, read) & in_forward
     constants = {node for node in read if node.op is get_constant}
     needed |= constants  # a constant is part of both graphs
     return [node for node in (*joint.placeholders, *joint.nodes) if node in read and node not in constants]
+
+
+def _saved_for_higher_orders(joint: Part, read: set[Node]) -> set[Node]:
+    """What a backward of the backward may read beside, of operators of which the backward reads something."""
+    found: set[Node] = set()
+    for node in joint.nodes:
+        saved = SAVED_FOR_HIGHER_ORDERS.get(node.op)
+        if saved is not None:
+            arguments, results = saved
+            of_node = [item for item in joint.nodes if item.op is operator.getitem and item.args[0] is node]
+            if any(item in read for item in of_node):
+                found.update(item for item in of_node if item.args[1] in results)
+                found.update(node.args[i] for i in arguments)
+    return found
 
 
 def _saved_sizes(joint: Part, in_forward: set[Node], read: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:

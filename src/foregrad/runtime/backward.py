@@ -28,6 +28,7 @@ from ..locks import Lock
 from ..options import AOTConfig
 from ..slots import Returned, Tangent
 from .anomaly import watched
+from .batched import batched
 from .compilers import Boxed, checked, compile_graph, example_values
 from .randomness import with_state
 from .saved import Saved, SavedValue
@@ -172,7 +173,7 @@ class Backward:
         arguments += [self._unread(i) if t is None else t for i, t in enumerate(given)]
         run = graph.run
         if under_vmap():
-            run = self._without_extras(lambda args: graph.module(*args), graph.module)
+            run = self._without_extras(batched(graph.module), graph.module)
         elif torch.is_anomaly_enabled():
             run = self._without_extras(watched(graph.module), graph.module)
         with autocast_off(), torch.no_grad():  # the casts are in the graph
@@ -378,12 +379,13 @@ class Backward:
 def _saved_read_by_tangents(module: fx.GraphModule, saved: int, count: int) -> list[frozenset[int]]:
     """For each tangent of a backward graph, which of the saved values it is combined with on its way.
 
-    What comes from another tangent is only added to it.
+    What comes from another tangent is only added to it. Values that nobody reads here are for higher orders.
     """
     placeholders = module.graph.find_nodes(op="placeholder")[: saved + count]
     read: dict[fx.Node, set[int]] = {node: {i} for i, node in enumerate(placeholders[:saved])}  # where no tangent is
     reached: dict[fx.Node, set[int]] = {node: {i} for i, node in enumerate(placeholders[saved:])}
-    readers: list[set[int]] = [set() for _ in placeholders[saved:]]
+    unread = {i for i, node in enumerate(placeholders[:saved]) if not node.users}
+    readers: list[set[int]] = [set(unread) for _ in placeholders[saved:]]
     for node in module.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue

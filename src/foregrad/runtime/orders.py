@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from .._torch import boundary_apply, deterministic_enabled, garbage_collection_paused
+from ..errors import UnsupportedError
 from ..joint.tape import Order
 from ..options import AOTConfig
 from .backward import Backward, Edges, anchor
@@ -46,6 +47,11 @@ class RunningOrder:
     ) -> list[Tensor | None]:
         """Gradients of the lower order; those that require grad in eager do so here."""
         order = self._order
+        if any(values[i] is None for i in order.saved):
+            raise UnsupportedError(
+                "gradients that are differentiated need a value that an earlier backward through another output has "
+                "freed. Call that one with retain_graph=True."
+            )
         arguments = [*(values[i] for i in order.saved), *(tangents[i] for i in order.tangents)]
         if any(self._is_tracked):
             through = [*(t for t in tangents if t is not None and t.requires_grad), *links]
