@@ -45,23 +45,23 @@ def cut(joint: Part, num_fwd_outputs: int) -> tuple[Part, Part]:
     must_run = [node for node in joint.nodes if node.impure and node.backward]
     needed = _ancestors([*nodes_in(backward_outputs), *must_run], stop=in_forward)
     saved = _saved_values(joint, in_forward, needed, backward_outputs)
-    tensors = [node for node in saved if not _is_symbolic(node)]
-    sizes = _saved_sizes(joint, in_forward, [node for node in saved if _is_symbolic(node)], [*tensors, *tangents])
+    tensors = [node for node in saved if not is_symbolic(node)]
+    sizes = saved_sizes(joint, in_forward, [node for node in saved if is_symbolic(node)], [*tensors, *tangents])
     used = _ancestors([*nodes_in(forward_outputs), *tensors, *sizes, *_must_run(joint)], stop=set())
     forward_nodes = [node for node in joint.nodes if node in in_forward and node in used]
     backward_nodes = [node for node in joint.nodes if node in needed]
     return (
-        _complete(Part(primals, forward_nodes, [*forward_outputs, *tensors, *sizes])),
-        _complete(Part([*sizes, *tensors, *tangents, *_if_used(random, needed)], backward_nodes, backward_outputs)),
+        complete(Part(primals, forward_nodes, [*forward_outputs, *tensors, *sizes])),
+        complete(Part([*sizes, *tensors, *tangents, *if_used(random, needed)], backward_nodes, backward_outputs)),
     )
 
 
-def _if_used(random: list[Node], needed: set[Node]) -> list[Node]:
+def if_used(random: list[Node], needed: set[Node]) -> list[Node]:
     """A backward takes its seed and its offset only if it draws."""
     return random if any(node in needed for node in random) else []
 
 
-def _is_symbolic(node: Node) -> bool:
+def is_symbolic(node: Node) -> bool:
     return isinstance(node.value, (SymInt, SymFloat, SymBool))
 
 
@@ -94,7 +94,7 @@ def _forward_set(joint: Part, primals: Sequence[Node], tangents: Sequence[Node],
     for node in joint.nodes:
         if node not in found:
             result_of_forward = node.op is operator.getitem and node.args[0] in found
-            if result_of_forward or (_is_symbolic(node) and all(item in found for item in node.inputs())):
+            if result_of_forward or (is_symbolic(node) and all(item in found for item in node.inputs())):
                 found.add(node)
     return found
 
@@ -119,7 +119,7 @@ def _saved_values(joint: Part, in_forward: set[Node], needed: set[Node], outputs
     return [node for node in (*joint.placeholders, *joint.nodes) if node in read and node not in constants]
 
 
-def _saved_sizes(joint: Part, in_forward: set[Node], read: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
+def saved_sizes(joint: Part, in_forward: set[Node], read: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
     """Sizes that the backward reads, and every symbol in the shape of one of its inputs; plain symbols first."""
     symbols: set[Any] = set()
     for node in (*inputs, *read):
@@ -135,7 +135,7 @@ def _saved_sizes(joint: Part, in_forward: set[Node], read: Sequence[Node], input
     return first + [node for node in read if node not in first]
 
 
-def _complete(part: Part) -> Part:
+def complete(part: Part) -> Part:
     """A part must compute all that it returns from what it takes."""
     known = {*part.placeholders, *part.nodes}
     for node in part.nodes:

@@ -1,0 +1,190 @@
+"""A plan: what is saved, what is recomputed, and in which order both halves run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..errors import PartitionError
+from ..joint.graph import Part
+from ..joint.ir import get_constant
+from .default import complete, if_used, saved_sizes
+from .model import Model
+from .simulate import Memory, alive_over
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to cut a joint graph.
+
+    Args:
+        model: the graph.
+        kept: the nodes whose values may be saved; those that the backward does not reach are not.
+        order: of the backward's own nodes; as recorded if not given.
+    """
+
+    model: Model
+    kept: Collection[int]
+    order: Sequence[int] | None = None
+
+    @cached_property
+    def _needs(self) -> tuple[list[int], set[int]]:
+        """What crosses from forward to backward, and what of the forward the backward computes again."""
+        model, kept = self.model, self.kept
+        crossing: set[int] = set()
+        again: set[int] = set()
+        pending = list(model.read)
+        while pending:
+            i = pending.pop()
+            if i in crossing or i in again:
+                continue
+            if i in kept or i < model.placeholders or model.symbolic[i]:
+                crossing.add(i)
+            elif model.banned[i] is not None and model.base[i] < model.placeholders:
+                crossing.add(i)  # a view of an input that is written later: autograd checks its version
+            elif model.banned[i] is not None:
+                raise PartitionError(
+                    f"{model.nodes[i].name} cannot be computed in the backward: it is {model.banned[i]}, and not saved."
+                )
+            else:
+                again.add(i)
+                pending.extend(model.inputs[i])
+        return sorted(crossing), again
+
+    @property
+    def crossing(self) -> list[int]:
+        """What is saved, sizes included."""
+        return self._needs[0]
+
+    @property
+    def again(self) -> set[int]:
+        """What the backward computes again."""
+        return self._needs[1]
+
+    @property
+    def saved(self) -> list[int]:
+        """Tensors that are saved."""
+        return [i for i in self.crossing if not self.model.symbolic[i]]
+
+    @cached_property
+    def saved_bytes(self) -> int:
+        """The memory of what is saved, beyond what the caller holds."""
+        model = self.model
+        return sum(model.sizes[s] for s in {s for i in self.saved for s in model.holds[i]} - model.free)
+
+    @cached_property
+    def recomputed(self) -> list[int]:
+        """What runs in both halves, in order; what only the backward needs is not computed twice."""
+        ran = set(self.forward_order)
+        return sorted(i for i in self.again if i in ran and self.model.nodes[i].op is not get_constant)
+
+    @cached_property
+    def flops(self) -> int:
+        """Floating-point operations that are done twice."""
+        return sum(self.model.flops[i] for i in self.recomputed)
+
+    @cached_property
+    def moved(self) -> int:
+        """Bytes that are moved twice, weighed."""
+        return sum(self.model.moved[i] for i in self.recomputed)
+
+    # -------------------------------------------------------------------------------------------------- orders
+    @cached_property
+    def forward_order(self) -> list[int]:
+        """As recorded; what the backward would have done comes right behind what it reads."""
+        model = self.model
+        wanted = model.ancestors([*model.early, *self.crossing])
+        if not any(model.nodes[i].backward for i in wanted):
+            return sorted(i for i in wanted if i >= model.placeholders)
+        place: dict[int, int] = {}
+        for i in sorted(wanted):
+            node = model.nodes[i]
+            place[i] = max((place[item] for item in model.inputs[i]), default=0) if node.backward else i
+        return sorted((i for i in wanted if i >= model.placeholders), key=lambda i: (place[i], i))
+
+    @cached_property
+    def backward_order(self) -> list[int]:
+        """The backward's own nodes in their order; each value that is computed again comes just before its first use."""
+        inputs, again = self.model.inputs, self.again
+        done: set[int] = set()
+        order: list[int] = []
+        own = self.model.late_needed if self.order is None else self.order
+
+        def demand(wanted: Sequence[int]) -> None:
+            pending = [(item, False) for item in reversed(wanted) if item in again and item not in done]
+            while pending:
+                i, ready = pending.pop()
+                if i in done:
+                    continue
+                if ready:
+                    done.add(i)
+                    order.append(i)
+                    continue
+                pending.append((i, True))
+                pending.extend((item, False) for item in reversed(inputs[i]) if item in again and item not in done)
+
+        for i in own:
+            demand(inputs[i])
+            order.append(i)
+        demand(self.model.wanted)
+        return order
+
+    # -------------------------------------------------------------------------------------------------- memory
+    @cached_property
+    def forward_memory(self) -> Memory:
+        """Of the forward as it is emitted."""
+        model = self.model
+        returned = [*model.numbers(model.forward_outputs), *self.crossing]
+        order = self.forward_order
+        tables = model.inputs, model.holds, model.makes, model.sizes
+        return alive_over(order, *tables, given=model.primals, returned=returned, free=model.pinned)
+
+    @cached_property
+    def backward_memory(self) -> Memory:
+        """Of the backward as it is emitted."""
+        model = self.model
+        returned = model.numbers(model.backward_outputs)
+        order = self.backward_order
+        tables = model.inputs, model.holds, model.makes, model.sizes
+        given = [*self.crossing, *model.tangents]
+        return alive_over(order, *tables, given=given, returned=returned, free=model.free)
+
+    @property
+    def peak(self) -> int:
+        """The most memory at any moment of a training step, beyond what the caller holds."""
+        return max(self.forward_memory.peak, self.backward_memory.peak)
+
+    # ------------------------------------------------------------------------------------------------ emission
+    def emit(self) -> tuple[Part, Part]:
+        """The two graphs."""
+        model = self.model
+        nodes = model.nodes
+        in_forward = {nodes[i] for i in (*model.primals, *self.forward_order)}
+        tensors = [nodes[i] for i in self.saved]
+        tangents = [nodes[i] for i in model.tangents]
+        read = [nodes[i] for i in self.crossing if model.symbolic[i]]
+        in_forward |= {node for i, node in enumerate(nodes) if model.symbolic[i] and not model.late[i]}
+        sizes = saved_sizes(model.joint, in_forward, read, [*tensors, *tangents])
+        forward_order = self.forward_order
+        if missing := {model.index[id(node)] for node in sizes} - {*forward_order, *range(model.placeholders)}:
+            wanted = model.ancestors(missing) - {*forward_order, *range(model.placeholders)}
+            forward_order = sorted([*forward_order, *wanted]) if not self._moved_up else _merged(model, forward_order, wanted)
+        backward_nodes = [nodes[i] for i in self.backward_order]
+        random = if_used([nodes[i] for i in model.backward_random], {item for node in backward_nodes for item in node.inputs()})
+        forward = Part(
+            [nodes[i] for i in model.primals],
+            [nodes[i] for i in forward_order],
+            [*model.forward_outputs, *tensors, *sizes],
+        )
+        backward = Part([*sizes, *tensors, *tangents, *random], backward_nodes, model.backward_outputs)
+        return complete(forward), complete(backward)
+
+    @property
+    def _moved_up(self) -> bool:
+        return self.forward_order != sorted(self.forward_order)
+
+
+def _merged(model: Model, order: Sequence[int], more: Collection[int]) -> list[int]:
+    """An order with some sizes more, which come first: they are computed from the sizes of inputs."""
+    return [*sorted(more), *order]
