@@ -27,6 +27,7 @@ class Joint:
 
 
 def joint_of(build: Callable[[], Any]) -> Joint:
+    import torch._inductor.lowering  # its decompositions look into it
     from torch._functorch.aot_autograd import aot_module, make_boxed_func
     from torch._functorch.partitioners import default_partition
     from torch._inductor.decomposition import select_decomp_table

@@ -207,7 +207,7 @@ def gpt(layers: int) -> Callable[[], Built]:
 
 FAMILIES: dict[str, Callable[[], Built]] = {
     "GPT-12": gpt(12),
-    "ResNet-18 at 224": _family(lambda: (ResNet18(), _images(1, 224, 1000))),
+    "ResNet-18 at 224": _family(lambda: (ResNet18(), _images(2, 224, 1000))),
     "ViT": _family(lambda: (ViT(), _images(4, 96, 10))),
     "U-Net": _family(lambda: (UNet(), (torch.randn(2, 3, 64, 64), torch.randint(2, (2, 64, 64))))),
     "LSTM": _family(lambda: (LSTM(), _text(256, 8, 32))),

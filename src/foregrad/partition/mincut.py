@@ -29,9 +29,9 @@ def minimum_cut(
         price: what it costs to compute a node again; None if it must not be.
         weight: what it costs to save a node; `BYTE` for each of its bytes if not given.
     """
-    effective = _Relevant(model)
+    effective = relevant(model)
     count = len(effective.nodes)
-    place = {i: k for k, i in enumerate(effective.nodes)}
+    place = effective.place
     source, sink = 2 * count, 2 * count + 1
     network = Network(2 * count + 2)
     for i, k in place.items():
@@ -42,7 +42,7 @@ def minimum_cut(
         elif cost:
             network.edge(source, tail, cost)
         capacity = INFINITE
-        if effective.can_be_saved(i):
+        if model.savable[i]:
             capacity = BYTE * model.bytes(i) if weight is None else weight(i)
         network.edge(tail, 2 * k + 1, capacity)
         if cost is not None:
@@ -56,7 +56,14 @@ def minimum_cut(
     return {i for i, k in place.items() if 2 * k + 1 in after and 2 * k not in after}
 
 
-class _Relevant:
+def relevant(model: Model) -> Relevant:
+    """What a cut decides about, found once for each model."""
+    if model.relevant is None:
+        model.relevant = Relevant(model)
+    return model.relevant  # type: ignore[no-any-return]
+
+
+class Relevant:
     """The nodes that a cut decides about. Views are computed again for nothing, and inputs and sizes are there anyway."""
 
     def __init__(self, model: Model) -> None:
@@ -68,9 +75,10 @@ class _Relevant:
             i = pending.pop()
             if i not in found:
                 found.add(i)
-                pending.extend(self.inputs(i))
+                pending.extend(self._bases(model.inputs[i]))
         self.nodes = sorted(found)
-        self._direct = set(self.read)
+        self.place = {i: k for k, i in enumerate(self.nodes)}
+        self._inputs = {i: self._bases(model.inputs[i]) for i in self.nodes}
 
     def _bases(self, numbers: set[int] | tuple[int, ...]) -> list[int]:
         model = self._model
@@ -79,11 +87,4 @@ class _Relevant:
 
     def inputs(self, i: int) -> list[int]:
         """What a node is computed from."""
-        return self._bases(self._model.inputs[i])
-
-    def can_be_saved(self, i: int) -> bool:
-        """Results belong to the caller, who may write to them: they are saved only where eager saves them too."""
-        model = self._model
-        if model.marked[i] or not model.can_be_saved(i):
-            return False
-        return i in self._direct or not any(s in model.returned for s in model.holds[i])
+        return self._inputs[i]

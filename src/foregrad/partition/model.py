@@ -50,6 +50,7 @@ class Model:
         self._find_storages()
         self._find_sides()
         self._find_costs()
+        self.relevant: Any = None  # what a cut decides about, once somebody asks
 
     def numbers(self, values: Iterable[Any]) -> list[int]:
         """The numbers of the nodes among values."""
@@ -145,6 +146,22 @@ class Model:
                 if self.banned[container] == "marked to be saved":
                     self.banned[i] = self.banned[container]
 
+        direct = {self.base[i] for i in self.read}
+        self.savable = [
+            self.can_be_saved(i)
+            and not self.marked[i]
+            and not self.late[i]
+            and (i in direct or not any([s in self.returned for s in self.holds[i]]))
+            for i in range(count)
+        ]
+        self.must_keep = {i for i in range(self.placeholders, count) if self.savable[i] and self._is_fixed(i)}
+
+    def _is_fixed(self, i: int) -> bool:
+        """Whether a value, if the backward needs it, can only be saved."""
+        if self.banned[i] is not None:
+            return True
+        return self.nodes[i].op is operator.getitem and self.banned[self.inputs[i][0]] is not None
+
     def can_be_saved(self, i: int) -> bool:
-        """Whether a node's value can travel to the backward: a tensor of its own, that nobody overwrites."""
+        """Whether a node's value is a tensor of its own."""
         return self.base[i] == i and isinstance(self.nodes[i].value, Tensor) and self.nodes[i].op is not get_constant

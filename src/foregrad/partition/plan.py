@@ -31,7 +31,7 @@ class Plan:
     @cached_property
     def _needs(self) -> tuple[list[int], set[int]]:
         """What crosses from forward to backward, and what of the forward the backward computes again."""
-        model, kept = self.model, self.kept
+        model, kept, must_keep = self.model, self.kept, self.model.must_keep
         crossing: set[int] = set()
         again: set[int] = set()
         pending = list(model.read)
@@ -39,7 +39,7 @@ class Plan:
             i = pending.pop()
             if i in crossing or i in again:
                 continue
-            if i in kept or i < model.placeholders or model.symbolic[i]:
+            if i in kept or i in must_keep or i < model.placeholders or model.symbolic[i]:
                 crossing.add(i)
             elif model.banned[i] is not None and model.base[i] < model.placeholders:
                 crossing.add(i)  # a view of an input that is written later: autograd checks its version
@@ -106,29 +106,54 @@ class Plan:
     @cached_property
     def backward_order(self) -> list[int]:
         """The backward's own nodes in their order; each value that is computed again comes just before its first use."""
-        inputs, again = self.model.inputs, self.again
+        inputs = self.model.inputs
+        operands = self._operands
         done: set[int] = set()
         order: list[int] = []
         own = self.model.late_needed if self.order is None else self.order
-
-        def demand(wanted: Sequence[int]) -> None:
-            pending = [(item, False) for item in reversed(wanted) if item in again and item not in done]
+        for i in (*own, -1):
+            wanted = inputs[i] if i >= 0 else self.model.wanted
+            pending = [item for item in reversed(wanted) if item in operands and item not in done]
             while pending:
-                i, ready = pending.pop()
-                if i in done:
+                item = pending[-1]
+                missing = [x for x in operands[item] if x not in done] if item not in done else ()
+                if missing:
+                    pending += missing
                     continue
-                if ready:
-                    done.add(i)
-                    order.append(i)
-                    continue
-                pending.append((i, True))
-                pending.extend((item, False) for item in reversed(inputs[i]) if item in again and item not in done)
-
-        for i in own:
-            demand(inputs[i])
-            order.append(i)
-        demand(self.model.wanted)
+                pending.pop()
+                if item not in done:
+                    done.add(item)
+                    order.append(item)
+            if i >= 0:
+                order.append(i)
         return order
+
+    @cached_property
+    def _operands(self) -> dict[int, list[int]]:
+        """For each node that is computed again, which of its inputs are too: the first to compute comes last.
+
+        What takes most memory on its way is computed first, while nothing else is held beside it.
+        """
+        model, again = self.model, self.again
+        inputs, sizes = model.inputs, model.sizes
+        found: dict[int, list[int]] = {}
+        takes: dict[int, int] = {}  # at most, on the way
+        keeps: dict[int, int] = {}  # afterwards
+        for i in sorted(again):
+            operands = [item for item in inputs[i] if item in again]
+            if len(operands) > 1:
+                operands.sort(key=lambda item: takes[item] - keeps[item])
+            made = 0
+            for s in model.makes[i]:
+                made += sizes[s]
+            most = held = 0
+            for item in reversed(operands):
+                most = max(most, held + takes[item])
+                held += keeps[item]
+            found[i] = operands
+            takes[i] = max(most, held + made)
+            keeps[i] = made if model.base[i] == i else (keeps[operands[0]] if operands else 0)
+        return found
 
     # -------------------------------------------------------------------------------------------------- memory
     @cached_property

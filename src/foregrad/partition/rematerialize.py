@@ -10,6 +10,7 @@ from ..joint.graph import Part, from_fx, to_fx
 from .mincut import minimum_cut
 from .model import Model
 from .plan import Plan
+from .search import lower_peak
 from .subexpressions import without_common_subexpressions
 
 
@@ -29,4 +30,4 @@ def rematerialize(joint: Part, num_fwd_outputs: int) -> Plan:
     joint = without_common_subexpressions(joint)
     model = Model(joint, num_fwd_outputs)
     kept = minimum_cut(model, lambda i: None if model.flops[i] else model.moved[i])
-    return Plan(model, kept)
+    return lower_peak(Plan(model, frozenset(kept)), 64)

@@ -5,6 +5,7 @@ The forward runs an operator once. If the backward runs it again, it must see th
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +44,24 @@ def why_not_again(node: Node, reads_written: bool = False) -> str | None:
 
 
 def _is_random(op: Any, node: Node) -> bool:
-    return isinstance(op, OpOverload) and op_info(op).random
+    return isinstance(op, OpOverload) and op_info(op).random and not _draws_nothing(op, node)
+
+
+def _draws_nothing(op: OpOverload, node: Node) -> bool:
+    """Attention without dropout is random by its tag only."""
+    place, default = _dropout_argument(op)
+    if place is None:
+        return False
+    given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", default)
+    return isinstance(given, (int, float)) and given == 0
+
+
+@functools.cache
+def _dropout_argument(op: OpOverload) -> tuple[int | None, Any]:
+    for i, argument in enumerate(op._schema.arguments):
+        if argument.name == "dropout_p":
+            return i, argument.default_value
+    return None, None
 
 
 def _is_collective(op: Any, node: Node) -> bool:
@@ -55,7 +73,9 @@ def _writes(op: Any, node: Node) -> bool:
 
 
 def _has_effects(op: Any, node: Node) -> bool:
-    return node.impure or isinstance(op, HigherOrderOperator)
+    if isinstance(op, HigherOrderOperator):
+        return True
+    return node.impure and not (isinstance(op, OpOverload) and op_info(op).random and _draws_nothing(op, node))
 
 
 def _is_unknown(op: Any, node: Node) -> bool:

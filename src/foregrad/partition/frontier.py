@@ -1,0 +1,120 @@
+"""Plans from which a memory budget chooses: the plain one, minimum cuts at many prices of work, square-root segments."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from functools import cached_property
+
+from .mincut import BYTE, minimum_cut, relevant
+from .model import Model
+from .plan import Plan
+from .reweigh import Prices
+from .search import lower_peak
+
+_ROUNDS = 3
+_MIXTURES = 10
+_WORK = (None, *(2**k for k in range(13, 3, -1)), 0)
+"""Floating-point operations that a byte at the peak is worth; None where no product may be done twice."""
+
+
+class Frontier:
+    """The plans of a joint graph that no other plan beats in both peak and work.
+
+    Args:
+        model: the graph.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    @cached_property
+    def plain(self) -> Plan:
+        """Saves what the backward reads of the forward's own nodes, and computes nothing twice."""
+        model = self.model
+        decided = relevant(model)
+        keep = {i for i in decided.nodes if model.savable[i] and not model.nodes[i].backward}
+        return Plan(model, frozenset(keep))
+
+    @cached_property
+    def smallest(self) -> Plan:
+        """Saves the fewest bytes that can be saved without doing products twice."""
+        model = self.model
+        return Plan(model, frozenset(minimum_cut(model, lambda i: None if model.flops[i] else model.moved[i])))
+
+    @cached_property
+    def balanced(self) -> Plan:
+        """The lowest peak that was found without doing products twice."""
+        rounds = self._rounds(self.smallest, None, _ROUNDS)
+        best = min((self.smallest, *rounds), key=lambda plan: (plan.peak, plan.saved_bytes, plan.moved))
+        return lower_peak(best, 24)
+
+    @cached_property
+    def plans(self) -> list[Plan]:
+        """All of them, from the highest peak to the lowest; work grows on the way."""
+        found = [self.plain, self.smallest, self.balanced]
+        start = self.smallest
+        for work in _WORK:
+            price = None if work is None else BYTE / work if work else 0.0
+            for plan in self._rounds(start, price, _ROUNDS):
+                found.append(plan)
+        found += self._segments()
+        best = _undominated(found)
+        for lower, higher in itertools.pairwise(reversed(best)):
+            found += self._mixed(higher, lower)
+        return _undominated(found)
+
+    def _mixed(self, first: Plan, second: Plan) -> Iterator[Plan]:
+        """Plans that follow one plan in the first part of the forward, and another in the rest."""
+        model = self.model
+        differing = sorted(first.again ^ second.again)
+        if len(differing) < 2:
+            return
+        places = {differing[len(differing) * k // _MIXTURES] for k in range(1, _MIXTURES)}
+        for place in sorted(places):
+            for a, b in ((first, second), (second, first)):
+                kept = {*(i for i in a.saved if i < place), *(i for i in b.saved if i >= place)}
+                yield Plan(model, frozenset(kept))
+
+    def _rounds(self, plan: Plan, price: float | None, rounds: int) -> Iterator[Plan]:
+        prices = Prices(self.model)
+        for _ in range(rounds):
+            prices.note(plan)
+            plan = prices.cut(plan, price)
+            yield plan
+
+    def _segments(self) -> Iterator[Plan]:
+        """Save about the square root of the forward's values, evenly spaced where little is alive."""
+        model = self.model
+        decided = relevant(model)
+        savable = [i for i in decided.nodes if model.savable[i]]
+        if len(savable) < 9:
+            return
+        narrow = _bottlenecks(model, savable)
+        for count in {round(math.sqrt(len(narrow))), 2 * round(math.sqrt(len(narrow)))}:
+            step = max(1, len(narrow) // max(1, count))
+            yield Plan(model, frozenset(narrow[::step]))
+
+
+def _bottlenecks(model: Model, savable: list[int]) -> list[int]:
+    """Values at which the forward could be interrupted with little else alive."""
+    last = {i: max((user for user in model.users[i] if not model.late[user] and not model.nodes[user].backward), default=i)
+            for i in savable}  # fmt: skip
+    order = sorted(savable)
+    found: list[int] = []
+    reach: list[int] = []
+    for i in order:
+        reach = [end for end in reach if end > i]
+        if len(reach) <= 1:
+            found.append(i)
+        reach.append(last[i])
+    return found or order
+
+
+def _undominated(plans: list[Plan]) -> list[Plan]:
+    found: list[Plan] = []
+    for plan in sorted(plans, key=lambda plan: (plan.flops, plan.peak, plan.moved)):
+        if not found or plan.peak < found[-1].peak:
+            found.append(plan)
+    return found
