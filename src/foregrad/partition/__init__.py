@@ -1,6 +1,6 @@
 """Cut the joint graph into a forward and a backward, and say what is saved between them."""
 
 from .default import cut, default_partition
-from .rematerialize import min_cut_rematerialization_partition
+from .rematerialize import min_cut_rematerialization_partition, rematerialized
 
-__all__ = ["cut", "default_partition", "min_cut_rematerialization_partition"]
+__all__ = ["cut", "default_partition", "min_cut_rematerialization_partition", "rematerialized"]

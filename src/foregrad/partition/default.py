@@ -13,6 +13,7 @@ from .._torch import expression_of, free_symbols
 from ..errors import PartitionError
 from ..joint.graph import Part, from_fx, to_fx
 from ..joint.ir import Node, get_constant, nodes_in
+from .rules import is_marked_for_recomputation
 
 
 def default_partition(
@@ -36,7 +37,17 @@ def default_partition(
 
 
 def cut(joint: Part, num_fwd_outputs: int) -> tuple[Part, Part]:
-    """The same on the flat form."""
+    """The same on the flat form; marks of the user's send the graph to the other partitioner (P-4)."""
+    if any(is_marked_for_recomputation(node) for node in joint.nodes):
+        from ..options import config
+        from .rematerialize import rematerialized  # which saves what this module computes
+
+        return rematerialized(joint, num_fwd_outputs, config.copy())
+    return cut_plainly(joint, num_fwd_outputs)
+
+
+def cut_plainly(joint: Part, num_fwd_outputs: int) -> tuple[Part, Part]:
+    """Nothing is computed twice."""
     forward_outputs, backward_outputs = joint.outputs[:num_fwd_outputs], joint.outputs[num_fwd_outputs:]
     tangents = [node for node in joint.placeholders if "tangents" in node.name]
     random = [node for node in joint.placeholders if node.name.startswith(("bwd_seed", "bwd_base_offset"))]
@@ -62,6 +73,7 @@ def if_used(random: list[Node], needed: set[Node]) -> list[Node]:
 
 
 def is_symbolic(node: Node) -> bool:
+    """Whether a node's value is a symbolic number."""
     return isinstance(node.value, (SymInt, SymFloat, SymBool))
 
 

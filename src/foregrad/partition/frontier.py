@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from .mincut import BYTE, minimum_cut, relevant
 from .model import Model
 from .plan import Plan
 from .reweigh import Prices
+from .schedule import orders
 from .search import lower_peak
 
 _ROUNDS = 3
@@ -39,16 +40,18 @@ class Frontier:
 
     @cached_property
     def smallest(self) -> Plan:
-        """Saves the fewest bytes that can be saved without doing products twice."""
+        """Saves the fewest bytes that can be saved without doing products twice, in the best order."""
         model = self.model
-        return Plan(model, frozenset(minimum_cut(model, lambda i: None if model.flops[i] else model.moved[i])))
+        kept = frozenset(minimum_cut(model, lambda i: None if model.flops[i] else model.moved[i]))
+        return min((Plan(model, kept, order) for order in orders(model)), key=lambda plan: plan.peak)
 
     @cached_property
     def balanced(self) -> Plan:
-        """The lowest peak that was found without doing products twice."""
+        """The lowest peak that was found without doing products twice, where it is worth the bytes saved for it."""
         rounds = self._rounds(self.smallest, None, _ROUNDS)
-        best = min((self.smallest, *rounds), key=lambda plan: (plan.peak, plan.saved_bytes, plan.moved))
-        return lower_peak(best, 24)
+        best = min((self.smallest, *rounds), key=lambda plan: (plan.peak + plan.saved_bytes, plan.saved_bytes))
+        found = lower_peak(best, 24)
+        return found if found.peak + found.saved_bytes < best.peak + best.saved_bytes else best
 
     @cached_property
     def plans(self) -> list[Plan]:
@@ -75,10 +78,36 @@ class Frontier:
         for place in sorted(places):
             for a, b in ((first, second), (second, first)):
                 kept = {*(i for i in a.saved if i < place), *(i for i in b.saved if i >= place)}
-                yield Plan(model, frozenset(kept))
+                yield Plan(model, frozenset(kept), self._order)
+
+    def saving(self, fraction: float) -> Plan:
+        """The least work for a part of the bytes that `smallest` saves: P-7's budget, which 0 brings down to inputs."""
+        limit = fraction * self.smallest.saved_bytes
+        found = [self.smallest]
+        for work in (*_WORK[1:-1], 0):
+            price = BYTE / work if work else 0.0
+            found.append(self._cheapest(price))
+            if found[-1].saved_bytes <= limit:
+                break
+        for plan in self._mixed(found[-2], found[-1]) if fraction else ():
+            found.append(plan)
+        fitting = [plan for plan in found if plan.saved_bytes <= limit]
+        return min(fitting, key=lambda plan: (plan.flops, plan.peak)) if fitting else found[-1]
+
+    def _cheapest(self, price: float) -> Plan:
+        model = self.model
+        free = not price
+        kept = minimum_cut(model, lambda i: 0 if free else model.moved[i] + int(model.flops[i] * price))
+        return Plan(model, frozenset(kept), self._order)
+
+    @property
+    def _order(self) -> Sequence[int]:
+        order = self.smallest.order
+        assert order is not None
+        return order
 
     def _rounds(self, plan: Plan, price: float | None, rounds: int) -> Iterator[Plan]:
-        prices = Prices(self.model)
+        prices = Prices(self.model, self._order)
         for _ in range(rounds):
             prices.note(plan)
             plan = prices.cut(plan, price)
@@ -94,7 +123,7 @@ class Frontier:
         narrow = _bottlenecks(model, savable)
         for count in {round(math.sqrt(len(narrow))), 2 * round(math.sqrt(len(narrow)))}:
             step = max(1, len(narrow) // max(1, count))
-            yield Plan(model, frozenset(narrow[::step]))
+            yield Plan(model, frozenset(narrow[::step]), self._order)
 
 
 def _bottlenecks(model: Model, savable: list[int]) -> list[int]:

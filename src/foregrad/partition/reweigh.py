@@ -9,7 +9,7 @@ moments against plans.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from .mincut import BYTE, minimum_cut, relevant
 from .model import Model
@@ -23,11 +23,13 @@ class Prices:
 
     Args:
         model: the graph.
+        order: of the backward's own operators.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, order: Sequence[int]) -> None:
         self.model = model
-        self.time = {i: t for t, i in enumerate(model.late_needed)}
+        self.order = order
+        self.time = {i: t for t, i in enumerate(order)}
         self.moments = len(model.late_needed) + 1
         self._counts: dict[int, int] = {0: 1}
         self._everyone = self._intervals(frozenset())
@@ -85,7 +87,7 @@ class Prices:
                 cost += made * (before[last[i] + 1] - before[start])
             return cost
 
-        return Plan(model, frozenset(minimum_cut(model, price, weight)))
+        return Plan(model, frozenset(minimum_cut(model, price, weight)), self.order)
 
     def _intervals(self, saved: frozenset[int]) -> tuple[dict[int, int], dict[int, int]]:
         """First and last use of each value that a cut decides about, where the saved ones need nothing."""
@@ -114,13 +116,3 @@ class Prices:
             if start != NEVER:
                 first[i], last[i] = start, stop
         return first, last
-
-
-def plans(model: Model, start: Plan, flop: float | None, rounds: int) -> Iterator[Plan]:
-    """Plans that get better at keeping the peak low, starting from a given one."""
-    prices = Prices(model)
-    plan = start
-    for _ in range(rounds):
-        prices.note(plan)
-        plan = prices.cut(plan, flop)
-        yield plan
