@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from .partition_models import FAMILIES
-
 MiB = 1 << 20
 
 
@@ -27,7 +25,6 @@ class Joint:
 
 
 def joint_of(build: Callable[[], Any]) -> Joint:
-    import torch._inductor.lowering  # its decompositions look into it
     from torch._functorch.aot_autograd import aot_module, make_boxed_func
     from torch._functorch.partitioners import default_partition
     from torch._inductor.decomposition import select_decomp_table

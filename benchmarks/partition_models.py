@@ -137,7 +137,7 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(0, 1)
         scores, chosen = self.router(flat).topk(self.best, -1)
-        weights = torch.zeros(flat.shape[0], self.up.shape[0]).scatter(1, chosen, scores.softmax(-1))
+        weights = flat.new_zeros(flat.shape[0], self.up.shape[0]).scatter(1, chosen, scores.softmax(-1))
         inner = F.silu(torch.matmul(flat, self.up))
         return torch.einsum("ten,te->tn", torch.matmul(inner, self.down).transpose(0, 1), weights).view_as(x)
 

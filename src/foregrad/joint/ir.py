@@ -55,7 +55,7 @@ class Node:
         self.backward = False
         self.impure = False
         self.recomputed = False  # the backward runs again what the forward ran, as a checkpoint asked for
-        self.written = False  # a placeholder whose tensor is overwritten once the forward has run
+        self.written = False  # its tensor is the caller's, and overwritten once the forward has run, or by the backward
         self.stack: Stack = ()
         self.autograd_node: AutogradNode | None = None  # whose work it is, in backward
 

@@ -14,7 +14,7 @@ import torch
 from torch import SymInt, Tensor
 
 from .._torch import HigherOrderOperator, OpOverload, hint_of
-from ..ops import Kind, aten, op_info
+from ..ops import Kind, op_info
 
 UNKNOWN = 10**15
 """FLOPs of an operator that nobody knows: more than anybody would recompute."""

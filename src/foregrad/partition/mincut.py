@@ -35,7 +35,7 @@ def minimum_cut(
     source, sink = 2 * count, 2 * count + 1
     network = Network(2 * count + 2)
     for i, k in place.items():
-        cost = None if model.banned[i] is not None else price(i)
+        cost = None if model.banned[i] is not None else 0 if model.marked[i] else price(i)
         tail = 2 * k
         if cost is None:
             tail = source

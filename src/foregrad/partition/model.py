@@ -12,7 +12,7 @@ from ..errors import PartitionError
 from ..joint.graph import Part
 from ..joint.ir import Node, get_constant, nodes_in
 from .costs import flops_of, weight_of
-from .rules import is_marked_for_recomputation, why_not_again
+from .rules import is_marked_for_recomputation, mark_of, why_not_again
 from .storages import Storages
 
 
@@ -77,9 +77,16 @@ class Model:
             late[i] = True
         for i in range(self.placeholders, len(nodes)):
             node = nodes[i]
-            late[i] = (node.backward and (node.impure or node.recomputed)) or any([late[item] for item in self.inputs[i]])
+            late[i] = (node.backward and (node.impure or node.recomputed)) or any(
+                [late[item] for item in self.inputs[i]]
+            )
+        marked = [mark_of(node) is not None for node in nodes]
+        if any(marked):  # what the backward would compute from a marked value is not saved in its place
+            for i in range(self.placeholders, len(nodes)):
+                marked[i] = marked[i] or any([marked[item] for item in self.inputs[i]])
+                late[i] = late[i] or (nodes[i].backward and marked[i]) or any([late[item] for item in self.inputs[i]])
         self.late = late
-        written = {s for i in self.primals if nodes[i].written for s in self.holds[i]}
+        written = {s for i, node in enumerate(nodes) if node.written for s in self.holds[i]}
         self.reads_written = [False] * len(nodes)
         if written:
             for i in range(self.placeholders, len(nodes)):
@@ -88,7 +95,6 @@ class Model:
                     late[i] = True
             for i in range(self.placeholders, len(nodes)):
                 late[i] = late[i] or any(late[item] for item in self.inputs[i])
-        self.written = written
         must = [i for i in range(self.placeholders, len(nodes)) if nodes[i].impure and not nodes[i].backward]
         self.early = self.ancestors([*self.numbers(self.forward_outputs), *must])
         for i in self.early:
@@ -128,6 +134,8 @@ class Model:
             if self.late[i]:
                 continue
             self.banned[i] = why_not_again(node, self.reads_written[i])
+            if node.written:
+                self.banned[i] = "written by the backward"
             if is_marked_for_recomputation(node):
                 if self.banned[i] is not None:
                     raise PartitionError(

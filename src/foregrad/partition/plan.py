@@ -194,9 +194,13 @@ class Plan:
         forward_order = self.forward_order
         if missing := {model.index[id(node)] for node in sizes} - {*forward_order, *range(model.placeholders)}:
             wanted = model.ancestors(missing) - {*forward_order, *range(model.placeholders)}
-            forward_order = sorted([*forward_order, *wanted]) if not self._moved_up else _merged(model, forward_order, wanted)
+            forward_order = (
+                sorted([*forward_order, *wanted]) if not self._moved_up else _merged(model, forward_order, wanted)
+            )
         backward_nodes = [nodes[i] for i in self.backward_order]
-        random = if_used([nodes[i] for i in model.backward_random], {item for node in backward_nodes for item in node.inputs()})
+        random = if_used(
+            [nodes[i] for i in model.backward_random], {item for node in backward_nodes for item in node.inputs()}
+        )
         forward = Part(
             [nodes[i] for i in model.primals],
             [nodes[i] for i in forward_order],

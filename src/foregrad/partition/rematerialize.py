@@ -104,10 +104,10 @@ def check_budgets(options: Config) -> None:
                 f"memory_budget is a number of bytes (an int), or a fraction between 0.0 and 1.0 (a float), not {budget!r}."
             )
     if not 0 <= fraction <= 1:
-        raise BudgetError(
-            f"The valid ranges for memory budget are 0 <= m <= 1. The provided value is {fraction}."
-        )
-    if options.activation_memory_budget_solver not in _SOLVERS and not callable(options.activation_memory_budget_solver):
+        raise BudgetError(f"The valid ranges for memory budget are 0 <= m <= 1. The provided value is {fraction}.")
+    if options.activation_memory_budget_solver not in _SOLVERS and not callable(
+        options.activation_memory_budget_solver
+    ):
         raise BudgetError(f"Not aware of memory budget knapsack solver: {options.activation_memory_budget_solver}.")
     estimator = options.activation_memory_budget_runtime_estimator
     if estimator not in _ESTIMATORS:

@@ -10,7 +10,6 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .._torch import HigherOrderOperator, OpOverload
