@@ -251,7 +251,7 @@ def test_budgets_that_make_no_sense():
 
 def test_a_budget_that_cannot_be_met_says_what_can():
     """P-7"""
-    with pytest.raises(InfeasibleBudgetError, match="at least (\\d+)") as caught:
+    with pytest.raises(InfeasibleBudgetError, match="at least") as caught:
         foregrad.aot_function(layers, nop, memory_budget=10)(square(), square())
     best = int(str(caught.value).split("at least ")[1].split(",")[0])
     assert explain_partition(layers, square(), square(), memory_budget=best).peak == best

@@ -34,7 +34,7 @@ def test_simulated_peaks_are_real_ones_and_gradients_eagers(name):
             plan.backward_memory,
             plan.saved_bytes,
         )
-        own, gradients, first, second = run_step(
+        _, gradients, first, second = run_step(
             forward, backward, joint.outputs, primals, [torch.ones((), dtype=torch.float64)]
         )
         for real, simulated in ((first, found.forward.peak), (second, found.backward.peak)):

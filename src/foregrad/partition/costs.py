@@ -30,11 +30,10 @@ def bytes_of(value: Any) -> int:
         return 0
     last = 1
     for size, stride in zip(value.shape, value.stride(), strict=True):
-        if size.__class__ is SymInt or stride.__class__ is SymInt:
-            size, stride = _hint(size), _hint(stride)
-        if not size:
+        extent, step = _hint(size), _hint(stride)
+        if not extent:
             return 0
-        last += (size - 1) * stride
+        last += (extent - 1) * step
     return last * int(value.element_size())
 
 
@@ -164,14 +163,14 @@ def _formula(op: Any) -> Callable[..., int] | int:
 def flops_of(op: Any, args: tuple[Any, ...], value: Any) -> int:
     """Floating-point operations of matrix products, convolutions and the like; the rest counts as none.
 
-    >>> flops_of(aten.mm.default, (torch.empty(2, 3), torch.empty(3, 5)), torch.empty(2, 5))
+    >>> flops_of(torch.ops.aten.mm.default, (torch.empty(2, 3), torch.empty(3, 5)), torch.empty(2, 5))
     60
     """
     formula = _formula(op)
-    if formula.__class__ is int:
-        return formula  # type: ignore[return-value]
+    if isinstance(formula, int):
+        return formula
     out = value[0] if isinstance(value, (tuple, list)) else value
-    return formula(values_in(args), out)  # type: ignore[operator]
+    return formula(values_in(args), out)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Plans from which a memory budget chooses: the plain one, minimum cuts at many prices of work, square-root segments."""
+"""Plans from which a memory budget chooses: the plain one, minimum cuts at many prices, square-root segments."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class Frontier:
             for plan in self._rounds(start, price, _ROUNDS):
                 found.append(plan)
         found += self._segments()
-        best = _undominated(found)
-        for lower, higher in itertools.pairwise(reversed(best)):
-            found += self._mixed(higher, lower)
+        for _ in range(2):
+            for first, second in itertools.pairwise(_undominated(found)):
+                found += self._mixed(first, second)
         return _undominated(found)
 
     def _mixed(self, first: Plan, second: Plan) -> Iterator[Plan]:
@@ -128,8 +128,7 @@ class Frontier:
 
 def _bottlenecks(model: Model, savable: list[int]) -> list[int]:
     """Values at which the forward could be interrupted with little else alive."""
-    last = {i: max((user for user in model.users[i] if not model.late[user] and not model.nodes[user].backward), default=i)
-            for i in savable}  # fmt: skip
+    last = {i: max((user for user in model.users[i] if not model.nodes[user].backward), default=i) for i in savable}
     order = sorted(savable)
     found: list[int] = []
     reach: list[int] = []

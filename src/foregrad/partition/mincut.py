@@ -1,8 +1,8 @@
 """What to save, as a minimum cut: saved bytes against the cost of computing things again.
 
-Every value of the forward has an edge whose capacity is its size: if it is cut, the value is saved. A value on the sink's
-side is computed again, from values that are there too or saved, and what that costs is the capacity of an edge from the
-source. What must not be computed again hangs on the source for good.
+Every value of the forward has an edge whose capacity is its size: if it is cut, the value is saved. A value on the
+sink's side is computed again, from values that are there too or saved, and what that costs is the capacity of an edge
+from the source. What must not be computed again hangs on the source for good.
 """
 
 from __future__ import annotations
@@ -60,11 +60,12 @@ def relevant(model: Model) -> Relevant:
     """What a cut decides about, found once for each model."""
     if model.relevant is None:
         model.relevant = Relevant(model)
-    return model.relevant  # type: ignore[no-any-return]
+    found: Relevant = model.relevant
+    return found
 
 
 class Relevant:
-    """The nodes that a cut decides about. Views are computed again for nothing, and inputs and sizes are there anyway."""
+    """The nodes that a cut decides about: views are computed again for nothing, inputs and sizes are there anyway."""
 
     def __init__(self, model: Model) -> None:
         self._model = model

@@ -77,14 +77,13 @@ class Model:
             late[i] = True
         for i in range(self.placeholders, len(nodes)):
             node = nodes[i]
-            late[i] = (node.backward and (node.impure or node.recomputed)) or any(
-                [late[item] for item in self.inputs[i]]
-            )
+            stays = node.backward and (node.impure or node.recomputed)
+            late[i] = stays or any(late[item] for item in self.inputs[i])
         marked = [mark_of(node) is not None for node in nodes]
         if any(marked):  # what the backward would compute from a marked value is not saved in its place
             for i in range(self.placeholders, len(nodes)):
-                marked[i] = marked[i] or any([marked[item] for item in self.inputs[i]])
-                late[i] = late[i] or (nodes[i].backward and marked[i]) or any([late[item] for item in self.inputs[i]])
+                marked[i] = marked[i] or any(marked[item] for item in self.inputs[i])
+                late[i] = late[i] or (nodes[i].backward and marked[i]) or any(late[item] for item in self.inputs[i])
         self.late = late
         written = {s for i, node in enumerate(nodes) if node.written for s in self.holds[i]}
         self.reads_written = [False] * len(nodes)
@@ -159,7 +158,7 @@ class Model:
             self.can_be_saved(i)
             and not self.marked[i]
             and not self.late[i]
-            and (i in direct or not any([s in self.returned for s in self.holds[i]]))
+            and (i in direct or not any(s in self.returned for s in self.holds[i]))
             for i in range(count)
         ]
         self.must_keep = {i for i in range(self.placeholders, count) if self.savable[i] and self._is_fixed(i)}

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ..errors import PartitionError
 from ..joint.graph import Part
-from ..joint.ir import get_constant
+from ..joint.ir import get_constant, nodes_in
 from .default import complete, if_used, saved_sizes
 from .model import Model
 from .simulate import Memory, alive_over
@@ -93,8 +93,10 @@ class Plan:
     @cached_property
     def forward_order(self) -> list[int]:
         """As recorded; what the backward would have done comes right behind what it reads."""
+        return self._in_order(self.model.ancestors([*self.model.early, *self.crossing]))
+
+    def _in_order(self, wanted: set[int]) -> list[int]:
         model = self.model
-        wanted = model.ancestors([*model.early, *self.crossing])
         if not any(model.nodes[i].backward for i in wanted):
             return sorted(i for i in wanted if i >= model.placeholders)
         place: dict[int, int] = {}
@@ -105,7 +107,7 @@ class Plan:
 
     @cached_property
     def backward_order(self) -> list[int]:
-        """The backward's own nodes in their order; each value that is computed again comes just before its first use."""
+        """The backward's own nodes in their order; what is computed again comes just before its first use."""
         inputs = self.model.inputs
         operands = self._operands
         done: set[int] = set()
@@ -193,14 +195,10 @@ class Plan:
         sizes = saved_sizes(model.joint, in_forward, read, [*tensors, *tangents])
         forward_order = self.forward_order
         if missing := {model.index[id(node)] for node in sizes} - {*forward_order, *range(model.placeholders)}:
-            wanted = model.ancestors(missing) - {*forward_order, *range(model.placeholders)}
-            forward_order = (
-                sorted([*forward_order, *wanted]) if not self._moved_up else _merged(model, forward_order, wanted)
-            )
+            forward_order = self._in_order(model.ancestors([*forward_order, *missing]))
         backward_nodes = [nodes[i] for i in self.backward_order]
-        random = if_used(
-            [nodes[i] for i in model.backward_random], {item for node in backward_nodes for item in node.inputs()}
-        )
+        used = {item for node in backward_nodes for item in node.inputs()} | set(nodes_in(model.backward_outputs))
+        random = if_used([nodes[i] for i in model.backward_random], used)
         forward = Part(
             [nodes[i] for i in model.primals],
             [nodes[i] for i in forward_order],
@@ -208,12 +206,3 @@ class Plan:
         )
         backward = Part([*sizes, *tensors, *tangents, *random], backward_nodes, model.backward_outputs)
         return complete(forward), complete(backward)
-
-    @property
-    def _moved_up(self) -> bool:
-        return self.forward_order != sorted(self.forward_order)
-
-
-def _merged(model: Model, order: Sequence[int], more: Collection[int]) -> list[int]:
-    """An order with some sizes more, which come first: they are computed from the sizes of inputs."""
-    return [*sorted(more), *order]

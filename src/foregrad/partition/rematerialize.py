@@ -89,8 +89,8 @@ def within(frontier: Frontier, budget: float) -> Plan:
         if plan.peak <= limit:
             return plan
     raise InfeasibleBudgetError(
-        f"The memory budget of {budget} bytes cannot be met: the best plan that was found has {lowest} bytes alive at its "
-        f"peak beyond the inputs. Give a budget of at least {lowest}, or a fraction between 0.0 and 1.0."
+        f"The memory budget of {budget} bytes cannot be met: the best plan that was found has {lowest} bytes alive at "
+        f"its peak beyond the inputs. Give a budget of at least {lowest}, or a fraction between 0.0 and 1.0."
     )
 
 
@@ -101,7 +101,8 @@ def check_budgets(options: Config) -> None:
         wrong = isinstance(budget, bool) or not isinstance(budget, (int, float)) or budget < 0
         if wrong or (isinstance(budget, float) and not budget <= 1):
             raise BudgetError(
-                f"memory_budget is a number of bytes (an int), or a fraction between 0.0 and 1.0 (a float), not {budget!r}."
+                "memory_budget is a number of bytes (an int), or a fraction between 0.0 and 1.0 (a float), "
+                f"not {budget!r}."
             )
     if not 0 <= fraction <= 1:
         raise BudgetError(f"The valid ranges for memory budget are 0 <= m <= 1. The provided value is {fraction}.")

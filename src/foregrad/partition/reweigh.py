@@ -60,7 +60,7 @@ class Prices:
         model = self.model
         kept = frozenset(plan.saved)
         first, last = self._intervals(kept)
-        all_first, all_last = self._everyone
+        all_last = self._everyone[1]
         total = sum(self._counts.values())
         before = [0] * (self.moments + 1)
         for moment, count in self._counts.items():
