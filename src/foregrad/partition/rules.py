@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch  # noqa: F401 (the doctest uses it)
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .._torch import HigherOrderOperator, OpOverload
