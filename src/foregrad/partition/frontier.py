@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from .mincut import BYTE, minimum_cut, relevant
@@ -57,11 +58,12 @@ class Frontier:
     def plans(self) -> list[Plan]:
         """All of them, from the highest peak to the lowest; work grows on the way."""
         found = [self.plain, self.smallest, self.balanced]
-        start = self.smallest
-        for work in _WORK:
+        starts = [self.smallest]
+        if self._order is not self.model.late_needed:
+            starts.append(replace(self.smallest, order=self.model.late_needed))
+        for start, work in itertools.product(starts, _WORK):
             price = None if work is None else BYTE / work if work else 0.0
-            for plan in self._rounds(start, price, _ROUNDS):
-                found.append(plan)
+            found += self._rounds(start, price, _ROUNDS)
         found += self._segments()
         for _ in range(2):
             for first, second in itertools.pairwise(_undominated(found)):
@@ -78,7 +80,7 @@ class Frontier:
         for place in sorted(places):
             for a, b in ((first, second), (second, first)):
                 kept = {*(i for i in a.saved if i < place), *(i for i in b.saved if i >= place)}
-                yield Plan(model, frozenset(kept), self._order)
+                yield Plan(model, frozenset(kept), a.order)
 
     def saving(self, fraction: float) -> Plan:
         """The least work for a part of the bytes that `smallest` saves: P-7's budget, which 0 brings down to inputs."""
@@ -107,7 +109,8 @@ class Frontier:
         return order
 
     def _rounds(self, plan: Plan, price: float | None, rounds: int) -> Iterator[Plan]:
-        prices = Prices(self.model, self._order)
+        assert plan.order is not None
+        prices = Prices(self.model, plan.order)
         for _ in range(rounds):
             prices.note(plan)
             plan = prices.cut(plan, price)
