@@ -65,9 +65,10 @@ class Frontier:
             price = None if work is None else BYTE / work if work else 0.0
             found += self._rounds(start, price, _ROUNDS)
         found += self._segments()
-        for _ in range(2):
+        for _ in range(3):
             for first, second in itertools.pairwise(_undominated(found)):
-                found += self._mixed(first, second)
+                if first.peak - second.peak > first.peak // 25:  # a gap worth closing
+                    found += self._mixed(first, second)
         return _undominated(found)
 
     def _mixed(self, first: Plan, second: Plan) -> Iterator[Plan]:
