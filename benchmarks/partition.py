@@ -7,6 +7,7 @@ partitioner was made for. Saved bytes, peaks and recomputed FLOPs are those of t
 from __future__ import annotations
 
 import copy
+import importlib
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -40,6 +41,8 @@ def joint_of(build: Callable[[], Built]) -> Joint:
     from torch._functorch.aot_autograd import aot_module, make_boxed_func
     from torch._functorch.partitioners import default_partition
     from torch._inductor.decomposition import select_decomp_table
+
+    importlib.import_module("torch._inductor.lowering")  # the decompositions look into it
 
     seen: list[Joint] = []
 

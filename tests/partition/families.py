@@ -1,5 +1,6 @@
 """Small versions of the eight families of the benchmark, and their joint graphs."""
 
+import importlib
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +45,8 @@ class Joint:
 def joint_of(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[Joint, list[torch.Tensor]]:
     """The joint graph of a model with inductor's decompositions, and its primals; the model has its gradients then."""
     from torch._inductor.decomposition import select_decomp_table
+
+    importlib.import_module("torch._inductor.lowering")  # the decompositions look into it
 
     joints, calls = [], []
 
