@@ -16,7 +16,7 @@ from .frontend.api import (
 from .joint.verify import assert_functional_graph
 from .logs import get_aot_compilation_context, get_aot_graph_name, get_graph_being_compiled, set_model_name
 from .options import AOTConfig, config
-from .partition import default_partition
+from .partition import default_partition, explain_partition, min_cut_rematerialization_partition
 from .runtime.compilers import make_boxed_compiler, make_boxed_func
 from .schemas import InputAliasInfo, MutationType, OutputAliasInfo, OutputType, ViewAndMutationMeta
 from .testing import check
@@ -41,10 +41,12 @@ __all__ = [
     "compiled_module",
     "config",
     "default_partition",
+    "explain_partition",
     "get_aot_compilation_context",
     "get_aot_graph_name",
     "get_graph_being_compiled",
     "make_boxed_compiler",
     "make_boxed_func",
+    "min_cut_rematerialization_partition",
     "set_model_name",
 ]

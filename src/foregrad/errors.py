@@ -77,6 +77,14 @@ class PartitionError(ForegradError, AssertionError):
     """A joint graph cannot be cut into a forward and a backward."""
 
 
+class BudgetError(ForegradError, RuntimeError):
+    """A memory budget out of range, or a way to meet it that nobody knows."""
+
+
+class InfeasibleBudgetError(BudgetError):
+    """No plan that was found stays within a memory budget; the message says what the best one needs."""
+
+
 class VerificationError(ForegradError, AssertionError):
     """An internal check on a graph failed: a defect in Foregrad, please report it."""
 

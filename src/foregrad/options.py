@@ -42,6 +42,7 @@ class Config:
     unlift_effect_tokens: bool = False
     verify: bool = False
     # What the partitioners weigh.
+    memory_budget: int | float | None = None
     cse: bool = True
     debug_partitioner: bool = field(default_factory=lambda: os.environ.get("AOT_PARTITIONER_DEBUG", "0") != "0")
     max_dist_from_bw: int = 1000

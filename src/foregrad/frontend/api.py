@@ -11,6 +11,7 @@ from .._torch import FakeTensor, boxed_graph_wrapper_type, first_call_is_fake, g
 from ..errors import ConfigError
 from ..options import AOTConfig, Compiler, Partitioner, config, next_aot_id
 from ..partition import default_partition
+from ..partition.rematerialize import check_budgets
 from ..runtime.entry import FlatEntry
 from ..runtime.first_call import fake_at_first
 from ..runtime.program import assemble
@@ -26,10 +27,14 @@ def _resolve(
     bw_compiler: Compiler | None,
     inference_compiler: Compiler | None,
     fallback: Literal["error", "eager"] | None = None,
+    memory_budget: float | None = None,
     **fields: Any,
 ) -> AOTConfig:
     """All options of one compilation as one frozen value."""
     options = config.copy()
+    if memory_budget is not None:
+        options.memory_budget = memory_budget
+    check_budgets(options)
     if fallback is not None:
         options.fallback = fallback
     if options.fallback not in ("error", "eager"):
@@ -57,6 +62,7 @@ def aot_function(
     dynamic: bool = False,
     enable_log: bool = True,
     fallback: Literal["error", "eager"] | None = None,
+    memory_budget: float | None = None,
 ) -> Compiled:
     """Compile a function: its forward and backward go through the given compilers, and it behaves as before.
 
@@ -84,6 +90,8 @@ def aot_function(
         dynamic: sizes and int arguments become symbols, so that one program serves many.
         enable_log: show graphs under TORCH_LOGS.
         fallback: "eager" runs what cannot be compiled as it is, with one warning. Default: `foregrad.config.fallback`.
+        memory_budget: what a training step may have alive at its peak, see `min_cut_rematerialization_partition`,
+            which then is the partitioner.
     """
     if not callable(fn):
         raise ConfigError(f"aot_function compiles a function, not {fn!r}.")
@@ -92,6 +100,7 @@ def aot_function(
         bw_compiler,
         inference_compiler,
         fallback,
+        memory_budget,
         partition_fn=partition_fn,
         decompositions=decompositions,
         num_params_buffers=num_params_buffers,
@@ -157,6 +166,8 @@ def aot_module_simplified(
     decompositions: Decompositions | None = None,
     keep_inference_input_mutations: bool = False,
     inference_compiler: Compiler | None = None,
+    *,
+    memory_budget: float | None = None,
 ) -> Callable[..., list[Any]]:
     """Compile a module at once, for a front end that has flattened its arguments and guards its calls itself.
 
@@ -172,8 +183,8 @@ def aot_module_simplified(
     Args:
         mod: takes flat arguments and returns a tuple or list.
         args: example arguments; fake ones with a shape environment give symbolic sizes.
-        fw_compiler, bw_compiler, partition_fn, decompositions, keep_inference_input_mutations, inference_compiler:
-            as for `aot_function`.
+        fw_compiler, bw_compiler, partition_fn, decompositions, keep_inference_input_mutations, inference_compiler,
+            memory_budget: as for `aot_function`.
     """
     if not isinstance(mod, nn.Module):
         raise ConfigError(f"aot_module_simplified compiles a torch.nn.Module, not {mod!r}.")
@@ -181,6 +192,7 @@ def aot_module_simplified(
         fw_compiler,
         bw_compiler,
         inference_compiler,
+        memory_budget=memory_budget,
         partition_fn=partition_fn,
         decompositions=decompositions,
         num_params_buffers=len(state_of(mod, dynamic=False)),

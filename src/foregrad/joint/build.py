@@ -153,6 +153,8 @@ def build_joint(
     gradients = derived.gradients
     for node, primal in zip(graph.placeholders, primals, strict=False):
         node.written = primal.written
+    for write in derived.writes:
+        write.current.written = not isinstance(write.of, Tangent)
     if random.placeholders and (tokens.slots or derived.tokens.slots):
         raise UnsupportedError("functionalize_rng_ops does not go together with side effects yet. Switch it off.")
     outputs_of_graph = [

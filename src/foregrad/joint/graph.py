@@ -81,6 +81,8 @@ def _meta(node: Node) -> dict[str, Any]:
         meta["partitioner_tag"] = "is_backward" if node.backward else "is_forward"
         if node.impure:
             meta["impure"] = True
+        if node.recomputed:
+            meta["recomputed"] = True
         if node.stack:
             meta["stack_trace"] = show_stack(node.stack)
         if node.autograd_node is not None:
@@ -106,6 +108,7 @@ def from_fx(module: fx.GraphModule) -> Part:
         new = Node(target, _plain(args), dict(kwargs), node.meta.get("val"))
         new.name, new.meta = node.name, node.meta
         new.impure = bool(node.meta.get("impure"))
+        new.recomputed = bool(node.meta.get("recomputed"))
         new.written = bool(node.meta.get("written"))
         new.backward = node.meta.get("partitioner_tag") == "is_backward"
         read[node] = new

@@ -37,6 +37,7 @@ class Node:
         "meta",
         "name",
         "op",
+        "recomputed",
         "slot",
         "stack",
         "value",
@@ -53,7 +54,8 @@ class Node:
         self.meta: dict[str, Any] | None = None  # of the `torch.fx` node that this one was read from
         self.backward = False
         self.impure = False
-        self.written = False  # a placeholder whose tensor is overwritten once the forward has run
+        self.recomputed = False  # the backward runs again what the forward ran, as a checkpoint asked for
+        self.written = False  # its tensor is the caller's, and overwritten once the forward has run, or by the backward
         self.stack: Stack = ()
         self.autograd_node: AutogradNode | None = None  # whose work it is, in backward
 
@@ -80,6 +82,7 @@ class FlatGraph:
         self.placeholders: list[Node] = []
         self.nodes: list[Node] = []
         self.backward = False  # nodes made now belong to the backward
+        self.recomputed = False  # nodes made now run again what the forward ran
         self.stack: Stack = ()  # the user's line for nodes made now
         self.node: AutogradNode | None = None  # of autograd, for nodes made now
         self._symbols: dict[Any, Node] = {}
@@ -107,6 +110,7 @@ class FlatGraph:
         """A new node at the end."""
         node = Node(op, args, kwargs, value)
         node.backward = self.backward
+        node.recomputed = self.recomputed
         node.stack = self.stack
         node.autograd_node = self.node
         self.nodes.append(node)

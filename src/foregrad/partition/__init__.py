@@ -1,5 +1,14 @@
 """Cut the joint graph into a forward and a backward, and say what is saved between them."""
 
 from .default import cut, default_partition
+from .explain import PartitionReport, explain_partition
+from .rematerialize import min_cut_rematerialization_partition, rematerialized
 
-__all__ = ["cut", "default_partition"]
+__all__ = [
+    "PartitionReport",
+    "cut",
+    "default_partition",
+    "explain_partition",
+    "min_cut_rematerialization_partition",
+    "rematerialized",
+]

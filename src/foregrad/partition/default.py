@@ -17,6 +17,7 @@ from ..errors import PartitionError
 from ..joint.graph import Part, from_fx, to_fx
 from ..joint.ir import Node, get_constant, nodes_in
 from ..ops import SAVED_FOR_HIGHER_ORDERS
+from .rules import is_marked_for_recomputation
 
 
 def default_partition(
@@ -40,7 +41,17 @@ def default_partition(
 
 
 def cut(joint: Part, num_fwd_outputs: int) -> tuple[Part, Part]:
-    """The same on the flat form."""
+    """The same on the flat form; marks of the user's send the graph to the other partitioner (P-4)."""
+    if any(is_marked_for_recomputation(node) for node in joint.nodes):
+        from ..options import config
+        from .rematerialize import rematerialized  # which saves what this module computes
+
+        return rematerialized(joint, num_fwd_outputs, config.copy())
+    return cut_plainly(joint, num_fwd_outputs)
+
+
+def cut_plainly(joint: Part, num_fwd_outputs: int) -> tuple[Part, Part]:
+    """Nothing is computed twice."""
     forward_outputs, backward_outputs = joint.outputs[:num_fwd_outputs], joint.outputs[num_fwd_outputs:]
     tangents = [node for node in joint.placeholders if "tangents" in node.name]
     random = [node for node in joint.placeholders if node.name.startswith(("bwd_seed", "bwd_base_offset"))]
@@ -49,23 +60,24 @@ def cut(joint: Part, num_fwd_outputs: int) -> tuple[Part, Part]:
     must_run = [node for node in joint.nodes if node.impure and node.backward]
     needed = _ancestors([*nodes_in(backward_outputs), *must_run], stop=in_forward)
     saved = _saved_values(joint, in_forward, needed, backward_outputs)
-    tensors = [node for node in saved if not _is_symbolic(node)]
-    sizes = _saved_sizes(joint, in_forward, [node for node in saved if _is_symbolic(node)], [*tensors, *tangents])
+    tensors = [node for node in saved if not is_symbolic(node)]
+    sizes = saved_sizes(joint, in_forward, [node for node in saved if is_symbolic(node)], [*tensors, *tangents])
     used = _ancestors([*nodes_in(forward_outputs), *tensors, *sizes, *_must_run(joint)], stop=set())
     forward_nodes = [node for node in joint.nodes if node in in_forward and node in used]
     backward_nodes = [node for node in joint.nodes if node in needed]
     return (
-        _complete(Part(primals, forward_nodes, [*forward_outputs, *tensors, *sizes])),
-        _complete(Part([*sizes, *tensors, *tangents, *_if_used(random, needed)], backward_nodes, backward_outputs)),
+        complete(Part(primals, forward_nodes, [*forward_outputs, *tensors, *sizes])),
+        complete(Part([*sizes, *tensors, *tangents, *if_used(random, needed)], backward_nodes, backward_outputs)),
     )
 
 
-def _if_used(random: list[Node], needed: set[Node]) -> list[Node]:
+def if_used(random: list[Node], needed: set[Node]) -> list[Node]:
     """A backward takes its seed and its offset only if it draws."""
     return random if any(node in needed for node in random) else []
 
 
-def _is_symbolic(node: Node) -> bool:
+def is_symbolic(node: Node) -> bool:
+    """Whether a node's value is a symbolic number."""
     return isinstance(node.value, (SymInt, SymFloat, SymBool))
 
 
@@ -98,7 +110,7 @@ def _forward_set(joint: Part, primals: Sequence[Node], tangents: Sequence[Node],
     for node in joint.nodes:
         if node not in found:
             result_of_forward = node.op is operator.getitem and node.args[0] in found
-            if result_of_forward or (_is_symbolic(node) and all(item in found for item in node.inputs())):
+            if result_of_forward or (is_symbolic(node) and all(item in found for item in node.inputs())):
                 found.add(node)
     return found
 
@@ -138,7 +150,7 @@ def _saved_for_higher_orders(joint: Part, read: set[Node]) -> set[Node]:
     return found
 
 
-def _saved_sizes(joint: Part, in_forward: set[Node], read: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
+def saved_sizes(joint: Part, in_forward: set[Node], read: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
     """Sizes that the backward reads, and every symbol in the shape of one of its inputs; plain symbols first."""
     symbols: set[Any] = set()
     for node in (*inputs, *read):
@@ -154,7 +166,7 @@ def _saved_sizes(joint: Part, in_forward: set[Node], read: Sequence[Node], input
     return first + [node for node in read if node not in first]
 
 
-def _complete(part: Part) -> Part:
+def complete(part: Part) -> Part:
     """A part must compute all that it returns from what it takes."""
     known = {*part.placeholders, *part.nodes}
     for node in part.nodes:

@@ -12,7 +12,7 @@ from ..errors import CompilerError
 from ..joint.graph import Part, to_fx
 from ..joint.verify import verify_graph
 from ..options import AOTConfig
-from ..partition import cut, default_partition
+from ..partition import cut, default_partition, min_cut_rematerialization_partition, rematerialized
 from ..slots import RandomState
 
 
@@ -27,8 +27,13 @@ def partitioned(
 
     `module` gives the graph as `torch.fx`, where it is wanted elsewhere too.
     """
-    if config.partition_fn in (None, default_partition):
+    partition_fn = config.partition_fn
+    if config.options.memory_budget is not None and partition_fn in (None, default_partition):
+        partition_fn = min_cut_rematerialization_partition
+    if partition_fn in (None, default_partition):
         forward, backward = map(to_fx, cut(part, returned))
+    elif partition_fn is min_cut_rematerialization_partition:
+        forward, backward = map(to_fx, rematerialized(part, returned, config.options))
     else:
         random = [node.value for node in part.placeholders if isinstance(node.slot, RandomState)]
         rest = [node for node in part.placeholders if not isinstance(node.slot, RandomState)]
@@ -36,7 +41,7 @@ def partitioned(
         primals = [node.value for node in rest if "tangents" not in node.name]
         with torch.no_grad():
             joint = module() if module is not None else to_fx(part)
-            forward, backward = config.partition_fn(joint, (primals, tangents, *random), num_fwd_outputs=returned)
+            forward, backward = partition_fn(joint, (primals, tangents, *random), num_fwd_outputs=returned)
     outputs: Any = backward.graph.output_node().args[0]
     if len(outputs) != gradients:
         raise CompilerError("The partitioner returned a backward that does not give one gradient for each input.")

@@ -39,7 +39,7 @@ def partitioners() -> list[str]:
     >>> "default_partition" in partitioners()
     True
     """
-    return sorted(name for name in partition.__all__ if name.endswith("_partition"))
+    return sorted(name for name in partition.__all__ if name.endswith("_partition") and not name.startswith("explain"))
 
 
 def generate(seed: int | str, number: int) -> FuzzProgram:

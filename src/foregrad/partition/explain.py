@@ -1,0 +1,140 @@
+"""Say what a partition saves and computes again, why, and how much memory is alive over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import PartitionError
+from ..options import config
+from ..record.lines import show_stack
+from .plan import Plan
+from .rematerialize import plan_of
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One value of the forward that the backward needs."""
+
+    name: str
+    operator: str
+    saved: bool  # or else computed again
+    bytes: int  # that its memory takes, beyond what the caller holds
+    flops: int  # that computing it once more costs
+    line: str  # of the user's program
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport:
+    """What a partition does; all of it is plain data.
+
+    Args:
+        rows: values that are saved, then those that are computed again.
+        saved_bytes: unique memory between forward and backward, beyond the inputs.
+        flops: floating-point operations that are done twice.
+        forward_memory: bytes alive while each operator of the forward runs, with the operator's name.
+        backward_memory: the same for the backward.
+    """
+
+    rows: tuple[Row, ...]
+    saved_bytes: int
+    flops: int
+    forward_memory: tuple[tuple[str, int], ...]
+    backward_memory: tuple[tuple[str, int], ...]
+
+    @property
+    def peak(self) -> int:
+        """The most bytes alive at any moment, beyond the inputs."""
+        return max((alive for _, alive in (*self.forward_memory, *self.backward_memory)), default=0)
+
+    def __str__(self) -> str:
+        head = ("", "value", "operator", "KiB", "MFLOP", "why", "where")
+        table = [head]
+        for row in self.rows:
+            kind = "saved" if row.saved else "again"
+            sizes = f"{row.bytes / 1024:.1f}", f"{row.flops / 1e6:.1f}"
+            table.append((kind, row.name, row.operator, *sizes, row.reason, row.line))
+        widths = [max(len(cells[k]) for cells in table) for k in range(len(head))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in table]
+        summary = (
+            f"saved {self.saved_bytes / 1024:.1f} KiB, computed again {self.flops / 1e6:.1f} MFLOP, "
+            f"peak {self.peak / 1024:.1f} KiB beyond the inputs"
+        )
+        return "\n".join([*(line.rstrip() for line in lines), summary])
+
+
+def explain_partition(
+    fn: Callable[..., Any], *args: Any, memory_budget: float | None = None, **kwargs: Any
+) -> PartitionReport:
+    """Record a program and tell how `min_cut_rematerialization_partition` cuts it.
+
+    >>> report = explain_partition(lambda x: x.cos().sinh().cos(), torch.ones(256, requires_grad=True))
+    >>> [(row.name, row.saved, row.reason) for row in report.rows][:2]
+    [('primals_1', True, 'an input'), ('cos', False, 'cheaper to compute than to keep')]
+    >>> report.saved_bytes, report.peak
+    (0, 4096)
+
+    Args:
+        fn: a function or a module.
+        *args, **kwargs: what to record it on.
+        memory_budget: as for `min_cut_rematerialization_partition`.
+    """
+    from ..frontend.api import capture  # which assembles what this package cuts
+
+    joint = capture(fn, *args, **kwargs).joint
+    if not joint.is_training:
+        raise PartitionError("There is nothing to cut: the program has no gradients.")
+    options = config.copy()
+    if memory_budget is not None:
+        options.memory_budget = memory_budget
+    returned = len(joint.signature.tokens) + len(joint.signature.returned) + len(joint.random.forward_outputs)
+    with torch.no_grad():
+        plan = plan_of(joint.part, returned, options)
+    if plan is None:
+        raise PartitionError("There is nothing to cut: no operator belongs to the backward.")
+    return report_of(plan)
+
+
+def report_of(plan: Plan) -> PartitionReport:
+    """The report about a plan."""
+    model = plan.model
+    rows = [_row(plan, i, saved=True) for i in plan.saved] + [_row(plan, i, saved=False) for i in plan.recomputed]
+    names = [node.name for node in model.nodes]
+    return PartitionReport(
+        tuple(rows),
+        plan.saved_bytes,
+        plan.flops,
+        tuple(zip([names[i] for i in plan.forward_order], plan.forward_memory.alive, strict=True)),
+        tuple(zip([names[i] for i in plan.backward_order], plan.backward_memory.alive, strict=True)),
+    )
+
+
+def _row(plan: Plan, i: int, saved: bool) -> Row:
+    model = plan.model
+    node = model.nodes[i]
+    held = sum(model.sizes[s] for s in model.holds[i] if s not in model.free)
+    operator = getattr(node.op, "__name__", "") if node.op is not None else "input"
+    stack = node.meta.get("stack_trace", "") if node.meta is not None else show_stack(node.stack) if node.stack else ""
+    lines = [line.strip() for line in stack.splitlines() if line.strip().startswith("File ")]
+    return Row(node.name, operator, saved, held, model.flops[i], lines[-1] if lines else "", _reason(plan, i, saved))
+
+
+def _reason(plan: Plan, i: int, saved: bool) -> str:
+    model = plan.model
+    if not saved:
+        if model.marked[i]:
+            return "marked to be recomputed"
+        if model.base[i] != i:
+            return "a view"
+        return "cheaper to compute than to keep" if not model.flops[i] else "to stay within the budget"
+    if i < model.placeholders:
+        return "an input"
+    if i in model.must_keep:
+        return model.banned[i] or model.banned[model.inputs[i][0]] or "fixed"
+    if all(s in model.free for s in model.holds[i]):
+        return "a result, which the caller holds"
+    return "a product or convolution" if model.flops[i] else "smaller than what it is computed from"

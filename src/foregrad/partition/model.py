@@ -1,0 +1,174 @@
+"""A joint graph as the partitioners see it: numbered nodes, the storages that their values hold, what each costs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from torch import SymBool, SymFloat, SymInt, Tensor
+
+from ..errors import PartitionError
+from ..joint.graph import Part
+from ..joint.ir import Node, get_constant, nodes_in
+from .costs import flops_of, weight_of
+from .rules import is_marked_for_recomputation, mark_of, why_not_again
+from .storages import Storages
+
+
+class Model:
+    """Nodes are numbered in their order, placeholders first; a storage has a number too.
+
+    Args:
+        joint: the graph.
+        num_fwd_outputs: how many of its outputs belong to the forward.
+    """
+
+    def __init__(self, joint: Part, num_fwd_outputs: int) -> None:
+        self.joint = joint
+        self.nodes: list[Node] = [*joint.placeholders, *joint.nodes]
+        self.index = {id(node): i for i, node in enumerate(self.nodes)}
+        self.placeholders = len(joint.placeholders)
+        self.forward_outputs = list(joint.outputs[:num_fwd_outputs])
+        self.backward_outputs = list(joint.outputs[num_fwd_outputs:])
+        index = self.index
+        self.inputs: list[tuple[int, ...]] = [
+            tuple(dict.fromkeys([index[id(item)] for item in node.inputs()])) for node in self.nodes
+        ]
+        self.users: list[list[int]] = [[] for _ in self.nodes]
+        for i, inputs in enumerate(self.inputs):
+            for item in inputs:
+                self.users[item].append(i)
+        self.tangents = [i for i in range(self.placeholders) if "tangents" in self.nodes[i].name]
+        self.backward_random = [
+            i for i in range(self.placeholders) if self.nodes[i].name.startswith(("bwd_seed", "bwd_base_offset"))
+        ]
+        taken = {*self.tangents, *self.backward_random}
+        self.primals = [i for i in range(self.placeholders) if i not in taken]
+        self.is_constant = [node.op is get_constant for node in self.nodes]
+        self.symbolic = [isinstance(node.value, (SymInt, SymFloat, SymBool)) for node in self.nodes]
+        self._find_storages()
+        self._find_sides()
+        self._find_costs()
+        self.relevant: Any = None  # what a cut decides about, once somebody asks
+
+    def numbers(self, values: Iterable[Any]) -> list[int]:
+        """The numbers of the nodes among values."""
+        return [self.index[id(node)] for node in nodes_in(values)]
+
+    # ------------------------------------------------------------------------------------------------ storages
+    def _find_storages(self) -> None:
+        found = Storages(self.nodes, self.inputs)
+        self.sizes, self.holds, self.makes, self.base = found.sizes, found.holds, found.makes, found.base
+        self.pinned = {s for i in self.primals for s in self.holds[i]}  # the caller holds them in any case
+        self.returned = {s for i in self.numbers(self.forward_outputs) for s in self.holds[i]}
+        self.free = self.pinned | self.returned
+
+    def bytes(self, i: int) -> int:
+        """The memory that a node's value keeps alive, beyond what the caller holds anyway."""
+        return sum(self.sizes[s] for s in self.holds[i] if s not in self.pinned)
+
+    # --------------------------------------------------------------------------------------------------- sides
+    def _find_sides(self) -> None:
+        """`early`: must run in the forward. `late`: cannot run there."""
+        nodes = self.nodes
+        late = [False] * len(nodes)
+        for i in (*self.tangents, *self.backward_random):
+            late[i] = True
+        for i in range(self.placeholders, len(nodes)):
+            node = nodes[i]
+            stays = node.backward and (node.impure or node.recomputed)
+            late[i] = stays or any(late[item] for item in self.inputs[i])
+        marked = [mark_of(node) is not None for node in nodes]
+        if any(marked):  # what the backward would compute from a marked value is not saved in its place
+            for i in range(self.placeholders, len(nodes)):
+                marked[i] = marked[i] or any(marked[item] for item in self.inputs[i])
+                late[i] = late[i] or (nodes[i].backward and marked[i]) or any(late[item] for item in self.inputs[i])
+        self.late = late
+        written = {s for i, node in enumerate(nodes) if node.written for s in self.holds[i]}
+        self.reads_written = [False] * len(nodes)
+        if written:
+            for i in range(self.placeholders, len(nodes)):
+                self.reads_written[i] = any(s in written for item in self.inputs[i] for s in self.holds[item])
+                if self.reads_written[i] and nodes[i].backward:
+                    late[i] = True
+            for i in range(self.placeholders, len(nodes)):
+                late[i] = late[i] or any(late[item] for item in self.inputs[i])
+        must = [i for i in range(self.placeholders, len(nodes)) if nodes[i].impure and not nodes[i].backward]
+        self.early = self.ancestors([*self.numbers(self.forward_outputs), *must])
+        for i in self.early:
+            if late[i]:
+                raise PartitionError(
+                    f"An output of the forward was invalid, but is output: {nodes[i].name} belongs to the backward."
+                )
+        must_run = [i for i in range(self.placeholders, len(nodes)) if nodes[i].impure and nodes[i].backward]
+        self.wanted = [*self.numbers(self.backward_outputs), *must_run]
+        needed = self.ancestors(self.wanted)
+        self.late_needed = sorted(i for i in needed if late[i] and i >= self.placeholders)
+        read = {item for i in self.late_needed for item in self.inputs[i] if not late[item]}
+        read |= {i for i in self.wanted if not late[i]}
+        self.read = read  # what the backward reads of the forward, in any case
+
+    def ancestors(self, wanted: Iterable[int]) -> set[int]:
+        """What nodes are computed from, themselves included."""
+        found: set[int] = set()
+        pending = list(wanted)
+        while pending:
+            i = pending.pop()
+            if i not in found:
+                found.add(i)
+                pending.extend(self.inputs[i])
+        return found
+
+    # --------------------------------------------------------------------------------------------------- costs
+    def _find_costs(self) -> None:
+        """`flops` and `moved`: what it costs to compute a node once more. `banned`: why that must not happen."""
+        count = len(self.nodes)
+        self.flops = [0] * count
+        self.moved = [0] * count
+        self.banned: list[str | None] = ["an input"] * self.placeholders + [None] * (count - self.placeholders)
+        self.marked = [False] * count
+        for i in range(self.placeholders, count):
+            node = self.nodes[i]
+            if self.late[i]:
+                continue
+            self.banned[i] = why_not_again(node, self.reads_written[i])
+            if node.written:
+                self.banned[i] = "written by the backward"
+            if is_marked_for_recomputation(node):
+                if self.banned[i] is not None:
+                    raise PartitionError(
+                        f"{node.name} is marked to be recomputed, but it must be saved: it is {self.banned[i]}."
+                    )
+                self.marked[i] = True
+            self.flops[i] = flops_of(node.op, node.args, node.value)
+            weight = weight_of(node.op)
+            if weight:
+                made = sum(self.sizes[s] for s in self.makes[i])
+                read = sum(self.sizes[s] for item in self.inputs[i] for s in self.holds[item])
+                self.moved[i] = weight * (made + read)
+        for i in range(self.placeholders, count):
+            if self.nodes[i].op is operator.getitem and self.inputs[i]:
+                container = self.inputs[i][0]
+                if self.banned[container] == "marked to be saved":
+                    self.banned[i] = self.banned[container]
+
+        direct = {self.base[i] for i in self.read}
+        self.savable = [
+            self.can_be_saved(i)
+            and not self.marked[i]
+            and not self.late[i]
+            and (i in direct or not any(s in self.returned for s in self.holds[i]))
+            for i in range(count)
+        ]
+        self.must_keep = {i for i in range(self.placeholders, count) if self.savable[i] and self._is_fixed(i)}
+
+    def _is_fixed(self, i: int) -> bool:
+        """Whether a value, if the backward needs it, can only be saved."""
+        if self.banned[i] is not None:
+            return True
+        return self.nodes[i].op is operator.getitem and self.banned[self.inputs[i][0]] is not None
+
+    def can_be_saved(self, i: int) -> bool:
+        """Whether a node's value is a tensor of its own."""
+        return self.base[i] == i and isinstance(self.nodes[i].value, Tensor) and self.nodes[i].op is not get_constant

@@ -1,0 +1,208 @@
+"""A plan: what is saved, what is recomputed, and in which order both halves run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..errors import PartitionError
+from ..joint.graph import Part
+from ..joint.ir import get_constant, nodes_in
+from .default import complete, if_used, saved_sizes
+from .model import Model
+from .simulate import Memory, alive_over
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to cut a joint graph.
+
+    Args:
+        model: the graph.
+        kept: the nodes whose values may be saved; those that the backward does not reach are not.
+        order: of the backward's own nodes; as recorded if not given.
+    """
+
+    model: Model
+    kept: Collection[int]
+    order: Sequence[int] | None = None
+
+    @cached_property
+    def _needs(self) -> tuple[list[int], set[int]]:
+        """What crosses from forward to backward, and what of the forward the backward computes again."""
+        model, kept, must_keep = self.model, self.kept, self.model.must_keep
+        crossing: set[int] = set()
+        again: set[int] = set()
+        pending = list(model.read)
+        while pending:
+            i = pending.pop()
+            if i in crossing or i in again:
+                continue
+            if i in kept or i in must_keep or i < model.placeholders or model.symbolic[i]:
+                crossing.add(i)
+            elif model.banned[i] is not None and model.base[i] < model.placeholders:
+                crossing.add(i)  # a view of an input that is written later: autograd checks its version
+            elif model.banned[i] is not None:
+                raise PartitionError(
+                    f"{model.nodes[i].name} cannot be computed in the backward: it is {model.banned[i]}, and not saved."
+                )
+            else:
+                again.add(i)
+                pending.extend(model.inputs[i])
+        return sorted(crossing), again
+
+    @property
+    def crossing(self) -> list[int]:
+        """What is saved, sizes included."""
+        return self._needs[0]
+
+    @property
+    def again(self) -> set[int]:
+        """What the backward computes again."""
+        return self._needs[1]
+
+    @property
+    def saved(self) -> list[int]:
+        """Tensors that are saved."""
+        return [i for i in self.crossing if not self.model.symbolic[i]]
+
+    @cached_property
+    def saved_bytes(self) -> int:
+        """The memory of what is saved, beyond what the caller holds."""
+        model = self.model
+        return sum(model.sizes[s] for s in {s for i in self.saved for s in model.holds[i]} - model.free)
+
+    @cached_property
+    def recomputed(self) -> list[int]:
+        """What runs in both halves, in order; what only the backward needs is not computed twice."""
+        ran = set(self.forward_order)
+        return sorted(i for i in self.again if i in ran and self.model.nodes[i].op is not get_constant)
+
+    @cached_property
+    def flops(self) -> int:
+        """Floating-point operations that are done twice."""
+        return sum(self.model.flops[i] for i in self.recomputed)
+
+    @cached_property
+    def moved(self) -> int:
+        """Bytes that are moved twice, weighed."""
+        return sum(self.model.moved[i] for i in self.recomputed)
+
+    # -------------------------------------------------------------------------------------------------- orders
+    @cached_property
+    def forward_order(self) -> list[int]:
+        """As recorded; what the backward would have done comes right behind what it reads."""
+        return self._in_order(self.model.ancestors([*self.model.early, *self.crossing]))
+
+    def _in_order(self, wanted: set[int]) -> list[int]:
+        model = self.model
+        if not any(model.nodes[i].backward for i in wanted):
+            return sorted(i for i in wanted if i >= model.placeholders)
+        place: dict[int, int] = {}
+        for i in sorted(wanted):
+            node = model.nodes[i]
+            place[i] = max((place[item] for item in model.inputs[i]), default=0) if node.backward else i
+        return sorted((i for i in wanted if i >= model.placeholders), key=lambda i: (place[i], i))
+
+    @cached_property
+    def backward_order(self) -> list[int]:
+        """The backward's own nodes in their order; what is computed again comes just before its first use."""
+        inputs = self.model.inputs
+        operands = self._operands
+        done: set[int] = set()
+        order: list[int] = []
+        own = self.model.late_needed if self.order is None else self.order
+        for i in (*own, -1):
+            wanted = inputs[i] if i >= 0 else self.model.wanted
+            pending = [item for item in reversed(wanted) if item in operands and item not in done]
+            while pending:
+                item = pending[-1]
+                missing = [x for x in operands[item] if x not in done] if item not in done else ()
+                if missing:
+                    pending += missing
+                    continue
+                pending.pop()
+                if item not in done:
+                    done.add(item)
+                    order.append(item)
+            if i >= 0:
+                order.append(i)
+        return order
+
+    @cached_property
+    def _operands(self) -> dict[int, list[int]]:
+        """For each node that is computed again, which of its inputs are too: the first to compute comes last.
+
+        What takes most memory on its way is computed first, while nothing else is held beside it.
+        """
+        model, again = self.model, self.again
+        inputs, sizes = model.inputs, model.sizes
+        found: dict[int, list[int]] = {}
+        takes: dict[int, int] = {}  # at most, on the way
+        keeps: dict[int, int] = {}  # afterwards
+        for i in sorted(again):
+            operands = [item for item in inputs[i] if item in again]
+            if len(operands) > 1:
+                operands.sort(key=lambda item: takes[item] - keeps[item])
+            made = 0
+            for s in model.makes[i]:
+                made += sizes[s]
+            most = held = 0
+            for item in reversed(operands):
+                most = max(most, held + takes[item])
+                held += keeps[item]
+            found[i] = operands
+            takes[i] = max(most, held + made)
+            keeps[i] = made if model.base[i] == i else (keeps[operands[0]] if operands else 0)
+        return found
+
+    # -------------------------------------------------------------------------------------------------- memory
+    @cached_property
+    def forward_memory(self) -> Memory:
+        """Of the forward as it is emitted."""
+        model = self.model
+        returned = [*model.numbers(model.forward_outputs), *self.crossing]
+        order = self.forward_order
+        tables = model.inputs, model.holds, model.makes, model.sizes
+        return alive_over(order, *tables, given=model.primals, returned=returned, free=model.pinned)
+
+    @cached_property
+    def backward_memory(self) -> Memory:
+        """Of the backward as it is emitted."""
+        model = self.model
+        returned = model.numbers(model.backward_outputs)
+        order = self.backward_order
+        tables = model.inputs, model.holds, model.makes, model.sizes
+        given = [*self.crossing, *model.tangents]
+        return alive_over(order, *tables, given=given, returned=returned, free=model.free)
+
+    @property
+    def peak(self) -> int:
+        """The most memory at any moment of a training step, beyond what the caller holds."""
+        return max(self.forward_memory.peak, self.backward_memory.peak)
+
+    # ------------------------------------------------------------------------------------------------ emission
+    def emit(self) -> tuple[Part, Part]:
+        """The two graphs."""
+        model = self.model
+        nodes = model.nodes
+        in_forward = {nodes[i] for i in (*model.primals, *self.forward_order)}
+        tensors = [nodes[i] for i in self.saved]
+        tangents = [nodes[i] for i in model.tangents]
+        read = [nodes[i] for i in self.crossing if model.symbolic[i]]
+        in_forward |= {node for i, node in enumerate(nodes) if model.symbolic[i] and not model.late[i]}
+        sizes = saved_sizes(model.joint, in_forward, read, [*tensors, *tangents])
+        forward_order = self.forward_order
+        if missing := {model.index[id(node)] for node in sizes} - {*forward_order, *range(model.placeholders)}:
+            forward_order = self._in_order(model.ancestors([*forward_order, *missing]))
+        backward_nodes = [nodes[i] for i in self.backward_order]
+        used = {item for node in backward_nodes for item in node.inputs()} | set(nodes_in(model.backward_outputs))
+        random = if_used([nodes[i] for i in model.backward_random], used)
+        forward = Part(
+            [nodes[i] for i in model.primals],
+            [nodes[i] for i in forward_order],
+            [*model.forward_outputs, *tensors, *sizes],
+        )
+        backward = Part([*sizes, *tensors, *tangents, *random], backward_nodes, model.backward_outputs)
+        return complete(forward), complete(backward)

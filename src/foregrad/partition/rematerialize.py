@@ -1,0 +1,126 @@
+"""The partitioner that saves little: `min_cut_rematerialization_partition`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch  # noqa: F401 (the doctest uses it)
+from torch import fx
+
+from ..errors import BudgetError, ConfigError, InfeasibleBudgetError
+from ..joint.graph import Part, from_fx, to_fx
+from ..options import Config, config
+from .default import cut_plainly
+from .frontier import Frontier
+from .model import Model
+from .plan import Plan
+from .subexpressions import without_common_subexpressions
+
+_SOLVERS = ("dp", "greedy", "ilp", "dp_knapsack_sliding_hirschberg")
+_ESTIMATORS = ("flops", "profile", "testing")
+
+
+def min_cut_rematerialization_partition(
+    joint_module: fx.GraphModule,
+    joint_inputs: Any,
+    compiler: str = "inductor",
+    *,
+    num_fwd_outputs: int,
+    memory_budget: float | None = None,
+    **_: Any,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Cut a joint graph so that little memory is alive at any moment, and cheap operators are computed again.
+
+    >>> import foregrad
+    >>> joint = foregrad.capture(lambda x: (x.cos() * 3).sinh().cos(), torch.ones(2, requires_grad=True))
+    >>> forward, backward = min_cut_rematerialization_partition(
+    ...     joint.joint_graph, joint.example_inputs, num_fwd_outputs=1
+    ... )
+    >>> [node.name for node in forward.graph.output_node().args[0]]
+    ['cos_1', 'primals_1']
+
+    Without a budget no matrix product and no convolution is computed twice. Random operators, effects, collectives and
+    reads of inputs that are written later never are.
+
+    Args:
+        joint_module: a graph of forward and backward; placeholders whose name contains `tangents` are tangents.
+        joint_inputs: example values, as (primals, tangents).
+        compiler: for which compiler; all are treated alike.
+        num_fwd_outputs: how many of the flat outputs belong to the forward.
+        memory_budget: bytes at the peak of a training step beyond its inputs (int), or a fraction between the lowest
+            and the highest peak that can be reached (float). Default: `foregrad.config.memory_budget`.
+    """
+    options = config.copy()
+    if memory_budget is not None:
+        options.memory_budget = memory_budget
+    forward, backward = rematerialized(from_fx(joint_module), num_fwd_outputs, options)
+    return to_fx(forward), to_fx(backward)
+
+
+def rematerialized(joint: Part, num_fwd_outputs: int, options: Config) -> tuple[Part, Part]:
+    """The same on the flat form."""
+    plan = plan_of(joint, num_fwd_outputs, options)
+    return cut_plainly(joint, num_fwd_outputs) if plan is None else plan.emit()
+
+
+def plan_of(joint: Part, num_fwd_outputs: int, options: Config) -> Plan | None:
+    """What to save; None where there is nothing to decide, for nothing belongs to the backward."""
+    check_budgets(options)
+    fraction = _marked_fraction(joint, options.activation_memory_budget)
+    if options.memory_budget is not None and fraction != 1:
+        raise ConfigError("Give either memory_budget or activation_memory_budget, not both.")
+    if options.cse:
+        joint = without_common_subexpressions(joint)
+    model = Model(joint, num_fwd_outputs)
+    if not model.late_needed:
+        return None
+    frontier = Frontier(model)
+    if options.memory_budget is not None:
+        return within(frontier, options.memory_budget)
+    return frontier.balanced if fraction == 1 else frontier.saving(fraction)
+
+
+def within(frontier: Frontier, budget: float) -> Plan:
+    """The plan that computes least again and whose peak stays within a budget."""
+    plans = frontier.plans
+    lowest, highest = plans[-1].peak, max(plans[0].peak, frontier.plain.peak)
+    limit = budget if isinstance(budget, int) else lowest + round(budget * (highest - lowest))
+    for plan in plans:
+        if plan.peak <= limit:
+            return plan
+    raise InfeasibleBudgetError(
+        f"The memory budget of {budget} bytes cannot be met: the best plan that was found has {lowest} bytes alive at "
+        f"its peak beyond the inputs. Give a budget of at least {lowest}, or a fraction between 0.0 and 1.0."
+    )
+
+
+def check_budgets(options: Config) -> None:
+    """Refuse budgets out of range, and names that nobody knows."""
+    budget, fraction = options.memory_budget, options.activation_memory_budget
+    if budget is not None:
+        wrong = isinstance(budget, bool) or not isinstance(budget, (int, float)) or budget < 0
+        if wrong or (isinstance(budget, float) and not budget <= 1):
+            raise BudgetError(
+                "memory_budget is a number of bytes (an int), or a fraction between 0.0 and 1.0 (a float), "
+                f"not {budget!r}."
+            )
+    if not 0 <= fraction <= 1:
+        raise BudgetError(f"The valid ranges for memory budget are 0 <= m <= 1. The provided value is {fraction}.")
+    if options.activation_memory_budget_solver not in _SOLVERS and not callable(
+        options.activation_memory_budget_solver
+    ):
+        raise BudgetError(f"Not aware of memory budget knapsack solver: {options.activation_memory_budget_solver}.")
+    estimator = options.activation_memory_budget_runtime_estimator
+    if estimator not in _ESTIMATORS:
+        raise BudgetError(f"Not aware of runtime estimator: {estimator}.")
+
+
+def _marked_fraction(joint: Part, default: float) -> float:
+    """The fraction that a node's mark asks for (P-7), or the option's."""
+    for node in joint.nodes:
+        found = node.meta.get("memory_budget") if node.meta is not None else None
+        if isinstance(found, float):
+            if not 0 <= found <= 1:
+                raise BudgetError(f"The valid ranges for memory budget are 0 <= m <= 1. {node.name} is marked {found}.")
+            return found
+    return default
