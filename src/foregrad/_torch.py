@@ -590,6 +590,12 @@ def _set_guard_and_stay() -> None:
     threading.Event().wait()
 
 
+def dispatched_in_cpp(kind: type) -> bool:
+    """Whether torch runs the operators of a subclass in C++ and not by its `__torch_dispatch__`: DTensor's are."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and kind is getattr(module, "DTensor", None)
+
+
 def make_fake(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A fake tensor around a meta tensor that is already there; `from_tensor` costs ten times as much."""
     return FakeTensor(mode, meta, device)

@@ -30,10 +30,17 @@ from ..joint.build import Joint
 from ..joint.inputs import InputFacts
 from ..record.hooks import has_hooks
 from ..record.memory import SharedMemory, root_of
-from ..runtime.entry import source_expression, write_gradients, write_shared_memory
+from ..runtime.entry import (
+    read_inner,
+    source_expression,
+    write_gradients,
+    write_inner_tensors,
+    write_shared_memory,
+)
 from ..runtime.text import literal
 from ..runtime.writer import Writer, tuple_of
-from ..slots import GradOf, Hidden, Output, Primal
+from ..slots import GradOf, Hidden, Inner, Output, Primal, Slot
+from ..subclasses.layout import Layout
 from ..values import Remembered
 from .module_guard import ModuleGuard
 from .places import Place, Surroundings
@@ -67,6 +74,7 @@ class GuardedEntry:
         self._take_arguments(writer, miss)
         self._check_constants(writer, miss)
         self._look_around(writer, miss)
+        self._take_inner_tensors(writer, miss)
         self._take_gradients(writer, miss)
         self._check_tensors(writer, miss)
         self._check_shared(writer, miss)
@@ -130,6 +138,25 @@ class GuardedEntry:
                 conditions.append(equality(writer, name, facts.recorded.seen))
         _require(writer, conditions, miss)
 
+    def _take_inner_tensors(self, writer: Writer, miss: str) -> None:
+        """Tensors in wrapper subclasses: of the same type, put together in the same way."""
+        for facts in self.joint.inputs:
+            layout = facts.recorded.layout
+            if layout is not None and facts.recorded.same_as is None:
+                self._check_wrapper(writer, facts.recorded.slot, layout, miss)
+        write_inner_tensors(writer, self.joint)
+
+    def _check_wrapper(self, writer: Writer, slot: Slot, layout: Layout, miss: str) -> None:
+        name = read_inner(writer, slot)
+        _require(writer, [f"type({name}) is {writer.bind(layout.kind, layout.kind.__name__)}"], miss)
+        names, context = layout.metadata
+        attributes, now = writer.fresh("attributes"), writer.fresh("context")
+        writer.line(f"{attributes}, {now} = {name}.__tensor_flatten__()")
+        _require(writer, [f"[*{attributes}] == {names}", equality(writer, now, context)], miss)
+        for attr, inner in layout.attrs:
+            if inner is not None:
+                self._check_wrapper(writer, Inner(slot, attr), inner, miss)
+
     def _take_gradients(self, writer: Writer, miss: str) -> None:
         """Gradients from before the call that the program looks at, or finds missing."""
         known = {facts.recorded.slot for facts in self.joint.inputs if isinstance(facts.recorded.slot, GradOf)}
@@ -174,7 +201,9 @@ class GuardedEntry:
                 conditions.append(f"{name}.storage_offset() == {real.storage_offset()}")
         _require(writer, conditions, miss)
         if any(facts.data_changed for facts in tensors):
-            pattern = sharing_pattern([self._real(facts) for facts in tensors])
+            plain = [facts for facts in tensors if facts.recorded.layout is None]
+            pattern = sharing_pattern([self._real(facts) for facts in plain])
+            names = [writer.variable(facts.recorded.slot) for facts in plain]
             _require(
                 writer, [f"{writer.bind(sharing_pattern, 'sharing_pattern')}({tuple_of(names)}) == {pattern}"], miss
             )

@@ -41,6 +41,7 @@ from .overlap import tensors_in
 from .randomness import Generators
 from .step import AutogradNode, Step
 from .tape import tape_edges
+from .wrappers import PLAIN_TYPES, WrapperCalls
 
 _DEVICE_OF = torch.ops.prim.device.default
 _SIZES_OF = torch.ops.aten.size.default
@@ -59,6 +60,7 @@ class Recorder(TorchDispatchMode):
         self.runs_backward = False  # the program differentiates something by itself
         self.changes = Changes(engine, self.steps)
         self.objects = ScriptObjects(engine)
+        self.wrappers = WrapperCalls()
         self._engine = engine
         self._run = engine.run
         self._decompositions = decompositions
@@ -79,6 +81,8 @@ class Recorder(TorchDispatchMode):
         self, op: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if not PLAIN_TYPES.issuperset(types):
+            return self.wrappers.run(self, op, types, args, kwargs, self._stack())
         if op is _DEVICE_OF:
             return self._engine.device_of(args[0]) if self._engine.is_abstract(args[0]) else args[0].device
         if isinstance(op, HigherOrderOperator):

@@ -13,6 +13,7 @@ from .._torch import OpOverload, any_autocast_enabled, deterministic_enabled
 from ..joint.build import Joint
 from ..joint.graph import to_fx
 from ..joint.inputs import InputFacts
+from ..joint.ir import Node
 from ..joint.metadata import describe
 from ..joint.verify import verify_graph
 from ..logs import show_graph
@@ -20,6 +21,7 @@ from ..ops import Kind, op_info
 from ..options import AOTConfig
 from ..schemas import ViewAndMutationMeta
 from ..slots import Primal
+from ..subclasses.layout import spread
 from .backward import Backward, Saved, saved_between
 from .boundary import InferenceCore, TrainingCore, edges_of
 from .compilers import Boxed, checked, compile_graph, example_values
@@ -28,6 +30,8 @@ from .partitioning import partitioned
 from .randomness import around_backward, around_forward
 from .stages import stages_of
 from .tokens import hiding_first_tokens, unlift_first_tokens, unlift_last_tokens
+from .wrappers import around_backward as wrappers_around_backward
+from .wrappers import around_forward as wrappers_around_forward
 from .writer import Writer
 
 _numbers = itertools.count()
@@ -84,7 +88,7 @@ def _forward_examples(joint: Joint, config: AOTConfig) -> list[Any]:
 def _inference(
     joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool
 ) -> tuple[InferenceCore, Parts]:
-    name = around_forward(writer, "inference_graph", joint)
+    name = wrappers_around_forward(writer, around_forward(writer, "inference_graph", joint), joint)
     module = joint.module
     if config.options.unlift_effect_tokens and joint.signature.tokens:
         module = to_fx(joint.part)
@@ -105,8 +109,9 @@ def _training(
 ) -> tuple[TrainingCore, Parts]:
     signature, unlifted = joint.signature, config.options.unlift_effect_tokens
     tokens, backward_tokens = len(signature.tokens), len(signature.backward_tokens)
-    returned = tokens + len(signature.returned) + len(joint.random.forward_outputs)
-    gradients = len(joint.primals) + len(joint.backward_writes) + len(joint.random.backward_outputs) + backward_tokens
+    returned = tokens + len(spread(joint.returned_nodes)) + len(joint.random.forward_outputs)
+    gradients = sum(1 if layout is None else layout.leaves for layout in joint.grad_layouts)
+    gradients += len(joint.backward_writes) + len(joint.random.backward_outputs) + backward_tokens
     forward, backward = partitioned(joint.part, returned, gradients, config, lambda: joint.module)
     if unlifted:
         unlift_first_tokens(forward, tokens)
@@ -115,7 +120,7 @@ def _training(
     saved = saved_between(forward, returned)
     counted = _changed_after_saving(joint, saved)
     examples = _forward_examples(joint, config)
-    name = around_forward(writer, "forward_graph", joint)
+    name = wrappers_around_forward(writer, around_forward(writer, "forward_graph", joint), joint)
     compiled, strides = compile_graph(config.fw_compiler, forward, examples, "forward", config)
     install = _install_forward(joint, config, writer, name)
     install(checked(compiled, "forward", forward, install))
@@ -131,8 +136,10 @@ def _training(
         joint.backward_writes,
         joint.backward_errors,
         joint.tape.frees_anything,
+        joint.grad_layouts,
     )
-    runner.install(_install(writer, around_backward(writer, "backward_graph", joint, backward)))
+    around = around_backward(writer, "backward_graph", joint, backward)
+    runner.install(_install(writer, wrappers_around_backward(writer, around, joint, len(saved.names))))
     metadata = describe(joint, config, saved_sizes=len(saved.sizes))
     core = TrainingCore(joint, saved, runner, entry.guarded, autocast, counted)
     return core, (forward, backward, metadata, strides)
@@ -144,7 +151,7 @@ def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
     return {
         facts.recorded.slot: facts.version_change
         for node, facts in zip(joint.primal_nodes, joint.primals, strict=True)
-        if node.name in names and facts.version_change and _changes_later(facts)
+        if isinstance(node, Node) and node.name in names and facts.version_change and _changes_later(facts)
     }
 
 

@@ -1,0 +1,141 @@
+"""How a wrapper subclass is put together: taken apart into plain tensors, and built again.
+
+A traceable wrapper subclass says by `__tensor_flatten__` which tensors it holds, under which attributes, and what else
+it must remember; `__tensor_unflatten__` builds it again. Subclasses nest: leaves are found depth first, in the order of
+the attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from .._torch import FakeTensor, is_traceable_wrapper_subclass
+from ..errors import UnsupportedError
+from ..slots import Inner, Slot
+
+_PLAIN_TYPES = frozenset({Tensor, Parameter, FakeTensor})
+
+
+def is_wrapper(value: object) -> bool:
+    """Whether a value is a tensor that holds other tensors, and can be taken apart.
+
+    >>> import torch
+    >>> from torch.testing._internal.two_tensor import TwoTensor
+    >>> is_wrapper(torch.ones(1)), is_wrapper(TwoTensor(torch.ones(1), torch.ones(1)))
+    (False, True)
+    """
+    return isinstance(value, Tensor) and type(value) not in _PLAIN_TYPES and is_traceable_wrapper_subclass(value)
+
+
+def require_traceable(value: Tensor, name: str) -> None:
+    """Refuse a subclass that runs operators by itself and cannot be taken apart."""
+    kind = type(value)
+    if kind in _PLAIN_TYPES or getattr(kind, "__torch_dispatch__", None) is Tensor.__torch_dispatch__:
+        return
+    missing = [name for name in ("__tensor_flatten__", "__tensor_unflatten__") if not hasattr(kind, name)]
+    if missing:
+        raise UnsupportedError(
+            f"{name} is a {kind.__name__}, which has no {' and no '.join(missing)}: a tensor subclass can be compiled "
+            "only if it can be taken apart into plain tensors and built again. Give it these methods, or compile with "
+            "fallback='eager'."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The structure of one wrapper: everything but the data of its leaves."""
+
+    kind: type
+    attrs: tuple[tuple[str, Layout | None], ...]  # with the layout of those that are wrappers themselves
+    context: Any
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+
+    @property
+    def leaves(self) -> int:
+        """How many plain tensors there are in it."""
+        return sum(1 if inner is None else inner.leaves for _, inner in self.attrs)
+
+    def slots(self, of: Slot) -> Iterator[Inner]:
+        """The places of its leaves."""
+        for attr, inner in self.attrs:
+            place = Inner(of, attr)
+            if inner is None:
+                yield place
+            else:
+                yield from inner.slots(place)
+
+    def build(self, leaves: Iterable[Any]) -> Any:
+        """The wrapper around other leaves."""
+        return self._build(iter(leaves))
+
+    def _build(self, leaves: Iterator[Any]) -> Any:
+        inner = {attr: next(leaves) if layout is None else layout._build(leaves) for attr, layout in self.attrs}
+        return self.kind.__tensor_unflatten__(inner, self.context, self.size, self.stride)  # type: ignore[attr-defined]
+
+    @property
+    def metadata(self) -> tuple[list[str], Any]:
+        """What `__tensor_flatten__` gave."""
+        return [attr for attr, _ in self.attrs], self.context
+
+
+def layout_of(wrapper: Any) -> Layout:
+    """The structure of a wrapper."""
+    names, context = flatten_once(wrapper)
+    attrs = []
+    for name in names:
+        value = getattr(wrapper, name)
+        attrs.append((name, layout_of(value) if is_wrapper(value) else None))
+    return Layout(type(wrapper), tuple(attrs), context, tuple(wrapper.shape), _stride(wrapper))
+
+
+def _stride(wrapper: Any) -> tuple[Any, ...]:
+    return tuple(wrapper.stride())
+
+
+def flatten_once(wrapper: Any) -> tuple[list[str], Any]:
+    """What `__tensor_flatten__` gives, checked."""
+    flattened = wrapper.__tensor_flatten__()
+    if not isinstance(flattened, tuple) or len(flattened) != 2:
+        raise UnsupportedError(
+            f"__tensor_flatten__ of {type(wrapper).__name__} must return a list of attribute names and a context, not "
+            f"{flattened!r}."
+        )
+    names, context = flattened
+    for name in names:
+        if not isinstance(getattr(wrapper, name, None), Tensor):
+            raise UnsupportedError(
+                f"__tensor_flatten__ of {type(wrapper).__name__} names the attribute {name!r}, which is no tensor."
+            )
+    return list(names), context
+
+
+def leaves_of(value: Any) -> list[Tensor]:
+    """The plain tensors in a tensor, depth first."""
+    if not is_wrapper(value):
+        return [value]
+    return [leaf for name in flatten_once(value)[0] for leaf in leaves_of(getattr(value, name))]
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """Values, of a graph or of a call, that belong together as one wrapper."""
+
+    layout: Layout
+    leaves: tuple[Any, ...]
+
+
+def spread(values: Iterable[Any]) -> list[Any]:
+    """Values with the leaves of wrapped ones in their places."""
+    flat: list[Any] = []
+    for value in values:
+        if isinstance(value, Wrapped):
+            flat.extend(value.leaves)
+        else:
+            flat.append(value)
+    return flat

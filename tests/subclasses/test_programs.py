@@ -1,0 +1,202 @@
+"""Programs over wrapper subclasses behave as in eager."""
+
+import pytest
+import torch
+from torch.testing._internal.two_tensor import TwoTensor
+
+import foregrad
+from helpers import Graphs, leaf, nop, plain
+from subclass_pairs import Pair, compare, pair
+
+
+def two(*shape, grad=False):
+    return TwoTensor(plain(*shape), plain(*shape) * 3).requires_grad_(grad)
+
+
+MAKERS = {"pair": pair, "two": two}
+
+
+def nonleaf(tensor):
+    return tensor * 1
+
+
+def in_place(x):
+    x.mul_(3)
+    return x + 1
+
+
+def written_under_no_grad(x, y):
+    with torch.no_grad():
+        x.add_(2)
+    return y * x
+
+
+def views_of_intermediate(x):
+    t = x * 2
+    return t.view(-1), t.view(3, 2)
+
+
+def base_and_view(x):
+    t = x * 2
+    return t, t.t()
+
+
+def reshaped(x):
+    x.t_()
+    return x + 1
+
+
+def written_view(x):
+    x.view(-1)[:2].mul_(5)
+    return x * 2
+
+
+PROGRAMS = {
+    "one": (lambda x: x * 3, lambda m, g: [m(2, 3, grad=g)]),
+    "sin": (lambda x: x.sin().cos(), lambda m, g: [m(2, 3, grad=g)]),
+    "two": (lambda x, y: (x @ y.t()).relu(), lambda m, g: [m(2, 3, grad=g), m(4, 3, grad=g)]),
+    "mixed": (lambda x, w: w - x * 2, lambda m, g: [m(3, grad=g), leaf(3) if g else plain(3)]),
+    "several": (lambda x: (x + 1, [x.exp(), 5]), lambda m, g: [m(3, grad=g)]),
+    "itself": (lambda x: (x, x * 2), lambda m, g: [m(3, grad=g)]),
+    "view": (lambda x: x.view(-1), lambda m, g: [m(2, 3, grad=g)]),
+    "view of a view": (lambda x: x.t().unsqueeze(0), lambda m, g: [m(2, 3, grad=g)]),
+    "detached": (lambda x: (x.detach(), x * 1), lambda m, g: [m(2, 3, grad=g)]),
+    "views of an intermediate": (views_of_intermediate, lambda m, g: [m(2, 3, grad=g)]),
+    "base and view": (base_and_view, lambda m, g: [m(2, 3, grad=g)]),
+    "in place": (in_place, lambda m, g: [nonleaf(m(2, 3, grad=g))]),
+    "in place, returned": (lambda x: x.mul_(3), lambda m, g: [nonleaf(m(2, 3, grad=g))]),
+    "under no_grad": (written_under_no_grad, lambda m, g: [m(3), m(3, grad=g)]),
+    "through a view": (written_view, lambda m, g: [nonleaf(m(2, 3, grad=g))]),
+    "nested": (lambda x: x * x.cos(), lambda m, g: [Pair(m(3), m(3)).requires_grad_(g)]),
+    "twice": (lambda a, b: a * b + b, lambda m, g: [m(3, grad=g)] * 2),
+    "constant": (lambda x: (x.sum(), x.shape[0], None), lambda m, g: [m(3, grad=g)]),
+    "output only": (lambda x: Pair(x * 2, x + 1) * 2, lambda m, g: [plain(3)]),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name, kind, grad):
+    """T-1 to T-5, T-9, T-10: values, memory, versions, identity, gradients"""
+    program, make = PROGRAMS[name]
+    compare(program, lambda: make(MAKERS[kind], grad))
+
+
+def test_change_of_shape():
+    """T-9"""
+    compare(reshaped, lambda: [pair(2, 3)])
+    compare(lambda x: (x.unsqueeze_(0), x.mul_(2), x + 1)[2], lambda: [pair(2, 3)])
+
+
+def shared_inner():
+    t = plain(3)
+    return [Pair(t, plain(3)), Pair(plain(3), t)]
+
+
+def shared_views():
+    t = plain(4)
+    return [Pair(t[:3], plain(3)), t[1:], pair(3)]
+
+
+@pytest.mark.parametrize("make", [shared_inner, shared_views])
+def test_inner_tensors_that_share_memory(make):
+    """T-9, B-10: a write to one subclass is seen by another that holds the same memory"""
+    compare(lambda a, b, *rest: (a.mul_(2), a + b, b * 1)[1:], make)
+    compare(lambda a, b, *rest: (b.mul_(2), a + b, a * 1)[1:], make)
+    compare(lambda a, b, *rest: a + b, make)
+
+
+def test_same_subclass_twice():
+    """D-5"""
+
+    def twice():
+        return [pair(3)] * 2
+
+    compare(lambda a, b: (a.neg_(), a + b)[1], twice)
+    compiled = foregrad.aot_function(lambda a, b: (a.neg_(), a + b)[1], nop)
+    same, one, other = pair(3), pair(3), pair(3)
+    assert compiled(same, same).p.tolist() == [-2, -4, -6]
+    assert compiled(one, other).p.tolist() == [0, 0, 0]
+    assert len(compiled.specializations) == 2
+
+
+def test_inner_tensor_beside_its_wrapper():
+    """B-10: a plain input that lies in a subclass as well"""
+
+    def make():
+        t = plain(3)
+        return [t, Pair(t, plain(3))]
+
+    compare(lambda t, w: (t.mul_(2), w + 1)[1], make)
+    compare(lambda t, w: (w.mul_(2), t + 1)[1], make)
+
+
+def test_graphs_hold_plain_tensors():
+    """T-1"""
+    graphs = Graphs()
+    f = foregrad.aot_function(lambda x: x.sin(), graphs.compiler("forward"), graphs.compiler("backward"))
+    x = pair(3, grad=True)
+    f(x).backward(pair(3))
+    for kind in ("forward", "backward"):
+        for node in graphs.modules[kind].graph.nodes:
+            value = node.meta.get("val")
+            assert not isinstance(value, torch.Tensor) or type(value).__name__ == "FakeTensor"
+    assert graphs.ops("forward") == ["sin.default", "sin.default"]
+
+
+def test_guards():
+    """F-2: type, context and inner tensors are facts"""
+    f = foregrad.aot_function(lambda x: x * 2, nop)
+    f(pair(3)), f(pair(3))
+    assert len(f.specializations) == 1
+    assert f(Pair(plain(3), plain(3), "odd")).tag == "odd"
+    f(two(3)), f(plain(3)), f(pair(4)), f(pair(3, grad=True)), f(Pair(pair(3), pair(3)))
+    assert len(f.specializations) == 7
+    assert f(pair(3)).q.tolist() == [4, 8, 12]
+    assert len(f.specializations) == 7
+
+
+def test_parameters():
+    """F-9, T-5: a module whose parameter is a subclass"""
+    module = torch.nn.Linear(3, 2)
+    module.weight = torch.nn.Parameter(pair(2, 3), requires_grad=True)
+    module.bias = torch.nn.Parameter(pair(2))
+    compiled = foregrad.aot_module(module, nop)
+    x = plain(4, 3)
+    expected = module(x)
+    expected.backward(torch.ones_like(expected.detach()))
+    grads = module.weight.grad, module.bias.grad
+    module.zero_grad()
+    got = compiled(x)
+    assert type(got) is Pair and torch.equal(got.q, expected.q)
+    got.backward(torch.ones_like(got.detach()))
+    for parameter, grad in zip((module.weight, module.bias), grads, strict=True):
+        assert torch.equal(parameter.grad.p, grad.p) and torch.equal(parameter.grad.q, grad.q)
+
+
+def test_closure():
+    """F-14: a subclass that the program finds by itself"""
+    w = pair(3, grad=True)
+    f = foregrad.aot_function(lambda x: x * w, nop)
+    f(plain(3)).backward(pair(3))
+    assert type(w.grad) is Pair and w.grad.p.tolist() == [1, 4, 9]
+
+
+def test_simplified():
+    """F-10: one program, for flat arguments"""
+
+    class Twice(torch.nn.Module):
+        def forward(self, x, y):
+            return x * 2 + y, y
+
+    f = foregrad.aot_module_simplified(Twice(), [pair(3), plain(3)], nop)
+    out, y = f(pair(3), plain(3))
+    assert type(out) is Pair and out.q.tolist() == [5, 10, 15] and type(y) is torch.Tensor
+
+
+def test_dynamic():
+    """F-11: sizes of subclasses are fixed, and the program is still right for others"""
+    f = foregrad.aot_function(lambda x, y: x * y, nop, dynamic=True)
+    assert f(pair(3), plain(3)).p.tolist() == [1, 4, 9]
+    assert f(pair(2), plain(2)).p.tolist() == [1, 4]
