@@ -590,6 +590,14 @@ def _set_guard_and_stay() -> None:
     threading.Event().wait()
 
 
+def collective_decompositions() -> dict[Any, Callable[..., Any]]:
+    """A collective's result is waited for inside of a graph; eager wraps it in a tensor that waits when it is used."""
+    if "torch.distributed._functional_collectives" not in sys.modules:
+        return {}
+    functional: Any = torch.ops._c10d_functional
+    return {functional._wrap_tensor_autograd.default: functional.wait_tensor.default}
+
+
 def dispatched_in_cpp(kind: type) -> bool:
     """Whether torch runs the operators of a subclass in C++ and not by its `__torch_dispatch__`: DTensor's are."""
     module = sys.modules.get("torch.distributed.tensor")

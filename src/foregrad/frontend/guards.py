@@ -6,6 +6,7 @@ apart, looks at the global state and the Python values, and checks all tensors i
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,8 +41,8 @@ from ..runtime.entry import (
 from ..runtime.text import literal
 from ..runtime.writer import Writer, tuple_of
 from ..slots import GradOf, Hidden, Inner, Output, Primal, Slot
-from ..subclasses.layout import Layout
-from ..values import Remembered
+from ..subclasses.layout import Fixed, Layout
+from ..values import Remembered, is_plain, same_value
 from .module_guard import ModuleGuard
 from .places import Place, Surroundings
 from .tree import Tree, build_expression, write_take_apart
@@ -152,9 +153,11 @@ class GuardedEntry:
         names, context = layout.metadata
         attributes, now = writer.fresh("attributes"), writer.fresh("context")
         writer.line(f"{attributes}, {now} = {name}.__tensor_flatten__()")
-        _require(writer, [f"[*{attributes}] == {names}", equality(writer, now, context)], miss)
+        _require(writer, [f"[*{attributes}] == {names}", _same_context(writer, now, context)], miss)
         for attr, inner in layout.attrs:
-            if inner is not None:
+            if isinstance(inner, Fixed):
+                _require(writer, [_same_context(writer, f"{name}.{attr}", inner.value)], miss)
+            elif inner is not None:
                 self._check_wrapper(writer, Inner(slot, attr), inner, miss)
 
     def _take_gradients(self, writer: Writer, miss: str) -> None:
@@ -289,6 +292,13 @@ def sharing_pattern(tensors: Sequence[Tensor]) -> tuple[int, ...]:
     """
     first: dict[int, int] = {}
     return tuple([first.setdefault(t.untyped_storage()._cdata, i) for i, t in enumerate(tensors)])
+
+
+def _same_context(writer: Writer, name: str, value: Any) -> str:
+    """A condition that holds if what a wrapper subclass remembers is what it was; it may not allow to be copied."""
+    if is_plain(value):
+        return equality(writer, name, value)
+    return f"{writer.bind(functools.partial(same_value, value), 'same')}({name})"
 
 
 def equality(writer: Writer, name: str, value: Any) -> str:

@@ -24,6 +24,7 @@ from .._torch import (
     UnsupportedOperatorException,
     accumulates_gradient,
     accumulating_into,
+    collective_decompositions,
     disable_modes,
     next_sequence_number,
     running_node_name,
@@ -63,7 +64,7 @@ class Recorder(TorchDispatchMode):
         self.wrappers = WrapperCalls()
         self._engine = engine
         self._run = engine.run
-        self._decompositions = decompositions
+        self._decompositions = {**collective_decompositions(), **decompositions}
         self._from_nodes = from_nodes  # the program is a graph whose nodes know the user's lines better than frames do
         self._stacks: dict[int, Stack] = {}  # of the forward, by autograd's sequence number
         self._node: AutogradNode | None = None  # that runs now, in backward

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ..joint.build import Joint
 from ..slots import Inner, Returned, Slot
-from ..subclasses.layout import Layout, Wrapped, is_wrapper, layout_of, leaves_of
+from ..subclasses.layout import Fixed, Layout, Wrapped, is_wrapper, layout_of, leaves_of
 from ..subclasses.tangents import ExpectedTangent
+from ..values import is_plain
 from .backward import restride
 from .boundary import values_needed
 from .compilers import Boxed
-from .text import literal
 from .writer import Writer, tuple_of
 
 
@@ -113,11 +113,14 @@ def _build(writer: Writer, layout: Layout, position: int) -> tuple[str, int]:
         if inner is None:
             parts.append(f"{attr!r}: r[{position}]")
             position += 1
+        elif isinstance(inner, Fixed):
+            parts.append(f"{attr!r}: {writer.bind(inner.value, attr)}")
         else:
             text, position = _build(writer, inner, position)
             parts.append(f"{attr!r}: {text}")
     unflatten = writer.bind(layout.kind.__tensor_unflatten__, f"unflatten_{layout.kind.__name__}")  # type: ignore[attr-defined]
-    rest = [literal(writer, layout.context), literal(writer, layout.size), literal(writer, layout.stride)]
+    context = repr(layout.context) if type(layout.context) is str else writer.bind(layout.context, "context")
+    rest = [context, *(repr(n) if is_plain(n) else writer.bind(n, "sizes") for n in (layout.size, layout.stride))]
     return f"{unflatten}({{{', '.join(parts)}}}, {', '.join(rest)})", position
 
 

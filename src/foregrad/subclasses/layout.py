@@ -47,11 +47,18 @@ def require_traceable(value: Tensor, name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Fixed:
+    """An attribute of a wrapper that is no tensor: the device mesh of a distributed tensor."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """The structure of one wrapper: everything but the data of its leaves."""
 
     kind: type
-    attrs: tuple[tuple[str, Layout | None], ...]  # with the layout of those that are wrappers themselves
+    attrs: tuple[tuple[str, Layout | Fixed | None], ...]  # what is there; None for a plain tensor
     context: Any
     size: tuple[Any, ...]
     stride: tuple[Any, ...]
@@ -59,7 +66,7 @@ class Layout:
     @property
     def leaves(self) -> int:
         """How many plain tensors there are in it."""
-        return sum(1 if inner is None else inner.leaves for _, inner in self.attrs)
+        return sum(1 if inner is None else inner.leaves for _, inner in self.attrs if not isinstance(inner, Fixed))
 
     def slots(self, of: Slot) -> Iterator[Inner]:
         """The places of its leaves."""
@@ -67,7 +74,7 @@ class Layout:
             place = Inner(of, attr)
             if inner is None:
                 yield place
-            else:
+            elif isinstance(inner, Layout):
                 yield from inner.slots(place)
 
     def build(self, leaves: Iterable[Any]) -> Any:
@@ -75,7 +82,15 @@ class Layout:
         return self._build(iter(leaves))
 
     def _build(self, leaves: Iterator[Any]) -> Any:
-        inner = {attr: next(leaves) if layout is None else layout._build(leaves) for attr, layout in self.attrs}
+        inner: dict[str, Any] = {}
+        for attr, part in self.attrs:
+            match part:
+                case None:
+                    inner[attr] = next(leaves)
+                case Fixed(value):
+                    inner[attr] = value
+                case Layout():
+                    inner[attr] = part._build(leaves)
         return self.kind.__tensor_unflatten__(inner, self.context, self.size, self.stride)  # type: ignore[attr-defined]
 
     @property
@@ -87,10 +102,11 @@ class Layout:
 def layout_of(wrapper: Any) -> Layout:
     """The structure of a wrapper."""
     names, context = flatten_once(wrapper)
-    attrs = []
+    attrs: list[tuple[str, Layout | Fixed | None]] = []
     for name in names:
         value = getattr(wrapper, name)
-        attrs.append((name, layout_of(value) if is_wrapper(value) else None))
+        part = None if isinstance(value, Tensor) else Fixed(value)
+        attrs.append((name, layout_of(value) if is_wrapper(value) else part))
     return Layout(type(wrapper), tuple(attrs), context, tuple(wrapper.shape), _stride(wrapper))
 
 
@@ -108,9 +124,9 @@ def flatten_once(wrapper: Any) -> tuple[list[str], Any]:
         )
     names, context = flattened
     for name in names:
-        if not isinstance(getattr(wrapper, name, None), Tensor):
+        if getattr(wrapper, name, None) is None:
             raise UnsupportedError(
-                f"__tensor_flatten__ of {type(wrapper).__name__} names the attribute {name!r}, which is no tensor."
+                f"__tensor_flatten__ of {type(wrapper).__name__} names the attribute {name!r}, which is not there."
             )
     return list(names), context
 
@@ -119,7 +135,8 @@ def leaves_of(value: Any) -> list[Tensor]:
     """The plain tensors in a tensor, depth first."""
     if not is_wrapper(value):
         return [value]
-    return [leaf for name in flatten_once(value)[0] for leaf in leaves_of(getattr(value, name))]
+    parts = [getattr(value, name) for name in flatten_once(value)[0]]
+    return [leaf for part in parts if isinstance(part, Tensor) for leaf in leaves_of(part)]
 
 
 @dataclass(frozen=True, slots=True)

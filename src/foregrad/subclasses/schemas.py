@@ -14,7 +14,7 @@ from torch import Tensor
 from .._torch import FakeTensor
 from ..errors import VerificationError
 from ..schemas import ViewAndMutationMeta
-from .layout import Layout, layout_of, leaves_of
+from .layout import Fixed, Layout, layout_of, leaves_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class SubclassCreationMeta:
 
     flat_tensor_start_idx: int
     arg_count: int
-    attrs: Mapping[str, SubclassCreationMeta | None]
+    attrs: Mapping[str, SubclassCreationMeta | Fixed | None]  # None for a plain tensor
     outer_size: tuple[Any, ...]
     outer_stride: tuple[Any, ...]
     meta: Any
@@ -40,12 +40,14 @@ class SubclassCreationMeta:
 
     def creation_fn(self, all_args: Sequence[Any], *, is_runtime: bool) -> Any:
         """The wrapper around its part of a flat list; autograd's state is copied unless it is for run time."""
-        inner = {}
+        inner: dict[str, Any] = {}
         position = self.flat_tensor_start_idx
         for attr, record in self.attrs.items():
             if record is None:
                 inner[attr] = all_args[position]
                 position += 1
+            elif isinstance(record, Fixed):
+                inner[attr] = record.value
             else:
                 inner[attr] = record.creation_fn(all_args, is_runtime=is_runtime)
                 position += record.arg_count
@@ -79,9 +81,12 @@ def creation_meta(wrapper: Tensor, start: int) -> SubclassCreationMeta:
 
 
 def _creation_meta(wrapper: Any, layout: Layout, start: int) -> SubclassCreationMeta:
-    attrs: dict[str, SubclassCreationMeta | None] = {}
+    attrs: dict[str, SubclassCreationMeta | Fixed | None] = {}
     position = start
     for attr, inner in layout.attrs:
+        if isinstance(inner, Fixed):
+            attrs[attr] = inner
+            continue
         attrs[attr] = None if inner is None else _creation_meta(getattr(wrapper, attr), inner, position)
         position += 1 if inner is None else inner.leaves
     return SubclassCreationMeta(start, layout.leaves, attrs, layout.size, layout.stride, layout.context, wrapper)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import BackwardError
 from ..values import same_value
-from .layout import Layout, flatten_once, is_wrapper
+from .layout import Fixed, Layout, flatten_once, is_wrapper
 
 Restride = Callable[[Tensor], Tensor]
 
@@ -40,8 +40,12 @@ class ExpectedTangent:
             return given if given.stride() == stride else restride(given)
         if not self._is_like(given, layout):
             given = self._converted(given, layout)
-        fitted, changed = [], False
+        fitted: list[Any] = []
+        changed = False
         for attr, inner in layout.attrs:
+            if isinstance(inner, Fixed):
+                fitted.append(inner.value)
+                continue
             before = getattr(given, attr)
             fitted.append(self._fit(before, inner, leaves))
             changed = changed or fitted[-1] is not before
@@ -57,6 +61,12 @@ class ExpectedTangent:
         names, context = flatten_once(given)
         return list(names) == layout.metadata[0] and same_value(context, layout.context)
 
+    def _is_converted(self, converted: Tensor, layout: Layout | None) -> bool:
+        """Whether it has the right form; the class itself answers for the context."""
+        if layout is None:
+            return not is_wrapper(converted)
+        return type(converted) is layout.kind and flatten_once(converted)[0] == layout.metadata[0]
+
     def _converted(self, given: Any, layout: Layout | None) -> Tensor:
         """The gradient in the expected form, by its own method."""
         expected: type = Tensor if layout is None else layout.kind
@@ -65,10 +75,7 @@ class ExpectedTangent:
             context = None if layout is None else layout.context
             other = None if type(given) is expected else expected
             converted = convert(context, other) if _takes_type(convert) else convert(context)
-            fits = isinstance(converted, Tensor) and (
-                not is_wrapper(converted) if layout is None else self._is_like(converted, layout)
-            )
-            if fits:
+            if isinstance(converted, Tensor) and self._is_converted(converted, layout):
                 return converted
         raise BackwardError(
             f"During the backward, we encountered a tensor subclass where we guessed its metadata incorrectly: the "
