@@ -598,6 +598,17 @@ def collective_decompositions() -> dict[Any, Callable[..., Any]]:
     return {functional._wrap_tensor_autograd.default: functional.wait_tensor.default}
 
 
+def is_jagged_size(number: Any) -> bool:
+    """Whether a size stands for the lengths of a nested tensor's rows: it is equal to itself, and no number."""
+    return isinstance(number, torch.SymInt) and bool(number.node.is_nested_int())
+
+
+def names_jagged_size(tensor: torch.Tensor) -> bool:
+    """Whether a nested tensor's jagged size is named after this very tensor of offsets."""
+    module = sys.modules.get("torch.nested._internal.nested_tensor")
+    return module is not None and tensor in module._tensor_symint_registry
+
+
 def dispatched_in_cpp(kind: type) -> bool:
     """Whether torch runs the operators of a subclass in C++ and not by its `__torch_dispatch__`: DTensor's are."""
     module = sys.modules.get("torch.distributed.tensor")

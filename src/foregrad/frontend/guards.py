@@ -41,7 +41,7 @@ from ..runtime.entry import (
 from ..runtime.text import literal
 from ..runtime.writer import Writer, tuple_of
 from ..slots import GradOf, Hidden, Inner, Output, Primal, Slot
-from ..subclasses.layout import Fixed, Layout
+from ..subclasses.layout import Fixed, Layout, is_jagged
 from ..values import Remembered, is_plain, same_value
 from .module_guard import ModuleGuard
 from .places import Place, Surroundings
@@ -186,10 +186,11 @@ class GuardedEntry:
             return
         tensors = self._check_identities(writer, tensors, miss)
         names = [writer.variable(facts.recorded.slot) for facts in tensors]
+        facts_and_reals = [(facts, self._real(facts)) for facts in tensors]
         check = tensor_guard(
-            [self._real(facts) for facts in tensors],
-            [_fixed(geometry(facts).shape) for facts in tensors],
-            [_fixed(geometry(facts).stride()) for facts in tensors],
+            [real for _, real in facts_and_reals],
+            [[None] * real.dim() if is_jagged(real) else _fixed(geometry(f).shape) for f, real in facts_and_reals],
+            [[None] * real.dim() if is_jagged(real) else _fixed(geometry(f).stride()) for f, real in facts_and_reals],
         )
         _require(writer, [f"{writer.bind(check, 'tensors_match')}({', '.join(names)})"], miss)
         conditions = []

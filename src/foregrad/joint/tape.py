@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from .._torch import frees_when_run, set_version
+from .._torch import frees_when_run, names_jagged_size, set_version
 from ..errors import ForegradError, UnsupportedError
 from ..functionalize.draws import RandomInputs
 from ..functionalize.effects import Chain
@@ -123,7 +123,8 @@ class Tape:
                 self._tangent_nodes.setdefault(slot, []).append(node)
                 if number > 1:  # those of the first order are named with the whole program
                     node.name = f"order{number}_tangents_{len(self.tangents)}"
-                functionalizer.add_fresh(leaf, node)
+                if not names_jagged_size(leaf):  # that is the forward's own
+                    functionalizer.add_fresh(leaf, node)
 
     @property
     def gradients(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor
 
-from .._torch import disable_modes, refusal_of_write
+from .._torch import disable_modes, names_jagged_size, refusal_of_write
 from ..errors import UnsupportedError
 from ..functionalize.walk import Functionalizer
 from ..ops import ViewStep
@@ -129,9 +129,14 @@ def tangent_like(engine: Engine, target: Tensor) -> Tensor:
         return engine.like(target, dense=True)
     with disable_modes(), torch.no_grad():
         like = layout_of(target.detach())
-        guess: Tensor = like.build([engine.like(leaf, dense=True) for leaf in leaves_of(target)])
+        guess: Tensor = like.build([_leaf_like(engine, leaf) for leaf in leaves_of(target)])
         coerce = getattr(guess, "__coerce_tangent_metadata__", None)
         guess = guess if coerce is None else coerce()
         if coerce is not None:
-            guess = layout_of(guess).build([engine.like(leaf, dense=True) for leaf in leaves_of(guess)])
+            guess = layout_of(guess).build([_leaf_like(engine, leaf) for leaf in leaves_of(guess)])
     return guess
+
+
+def _leaf_like(engine: Engine, leaf: Tensor) -> Tensor:
+    """A tensor after which a jagged size is named stays what it is: the gradient has that very size."""
+    return leaf if names_jagged_size(leaf) else engine.like(leaf, dense=True)

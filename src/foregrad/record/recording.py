@@ -31,7 +31,7 @@ from .._torch import (
 )
 from ..errors import StateChangeError, UnsupportedError
 from ..slots import GradOf, Hidden, Inner, Input, Primal
-from ..subclasses.layout import is_wrapper, layout_of, leaves_of
+from ..subclasses.layout import is_wrapper, layout_of, leaves_of, require_comparable
 from .accumulate import accumulated, with_added
 from .engine import Engine
 from .hooks import Hooks, has_hooks
@@ -172,6 +172,7 @@ class Recording:
         """A wrapper subclass stands before the plain tensors in it, which are inputs of their own."""
         wrapper, place = argument.value, len(self.inputs)
         layout = layout_of(wrapper)
+        require_comparable(wrapper, str(argument.slot))
         for slot, tensor in zip(layout.slots(argument.slot), leaves_of(wrapper), strict=True):
             self._adopt(Argument(slot, tensor))
         inner = [recorded for recorded in self.inputs[place:] if isinstance(recorded.slot, Inner)]

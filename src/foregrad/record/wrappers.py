@@ -17,6 +17,7 @@ from .._torch import FakeTensor, OpOverload, TorchDispatchMode, dispatched_in_cp
 from ..errors import CaptureError
 from ..ops import Kind, ViewStep, op_info
 from .lines import Stack, where
+from .overlap import tensors_in
 from .step import Step
 
 PLAIN_TYPES = frozenset({FakeTensor, Tensor, torch.nn.Parameter})
@@ -67,6 +68,8 @@ class WrapperCalls:
         return NotImplemented
 
     def _note(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, stack: Stack) -> None:
+        if not list(tensors_in([out])):  # sizes and the like
+            return
         kind = op_info(op).kind
         if kind is Kind.VIEW and args and isinstance(args[0], Tensor):
             several = out if isinstance(out, (list, tuple)) else None

@@ -14,9 +14,10 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._torch import FakeTensor, is_traceable_wrapper_subclass
+from .._torch import FakeTensor, is_jagged_size, is_traceable_wrapper_subclass
 from ..errors import UnsupportedError
 from ..slots import Inner, Slot
+from ..values import same_value
 
 _PLAIN_TYPES = frozenset({Tensor, Parameter, FakeTensor})
 
@@ -30,6 +31,11 @@ def is_wrapper(value: object) -> bool:
     (False, True)
     """
     return isinstance(value, Tensor) and type(value) not in _PLAIN_TYPES and is_traceable_wrapper_subclass(value)
+
+
+def is_jagged(value: Tensor) -> bool:
+    """Whether a nested tensor has rows of several lengths: one of its sizes is no number."""
+    return is_wrapper(value) and any(map(is_jagged_size, value.shape))
 
 
 def require_traceable(value: Tensor, name: str) -> None:
@@ -108,6 +114,15 @@ def layout_of(wrapper: Any) -> Layout:
         part = None if isinstance(value, Tensor) else Fixed(value)
         attrs.append((name, layout_of(value) if is_wrapper(value) else part))
     return Layout(type(wrapper), tuple(attrs), context, tuple(wrapper.shape), _stride(wrapper))
+
+
+def require_comparable(wrapper: Any, name: str) -> None:
+    """Refuse a wrapper whose context cannot be compared: no call could be told from another."""
+    if not same_value(flatten_once(wrapper)[1], flatten_once(wrapper)[1]):
+        raise UnsupportedError(
+            f"{name}: {type(wrapper).__name__} has a context that is not equal to itself when __tensor_flatten__ is "
+            "called twice. Give the context's class an __eq__, or compile with fallback='eager'."
+        )
 
 
 def _stride(wrapper: Any) -> tuple[Any, ...]:
