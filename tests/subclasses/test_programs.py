@@ -200,3 +200,86 @@ def test_dynamic():
     f = foregrad.aot_function(lambda x, y: x * y, nop, dynamic=True)
     assert f(pair(3), plain(3)).p.tolist() == [1, 4, 9]
     assert f(pair(2), plain(2)).p.tolist() == [1, 4]
+
+
+def test_programs_without_inputs_for_the_graph():
+    """T-1: a subclass that is made from nothing"""
+    f = foregrad.aot_function(lambda: Pair(torch.ones(2), torch.zeros(2)) * 2, nop)
+    assert f().p.tolist() == [2, 2]
+
+
+def test_requires_grad_inside():
+    """M-7: a subclass that the program makes require grad"""
+    x = pair(2)
+    foregrad.aot_function(lambda x: x.requires_grad_() * 2, nop)(x).backward(pair(2))
+    assert x.requires_grad and x.grad.q.tolist() == [4, 8]
+
+
+def test_gradient_from_before():
+    """A program that reads the gradient of a subclass"""
+
+    def make():
+        x = pair(2, grad=True)
+        x.grad = pair(2)
+        return [x]
+
+    f = foregrad.aot_function(lambda x: x.detach() + x.grad, nop)
+    for _ in range(2):
+        assert f(*make()).q.tolist() == [4, 8]
+    assert len(f.specializations) == 1
+
+
+def test_hooks():
+    """J-6: a hook on a subclass, and `retain_grad` on one that is no leaf"""
+    seen = []
+    x = pair(2, grad=True)
+    x.register_hook(lambda g: seen.append(g))
+    y = foregrad.aot_function(lambda x: x * 3, nop)(x)
+    y.retain_grad()
+    y.backward(pair(2))
+    assert type(seen[0]) is Pair and y.grad.p.tolist() == [1, 2]
+
+
+def test_related_subclasses():
+    """B-5: views of one subclass, written without gradients, and refused with them"""
+
+    def views():
+        x = pair(4)
+        return [x[:2], x[2:], x]
+
+    compare(lambda a, b, x: (a.mul_(2), b + 1, x * 1)[1:], views)
+    x = pair(4, grad=True) * 1
+    f = foregrad.aot_function(lambda a, b: (a.mul_(2), b + a)[1], nop)
+    with pytest.raises(foregrad.errors.UnsupportedError, match="shares memory with another input"):
+        f(x[:2], x[2:])
+    with pytest.raises(foregrad.errors.UnsupportedError, match="shares memory with another input"):
+        f(x.view(4), x)
+
+
+def test_random():
+    """R-1: functional random numbers beside subclasses"""
+    with foregrad.config.patch(functionalize_rng_ops=True):
+        f = foregrad.aot_function(lambda x: torch.dropout(x, 0.5, True), nop)
+        x = Pair(torch.ones(64), torch.ones(64)).requires_grad_()
+        y = f(x)
+        y.backward(Pair(torch.ones(64), torch.ones(64)))
+    assert torch.equal(y.p, x.grad.p) and torch.equal(y.q, x.grad.q) and 0 < (y.p == 0).sum() < 64
+
+
+def test_keeping_writes_in_the_graph():
+    """M-9: the graph itself writes to inner tensors"""
+    graphs = Graphs()
+    f = foregrad.aot_function(
+        lambda x: (x.mul_(2), x + 1)[1], graphs.compiler("inference"), keep_inference_input_mutations=True
+    )
+    x = pair(2)
+    assert f(x).p.tolist() == [3, 5] and x.q.tolist() == [4, 8]
+    assert graphs.ops("inference").count("copy_.default") == 2
+
+
+def test_source_is_readable():
+    """Generated code: flattening and rebuilding stand in it"""
+    f = foregrad.aot_function(lambda x: x.sin(), nop)
+    f(pair(2, grad=True))
+    source = f.specializations[0].source
+    assert "plain_forward_graph([i0.p, i0.q])" in source and "unflatten_Pair({'p': r[0], 'q': r[1]}, 'std'" in source

@@ -32,6 +32,7 @@ from ..joint.inputs import InputFacts
 from ..record.hooks import has_hooks
 from ..record.memory import SharedMemory, root_of
 from ..runtime.entry import (
+    lies_in_gradient,
     read_inner,
     source_expression,
     write_gradients,
@@ -75,8 +76,9 @@ class GuardedEntry:
         self._take_arguments(writer, miss)
         self._check_constants(writer, miss)
         self._look_around(writer, miss)
-        self._take_inner_tensors(writer, miss)
+        self._take_inner_tensors(writer, miss, in_gradients=False)
         self._take_gradients(writer, miss)
+        self._take_inner_tensors(writer, miss, in_gradients=True)
         self._check_tensors(writer, miss)
         self._check_shared(writer, miss)
         self._check_shapes(writer, miss)
@@ -139,13 +141,14 @@ class GuardedEntry:
                 conditions.append(equality(writer, name, facts.recorded.seen))
         _require(writer, conditions, miss)
 
-    def _take_inner_tensors(self, writer: Writer, miss: str) -> None:
+    def _take_inner_tensors(self, writer: Writer, miss: str, in_gradients: bool) -> None:
         """Tensors in wrapper subclasses: of the same type, put together in the same way."""
         for facts in self.joint.inputs:
-            layout = facts.recorded.layout
-            if layout is not None and facts.recorded.same_as is None:
-                self._check_wrapper(writer, facts.recorded.slot, layout, miss)
-        write_inner_tensors(writer, self.joint)
+            slot, layout = facts.recorded.slot, facts.recorded.layout
+            chosen = lies_in_gradient(slot) is in_gradients
+            if layout is not None and facts.recorded.same_as is None and chosen:
+                self._check_wrapper(writer, slot, layout, miss)
+        write_inner_tensors(writer, self.joint, in_gradients)
 
     def _check_wrapper(self, writer: Writer, slot: Slot, layout: Layout, miss: str) -> None:
         name = read_inner(writer, slot)

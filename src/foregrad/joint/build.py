@@ -29,7 +29,7 @@ from .ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
 from .outputs import Constant, Number, OutputClassifier, OutputFacts, SameAsInput
 from .random import RandomFacts, random_facts
 from .tape import Tape, program_targets
-from .wrappers import wrapped_value, wrapper_facts
+from .wrappers import refuse_related_wrappers, wrapped_value, wrapper_facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +223,7 @@ def _facts(recording: Recording, functionalizer: Functionalizer, keep: bool) -> 
     for recorded in wrappers:
         reshaped = reshapes.get(id(recorded.seen), ())
         facts[recorded.slot] = wrapper_facts(functionalizer, recorded, facts, reshaped)
+    refuse_related_wrappers(recording, [facts[recorded.slot] for recorded in wrappers])
     return {r.slot: facts[r.slot] for r in everything} if wrappers else facts
 
 

@@ -18,6 +18,7 @@ from ..errors import UnsupportedError
 from ..functionalize.walk import Functionalizer
 from ..ops import ViewStep
 from ..record.engine import Engine
+from ..record.memory import root_of
 from ..record.recording import Recording
 from ..record.stand_ins import RecordedInput
 from ..slots import Primal
@@ -66,6 +67,20 @@ def wrapper_facts(
         version_change=version,
         made_to_require_grad=made,
     )
+
+
+def refuse_related_wrappers(recording: Recording, wrappers: Sequence[InputFacts]) -> None:
+    """Inputs that autograd may take for views of one another, where it saw a write to one: they are recorded apart."""
+    roots = [(f, root_of(recording.real_tensors[f.recorded.slot])) for f in wrappers if f.recorded.same_as is None]
+    for facts, root in roots:
+        if not facts.write_seen_by_autograd:
+            continue
+        shares = any(item.parent is not None for item in facts.recorded.inner)
+        if shares or any(root is other for f, other in roots if f is not facts):
+            raise UnsupportedError(
+                f"the program writes, with gradients on, to {facts.recorded.slot}, a tensor subclass that shares "
+                "memory with another input, which cannot be compiled yet. Pass a clone, or compile with fallback='eager'."
+            )
 
 
 def _left_to_the_wrapper(facts: InputFacts, written: bool, reshaped: bool) -> InputFacts:

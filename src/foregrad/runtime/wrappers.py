@@ -47,17 +47,16 @@ def around_forward(writer: Writer, name: str, joint: Joint) -> str:
     start = len(joint.signature.tokens)
     taken = [node.slot for node in joint.part.placeholders[start : start + _taken(joint)]]
     with writer.block(f"def {name}(args):"):
-        if names:
-            writer.line(f"{', '.join(names.values())}, *rest = args")
-        else:
-            writer.line("rest = [*args]")
+        rest = ["*rest"] if joint.random.forward is not None else []
+        if names or rest:
+            writer.line(f"{', '.join([*names.values(), *rest])}, = args")
         writer.line("args.clear()")
         leaves = [_read(slot, names, writer) for slot in taken if slot is not None]
-        writer.line(f"r = {plain}([{', '.join([*leaves, '*rest'])}])")
+        writer.line(f"r = {plain}([{', '.join([*leaves, *rest])}])")
         needed = {*values_needed(joint), *joint.tape.targets}
         wrapped = zip(joint.signature.returned, joint.returned_nodes, strict=True)
         shapes = [(node.layout if isinstance(node, Wrapped) else None, slot in needed) for slot, node in wrapped]
-        _give(writer, shapes)
+        _give(writer, shapes, more=joint.is_training or bool(rest))
     writer.line()
     return plain
 
@@ -84,13 +83,14 @@ def around_backward(writer: Writer, name: str, joint: Joint, saved: int) -> str:
                 leaves.append(text)
         arguments = [f"*args[:{saved}]", *leaves, f"*args[{saved + len(tangents)}:]"]
         writer.line(f"r = {plain}([{', '.join(arguments)}])")
-        _give(writer, [(layout, True) for layout in joint.grad_layouts])
+        more = joint.backward_writes or joint.random.backward_outputs
+        _give(writer, [(layout, True) for layout in joint.grad_layouts], bool(more))
     writer.line()
     return plain
 
 
-def _give(writer: Writer, shapes: Iterable[tuple[Layout | None, bool]]) -> None:
-    """The return of results, some of which are wrapped, and some of which nobody looks at."""
+def _give(writer: Writer, shapes: Iterable[tuple[Layout | None, bool]], more: bool) -> None:
+    """The return of results, some of which are wrapped, some of which nobody looks at, and perhaps of what follows."""
     results: list[str] = []
     position = 0
     for layout, needed in shapes:
@@ -103,7 +103,8 @@ def _give(writer: Writer, shapes: Iterable[tuple[Layout | None, bool]]) -> None:
             text, _ = _build(writer, layout, position)
             results.append(text)
         position += count
-    writer.line(f"return [{', '.join([*results, f'*r[{position}:]'])}]")
+    results += [f"*r[{position}:]"] if more else []
+    writer.line(f"return [{', '.join(results)}]")
 
 
 def _build(writer: Writer, layout: Layout, position: int) -> tuple[str, int]:
