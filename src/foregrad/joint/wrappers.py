@@ -79,7 +79,7 @@ def refuse_related_wrappers(recording: Recording, wrappers: Sequence[InputFacts]
         if shares or any(root is other for f, other in roots if f is not facts):
             raise UnsupportedError(
                 f"the program writes, with gradients on, to {facts.recorded.slot}, a tensor subclass that shares "
-                "memory with another input, which cannot be compiled yet. Pass a clone, or compile with fallback='eager'."
+                "memory with another input: this cannot be compiled yet. Pass a clone."
             )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._torch import FakeTensor, OpOverload, TorchDispatchMode, dispatched_in_cpp, without_function_modes
-from ..errors import CaptureError
+from ..errors import CaptureError, UnsupportedError
 from ..ops import Kind, ViewStep, op_info
 from .lines import Stack, where
 from .overlap import tensors_in
@@ -79,6 +79,11 @@ class WrapperCalls:
                     step = ViewStep(op, tuple(args[1:]), kwargs, index, torch.is_grad_enabled())
                     self._views[id(view)] = view, args[0], step
         elif kind is Kind.RESHAPE:
+            if args[0].requires_grad or list(tensors_in(args[1:])):
+                raise UnsupportedError(
+                    f"{op}, at {where(stack)}, of a tensor subclass that requires grad, or by another tensor: this "
+                    "cannot be compiled yet. Take a view, or make a new tensor."
+                )
             reshape = Step(op, args, kwargs, out, torch.is_grad_enabled(), False, stack, None)
             self.reshapes.setdefault(id(args[0]), []).append(reshape)
 

@@ -24,7 +24,8 @@ from ..joint.outputs import Number, Plain, Result, SameAsInput, ViewOfBase, View
 from ..ops import Kind, op_info
 from ..slots import Output, Primal, Returned, Updated
 from ..subclasses.layout import Wrapped, is_wrapper
-from .backward import Backward, Edges, Saved, anchor, plain_tangent
+from .backward import Backward, Edges, anchor, plain_tangent
+from .saved import Saved
 from .writer import Writer, tuple_of, unpack
 
 
@@ -266,7 +267,7 @@ class TrainingCore:
             for i, (name, node) in enumerate(zip(tensors, self._saved.tensors, strict=True))
             if i not in self._live
         ]
-        if detached and self._backward.keeps:
+        if self._backward.keeps:
             writer.line(f"ctx.kept = {tuple_of(detached)}")
             detached = []
         elif not detached and not anchors and self._is_spent:
@@ -321,13 +322,20 @@ class TrainingCore:
                     writer.line(f"{writer.bind(self._backward.refuse_nondeterminism, 'refuse_nondeterminism')}()")
             with writer.block(f"if {' or '.join(self._unusual(writer, tangents, anchors))}:"):
                 rare = writer.bind(self._backward.rare, "rare_backward")
-                writer.line(f"return ({lead}*{rare}(ctx, {tuple_of(tangents)}, {tuple_of(anchors)}),)")
+                spark = "None, " if self._alone else ""
+                writer.line(f"return ({lead}*{rare}(ctx, {tuple_of(tangents)}, {tuple_of(anchors)}), {spark})")
             if joint.backward_writes:
                 writer.line(f"given = {tuple_of(tangents)}")
             for name, (slot, value) in zip(tangents, joint.tape.tangents.items(), strict=True):
                 if not is_wrapper(value):  # those are looked at where they are taken apart
                     self._coerce(writer, name, slot, value)
-            writer.line(f"g = backward_graph([{', '.join([*self._saved_values(writer), *tangents])}])")
+            writer.line(f"graph_inputs = [{', '.join([*self._saved_values(writer), *tangents])}]")
+            if self._saved.tensors and not self._backward.keeps:
+                writer.line(
+                    "ctx.maybe_clear_saved_tensors()  # only the list holds them now, and the graph may empty it"
+                )
+            writer.line(f"del {', '.join(tangents)}")
+            writer.line("g = backward_graph(graph_inputs)")
             if joint.backward_writes:
                 write = writer.bind(self._backward.carry_out_writes, "carry_out_writes")
                 writer.line(f"{write}(ctx, g, given)")

@@ -82,7 +82,10 @@ def around_backward(writer: Writer, name: str, joint: Joint, saved: int) -> str:
             else:
                 leaves.append(text)
         arguments = [f"*args[:{saved}]", *leaves, f"*args[{saved + len(tangents)}:]"]
-        writer.line(f"r = {plain}([{', '.join(arguments)}])")
+        writer.line(f"graph_inputs = [{', '.join(arguments)}]")
+        writer.line("args.clear()")
+        writer.line(f"del {', '.join(tangents)}")
+        writer.line(f"r = {plain}(graph_inputs)")
         more = joint.backward_writes or joint.random.backward_outputs
         _give(writer, [(layout, True) for layout in joint.grad_layouts], bool(more))
     writer.line()
