@@ -5,6 +5,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 import foregrad
+from foregrad.subclasses.layout import leaves_of
 from helpers import Graphs, leaf, nop, plain
 from subclass_pairs import Pair, compare, pair
 
@@ -195,11 +196,47 @@ def test_simplified():
     assert type(out) is Pair and out.q.tolist() == [5, 10, 15] and type(y) is torch.Tensor
 
 
-def test_dynamic():
-    """F-11: sizes of subclasses are fixed, and the program is still right for others"""
-    f = foregrad.aot_function(lambda x, y: x * y, nop, dynamic=True)
-    assert f(pair(3), plain(3)).p.tolist() == [1, 4, 9]
-    assert f(pair(2), plain(2)).p.tolist() == [1, 4]
+@pytest.mark.parametrize("kind", MAKERS)
+def test_dynamic(kind):
+    """F-11: one program for many sizes, forward and backward"""
+    f = foregrad.aot_function(lambda x, y: (x @ x.t()).sin() * y.sum(), nop, dynamic=True)
+    for n, m in ((3, 4), (5, 2), (6, 7)):
+        x, y = MAKERS[kind](n, m, grad=True), plain(n)
+        expected = (x @ x.t()).sin() * y.sum()
+        (want,) = torch.autograd.grad(expected, x, torch.ones_like(expected.detach()))
+        got = f(x, y)
+        (grad,) = torch.autograd.grad(got, x, torch.ones_like(got.detach()))
+        for a, b in zip((*leaves_of(expected), *leaves_of(want)), (*leaves_of(got), *leaves_of(grad)), strict=True):
+            assert a.stride() == b.stride()
+            assert torch.allclose(a, b)
+        assert got.shape == expected.shape and got.stride() == expected.stride()
+    assert len(f.specializations) == 1
+
+
+def test_dynamic_views_and_writes():
+    """F-11, T-9: in inference, with a view and a write"""
+    f = foregrad.aot_function(lambda x: (x.mul_(2), x.t() + 1)[1], nop, dynamic=True)
+    for n in (2, 3, 5):
+        x, y = pair(n, 3), pair(n, 3)
+        got = f(x)
+        y.mul_(2)
+        assert torch.equal(got.q, (y.t() + 1).q) and torch.equal(x.p, y.p) and got.shape == (3, n)
+
+
+class Padded(Pair):
+    """One row more than its inner tensors have."""
+
+    @staticmethod
+    def __new__(cls, p, q, tag="std"):
+        return torch.Tensor._make_wrapper_subclass(cls, (p.shape[0] + 1,), dtype=p.dtype)
+
+
+def test_dynamic_sizes_that_nothing_inside_has():
+    """F-11: fixed sizes serve instead"""
+    f = foregrad.aot_function(lambda x: x * 2, nop, dynamic=True)
+    for n in (3, 5, 3):
+        got = f(Padded(plain(n), plain(n)))
+        assert got.p.tolist() == (plain(n) * 2).tolist() and got.shape == (n + 1,)
 
 
 def test_programs_without_inputs_for_the_graph():

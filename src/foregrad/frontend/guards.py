@@ -23,6 +23,7 @@ from .._torch import (
     foreign_function_mode,
     forward_ad_level,
     function_mode_depth,
+    is_jagged_size,
     shape_guard,
     shape_guard_expression,
     tensor_guard,
@@ -42,7 +43,7 @@ from ..runtime.entry import (
 from ..runtime.text import literal
 from ..runtime.writer import Writer, tuple_of
 from ..slots import GradOf, Hidden, Inner, Output, Primal, Slot
-from ..subclasses.layout import Fixed, Layout, is_jagged
+from ..subclasses.layout import Fixed, FromLeaf, Layout
 from ..values import Remembered, is_plain, same_value
 from .module_guard import ModuleGuard
 from .places import Place, Surroundings
@@ -157,6 +158,12 @@ class GuardedEntry:
         attributes, now = writer.fresh("attributes"), writer.fresh("context")
         writer.line(f"{attributes}, {now} = {name}.__tensor_flatten__()")
         _require(writer, [f"[*{attributes}] == {names}", _same_context(writer, now, context)], miss)
+        leaves = [read_inner(writer, leaf) for leaf in layout.slots(slot)]
+        for kind, numbers in (("size", layout.size), ("stride", layout.stride)):
+            for dim, number in enumerate(numbers):
+                if isinstance(number, FromLeaf):
+                    same = f"{name}.{kind}()[{dim}] == {leaves[number.leaf]}.{number.kind}()[{number.dim}]"
+                    _require(writer, [f"{name}.dim() == {len(numbers)}", same], miss)
         for attr, inner in layout.attrs:
             if isinstance(inner, Fixed):
                 _require(writer, [_same_context(writer, f"{name}.{attr}", inner.value)], miss)
@@ -189,11 +196,10 @@ class GuardedEntry:
             return
         tensors = self._check_identities(writer, tensors, miss)
         names = [writer.variable(facts.recorded.slot) for facts in tensors]
-        facts_and_reals = [(facts, self._real(facts)) for facts in tensors]
         check = tensor_guard(
-            [real for _, real in facts_and_reals],
-            [[None] * real.dim() if is_jagged(real) else _fixed(geometry(f).shape) for f, real in facts_and_reals],
-            [[None] * real.dim() if is_jagged(real) else _fixed(geometry(f).stride()) for f, real in facts_and_reals],
+            [self._real(facts) for facts in tensors],
+            [_fixed(f.recorded.layout.size if f.recorded.layout else geometry(f).shape) for f in tensors],
+            [_fixed(f.recorded.layout.stride if f.recorded.layout else geometry(f).stride()) for f in tensors],
         )
         _require(writer, [f"{writer.bind(check, 'tensors_match')}({', '.join(names)})"], miss)
         conditions = []
@@ -285,9 +291,15 @@ def _require(writer: Writer, conditions: Sequence[str], miss: str) -> None:
         writer.line(f"if not ({' and '.join(conditions[start : start + 16])}): {miss}")
 
 
-def _fixed(numbers: Sequence[int | SymInt]) -> list[int | None]:
+def _fixed(numbers: Sequence[int | SymInt | FromLeaf]) -> list[int | None]:
     """Sizes or strides, with None for those that may change."""
-    return [None if isinstance(n, SymInt) and not expression_of(n).is_number else int(n) for n in numbers]
+    return [None if _may_change(n) else int(n) for n in numbers]  # type: ignore[arg-type]
+
+
+def _may_change(number: int | SymInt | FromLeaf) -> bool:
+    if isinstance(number, SymInt):
+        return is_jagged_size(number) or not expression_of(number).is_number
+    return isinstance(number, FromLeaf)
 
 
 def sharing_pattern(tensors: Sequence[Tensor]) -> tuple[int, ...]:

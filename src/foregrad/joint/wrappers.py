@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import SymInt, Tensor
+from torch import Tensor
 
 from .._torch import disable_modes, names_jagged_size, refusal_of_write
 from ..errors import UnsupportedError
@@ -102,8 +102,7 @@ def _before(recorded: RecordedInput) -> Tensor:
     """A tensor with the shape that a wrapper came with."""
     layout = recorded.layout
     assert layout is not None
-    numbers = [n for n in (*layout.size, *layout.stride) if isinstance(n, SymInt)]
-    if numbers:  # a jagged dimension: only the dimensions are known in numbers
+    if not all(type(n) is int for n in (*layout.size, *layout.stride)):  # a guard looks at the layout itself
         return torch.empty((0,) * len(layout.size), device="meta")
     with disable_modes():
         return torch.empty_strided(layout.size, layout.stride, dtype=recorded.seen.dtype, device="meta")

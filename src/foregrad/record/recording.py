@@ -31,7 +31,7 @@ from .._torch import (
 )
 from ..errors import StateChangeError, UnsupportedError
 from ..slots import GradOf, Hidden, Inner, Input, Primal
-from ..subclasses.layout import is_wrapper, layout_of, leaves_of, require_comparable
+from ..subclasses.layout import is_jagged, is_wrapper, layout_of, leaves_of, require_comparable, with_symbols
 from .accumulate import accumulated, with_added
 from .engine import Engine
 from .hooks import Hooks, has_hooks
@@ -175,8 +175,9 @@ class Recording:
         layout = layout_of(wrapper)
         require_comparable(wrapper, str(argument.slot))
         for slot, tensor in zip(layout.slots(argument.slot), leaves_of(wrapper), strict=True):
-            self._adopt(Argument(slot, tensor))
+            self._adopt(Argument(slot, tensor, argument.dynamic and not is_jagged(wrapper)))
         inner = [recorded for recorded in self.inputs[place:] if isinstance(recorded.slot, Inner)]
+        layout = with_symbols(layout, leaves_of(wrapper), [recorded.seen for recorded in inner])
         recorded = stand_in_for_wrapper(argument, layout, inner)
         self._by_identity[id(wrapper)] = recorded
         self.inputs.insert(place, recorded)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from torch import Tensor
+from torch import SymInt, Tensor
 
 from ..joint.build import Joint
 from ..slots import Inner, Returned, Slot
-from ..subclasses.layout import Fixed, Layout, Wrapped, is_wrapper, layout_of, leaves_of
+from ..subclasses.layout import Fixed, FromLeaf, Layout, Wrapped, is_wrapper, layout_of, leaves_of
 from ..subclasses.tangents import ExpectedTangent
 from ..values import is_plain
 from .backward import restride
@@ -113,6 +114,7 @@ def _give(writer: Writer, shapes: Iterable[tuple[Layout | None, bool]], more: bo
 def _build(writer: Writer, layout: Layout, position: int) -> tuple[str, int]:
     """The text that builds a wrapper from results, and the position behind its leaves."""
     parts: list[str] = []
+    start = position
     for attr, inner in layout.attrs:
         if inner is None:
             parts.append(f"{attr!r}: r[{position}]")
@@ -124,15 +126,23 @@ def _build(writer: Writer, layout: Layout, position: int) -> tuple[str, int]:
             parts.append(f"{attr!r}: {text}")
     unflatten = writer.bind(layout.kind.__tensor_unflatten__, f"unflatten_{layout.kind.__name__}")  # type: ignore[attr-defined]
     context = repr(layout.context) if type(layout.context) is str else writer.bind(layout.context, "context")
-    rest = [context, *(repr(n) if is_plain(n) else writer.bind(n, "sizes") for n in (layout.size, layout.stride))]
+    rest = [context, _numbers(writer, layout.size, start), _numbers(writer, layout.stride, start)]
     return f"{unflatten}({{{', '.join(parts)}}}, {', '.join(rest)})", position
+
+
+def _numbers(writer: Writer, numbers: Sequence[Any], start: int) -> str:
+    """Sizes or strides as text; symbolic ones are read from the leaves, which stand from `start` on."""
+    if not any(isinstance(n, FromLeaf) for n in numbers):
+        return repr(numbers) if is_plain(numbers) else writer.bind(numbers, "sizes")
+    texts = [f"r[{start + n.leaf}].{n.kind}({n.dim})" if isinstance(n, FromLeaf) else repr(n) for n in numbers]
+    return tuple_of(texts)
 
 
 def expected(slot: Returned, tangent: Tensor) -> ExpectedTangent:
     """What the backward takes for a result."""
     leaves = leaves_of(tangent)
     layout = layout_of(tangent) if is_wrapper(tangent) else None
-    strides = tuple(tuple(leaf.stride()) for leaf in leaves)
+    strides = tuple(None if any(isinstance(n, SymInt) for n in leaf.stride()) else leaf.stride() for leaf in leaves)
     return ExpectedTangent(
         str(slot), layout, strides, tuple(restride(tuple(leaf.shape), tuple(leaf.stride())) for leaf in leaves)
     )
@@ -154,7 +164,10 @@ class WrapperEdge:
             given = args[self.saved : self.saved + count]
             leaves = [leaf for tangent in given for leaf in leaves_of(tangent)]
             results = iter(run([*args[: self.saved], *leaves, *args[self.saved + count :]]))
-            gradients = [next(results) if layout is None else layout.build(results) for layout in self.gradients]
+            gradients = [
+                next(results) if layout is None else layout.build(islice(results, layout.leaves))
+                for layout in self.gradients
+            ]
             return [*gradients, *results]
 
         return wrapped

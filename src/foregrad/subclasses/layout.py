@@ -7,14 +7,14 @@ the attributes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from torch import Tensor
+from torch import SymInt, Tensor
 from torch.nn import Parameter
 
-from .._torch import FakeTensor, is_jagged_size, is_traceable_wrapper_subclass
+from .._torch import FakeTensor, expression_of, is_jagged_size, is_traceable_wrapper_subclass
 from ..errors import UnsupportedError
 from ..slots import Inner, Slot
 from ..values import same_value
@@ -60,6 +60,20 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
+class FromLeaf:
+    """A size or stride of a wrapper that is symbolic: that of one of its leaves."""
+
+    leaf: int
+    kind: Literal["size", "stride"]
+    dim: int
+
+    def read(self, leaves: Sequence[Tensor]) -> Any:
+        """The number itself."""
+        leaf = leaves[self.leaf]
+        return leaf.shape[self.dim] if self.kind == "size" else leaf.stride()[self.dim]
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """The structure of one wrapper: everything but the data of its leaves."""
 
@@ -85,19 +99,28 @@ class Layout:
 
     def build(self, leaves: Iterable[Any]) -> Any:
         """The wrapper around other leaves."""
-        return self._build(iter(leaves))
-
-    def _build(self, leaves: Iterator[Any]) -> Any:
+        given = list(leaves)
         inner: dict[str, Any] = {}
+        position = 0
         for attr, part in self.attrs:
             match part:
                 case None:
-                    inner[attr] = next(leaves)
+                    inner[attr] = given[position]
+                    position += 1
                 case Fixed(value):
                     inner[attr] = value
                 case Layout():
-                    inner[attr] = part._build(leaves)
-        return self.kind.__tensor_unflatten__(inner, self.context, self.size, self.stride)  # type: ignore[attr-defined]
+                    inner[attr] = part.build(given[position : position + part.leaves])
+                    position += part.leaves
+        return self.around(inner, given)
+
+    def around(self, inner: dict[str, Any], leaves: Sequence[Tensor]) -> Any:
+        """The wrapper around its parts, whose leaves say what is symbolic in its size."""
+        size, stride = (
+            tuple([n.read(leaves) if isinstance(n, FromLeaf) else n for n in numbers])
+            for numbers in (self.size, self.stride)
+        )
+        return self.kind.__tensor_unflatten__(inner, self.context, size, stride)  # type: ignore[attr-defined]
 
     @property
     def metadata(self) -> tuple[list[str], Any]:
@@ -113,7 +136,51 @@ def layout_of(wrapper: Any) -> Layout:
         value = getattr(wrapper, name)
         part = None if isinstance(value, Tensor) else Fixed(value)
         attrs.append((name, layout_of(value) if is_wrapper(value) else part))
-    return Layout(type(wrapper), tuple(attrs), context, tuple(wrapper.shape), _stride(wrapper))
+    size, stride = tuple(wrapper.shape), tuple(wrapper.stride())
+    if any(isinstance(n, SymInt) and not is_jagged_size(n) for n in (*size, *stride)):
+        size, stride = _found_in_leaves(wrapper, size, "size"), _found_in_leaves(wrapper, stride, "stride")
+    return Layout(type(wrapper), tuple(attrs), context, size, stride)
+
+
+def _found_in_leaves(wrapper: Tensor, numbers: Sequence[Any], kind: Literal["size", "stride"]) -> tuple[Any, ...]:
+    """Symbolic numbers of a wrapper as those of its leaves."""
+    known: dict[Any, FromLeaf] = {}
+    for i, leaf in enumerate(leaves_of(wrapper)):
+        for way, found in (("size", leaf.shape), ("stride", leaf.stride())):
+            for dim, number in enumerate(found):
+                if isinstance(number, SymInt):
+                    known.setdefault(expression_of(number), FromLeaf(i, way, dim))  # type: ignore[arg-type]
+    places: list[Any] = []
+    for number in numbers:
+        place = known.get(expression_of(number)) if isinstance(number, SymInt) else number
+        if place is None:
+            raise UnsupportedError(
+                f"the {kind} {tuple(numbers)} of a {type(wrapper).__name__} is symbolic and is that of none of its "
+                "inner tensors: this cannot be compiled yet. Compile with dynamic=False."
+            )
+        places.append(place)
+    return tuple(places)
+
+
+def with_symbols(layout: Layout, reals: Sequence[Tensor], seen: Sequence[Tensor]) -> Layout:
+    """The layout of an input whose leaves have symbolic sizes: its own sizes follow theirs, where they agree."""
+
+    def follow(numbers: tuple[Any, ...], kind: Literal["size", "stride"]) -> tuple[Any, ...]:
+        followed = []
+        for dim, number in enumerate(numbers):
+            places = (FromLeaf(i, kind, dim) for i, real in enumerate(reals) if dim < real.dim())
+            symbols = (p for p in places if isinstance(p.read(seen), SymInt) and p.read(reals) == number)
+            followed.append(next(symbols, number))
+        return tuple(followed)
+
+    attrs: list[tuple[str, Layout | Fixed | None]] = []
+    position = 0
+    for attr, part in layout.attrs:
+        count = 0 if isinstance(part, Fixed) else 1 if part is None else part.leaves
+        own = slice(position, position + count)
+        attrs.append((attr, with_symbols(part, reals[own], seen[own]) if isinstance(part, Layout) else part))
+        position += count
+    return replace(layout, attrs=tuple(attrs), size=follow(layout.size, "size"), stride=follow(layout.stride, "stride"))
 
 
 def require_comparable(wrapper: Any, name: str) -> None:
@@ -123,10 +190,6 @@ def require_comparable(wrapper: Any, name: str) -> None:
             f"{name}: {type(wrapper).__name__} has a context that is not equal to itself when __tensor_flatten__ is "
             "called twice. Give the context's class an __eq__, or compile with fallback='eager'."
         )
-
-
-def _stride(wrapper: Any) -> tuple[Any, ...]:
-    return tuple(wrapper.stride())
 
 
 def flatten_once(wrapper: Any) -> tuple[list[str], Any]:

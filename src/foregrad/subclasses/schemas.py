@@ -89,4 +89,5 @@ def _creation_meta(wrapper: Any, layout: Layout, start: int) -> SubclassCreation
             continue
         attrs[attr] = None if inner is None else _creation_meta(getattr(wrapper, attr), inner, position)
         position += 1 if inner is None else inner.leaves
-    return SubclassCreationMeta(start, layout.leaves, attrs, layout.size, layout.stride, layout.context, wrapper)
+    size, stride = tuple(wrapper.shape), tuple(wrapper.stride())
+    return SubclassCreationMeta(start, layout.leaves, attrs, size, stride, layout.context, wrapper)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import BackwardError
 from ..values import same_value
-from .layout import Fixed, Layout, flatten_once, is_wrapper
+from .layout import Fixed, Layout, flatten_once, is_wrapper, leaves_of
 
 Restride = Callable[[Tensor], Tensor]
 
@@ -26,7 +26,7 @@ class ExpectedTangent:
 
     name: str  # of the result, in the user's words
     layout: Layout | None
-    strides: tuple[tuple[int, ...], ...]  # of the leaves
+    strides: tuple[tuple[int, ...] | None, ...]  # of the leaves, where they are not symbolic
     restrides: tuple[Restride, ...]
 
     def fit(self, tangent: Tensor) -> Tensor:
@@ -52,7 +52,9 @@ class ExpectedTangent:
         if not changed:
             return given
         parts = {attr: part for (attr, _), part in zip(layout.attrs, fitted, strict=True)}
-        built: Tensor = layout.kind.__tensor_unflatten__(parts, layout.context, layout.size, layout.stride)  # type: ignore[attr-defined]
+        built: Tensor = layout.around(
+            parts, [x for part in fitted if isinstance(part, Tensor) for x in leaves_of(part)]
+        )
         return built
 
     def _is_like(self, given: Any, layout: Layout) -> bool:
