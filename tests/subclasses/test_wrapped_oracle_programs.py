@@ -33,18 +33,17 @@ def observe(function, arguments, keywords):
     given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     torch.manual_seed(1)
     try:
-        result = function(*args, **kwargs)
+        outputs = pytree.tree_leaves(function(*args, **kwargs))
+        seen = [look(t, versions=False) for t in outputs] + [look(t) for t in given]
+        tracked = [t for t in outputs if isinstance(t, Tensor) and t.requires_grad and t.grad_fn is not None]
+        if tracked:
+            torch.autograd.backward(tracked, [torch.ones_like(t.detach()) for t in tracked])
     except foregrad.ForegradError:
         raise
     except Exception as error:
         return type(error)
     finally:
         torch.set_grad_enabled(True)
-    outputs = pytree.tree_leaves(result)
-    seen = [look(t, versions=False) for t in outputs] + [look(t) for t in given]
-    tracked = [t for t in outputs if isinstance(t, Tensor) and t.requires_grad and t.grad_fn is not None]
-    if tracked:
-        torch.autograd.backward(tracked, [torch.ones_like(t.detach()) for t in tracked])
     return repr((seen, storages([*outputs, *given]), [look(t.grad, versions=False) for t in given if t.is_leaf]))
 
 

@@ -149,7 +149,7 @@ def _found_in_leaves(wrapper: Tensor, numbers: Sequence[Any], kind: Literal["siz
         for way, found in (("size", leaf.shape), ("stride", leaf.stride())):
             for dim, number in enumerate(found):
                 if isinstance(number, SymInt):
-                    known.setdefault(expression_of(number), FromLeaf(i, way, dim))  # type: ignore[arg-type]
+                    known.setdefault(expression_of(number), FromLeaf(i, way, dim))
     places: list[Any] = []
     for number in numbers:
         place = known.get(expression_of(number)) if isinstance(number, SymInt) else number

@@ -52,9 +52,8 @@ class ExpectedTangent:
         if not changed:
             return given
         parts = {attr: part for (attr, _), part in zip(layout.attrs, fitted, strict=True)}
-        built: Tensor = layout.around(
-            parts, [x for part in fitted if isinstance(part, Tensor) for x in leaves_of(part)]
-        )
+        tensors = [part for part in fitted if isinstance(part, Tensor)]
+        built: Tensor = layout.around(parts, [leaf for part in tensors for leaf in leaves_of(part)])
         return built
 
     def _is_like(self, given: Any, layout: Layout) -> bool:
