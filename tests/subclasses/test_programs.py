@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
 
 import foregrad
 from foregrad.subclasses.layout import leaves_of
@@ -320,3 +321,76 @@ def test_source_is_readable():
     f(pair(2, grad=True))
     source = f.specializations[0].source
     assert "plain_forward_graph([i0.p, i0.q])" in source and "unflatten_Pair({'p': r[0], 'q': r[1]}, 'std'" in source
+
+
+class Tripled(torch.autograd.Function):
+    """A derivative of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * x
+
+
+def differentiates(x):
+    y = x * x
+    y.backward(torch.ones_like(y.detach()))
+    return x.grad * 2
+
+
+def writes_inside(x):
+    x.p.mul_(2)
+    return x + 1
+
+
+OTHERS = {
+    "checkpoint": (lambda x: checkpoint(lambda t: t.sin().exp(), x, use_reentrant=False), True),
+    "reentrant checkpoint": (lambda x: checkpoint(lambda t: t.sin().exp(), x, use_reentrant=True), True),
+    "custom function": (lambda x: Tripled.apply(x) + 1, True),
+    "gradient inside": (lambda x: torch.autograd.grad(x * x, x, torch.ones_like(x.detach()))[0], True),
+    "backward inside": (differentiates, True),
+    "inner tensor written": (writes_inside, False),
+    "inner tensors returned": (lambda x: (x.p.view(-1), Pair(x.q, x.p)), False),
+    "out": (lambda x: torch.add(x, x, out=torch.empty_like(x)), False),
+    "split": (lambda x: x.split(2), True),
+    "pieces of an intermediate": (lambda x: (x * 2).unbind(0), True),
+    "a leaf": (lambda x: x.detach().requires_grad_(), False),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_programs(name):
+    """T-1, T-10: what else programs do"""
+    program, grad = OTHERS[name]
+    compare(program, lambda: [pair(4, 2, grad=grad)], backward=name not in ("a leaf", "backward inside"))
+
+
+def test_inference_mode():
+    """F-2"""
+    f = foregrad.aot_function(lambda x: (x.mul_(2), x + 1)[1], nop)
+    with torch.inference_mode():
+        for _ in range(2):
+            x = pair(2)
+            y = f(x)
+            assert y.is_inference() and y.p.tolist() == [3, 5] and x.q.tolist() == [4, 8]
+    assert len(f.specializations) == 1
+
+
+def test_autocast():
+    """J-11"""
+    x, w = pair(2, 3, grad=True), pair(3, 2, grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, expected = foregrad.aot_function(lambda x, w: x @ w, nop)(x, w), x @ w
+    assert y.dtype is torch.bfloat16 and torch.equal(y.p, expected.p) and torch.equal(y.q, expected.q)
+
+
+def test_moves_are_refused():
+    """M-10: `set_` and `.data =` of a subclass"""
+    for program in (lambda x, y: x.detach().set_(y), lambda x, y: setattr(x, "data", y)):
+        with pytest.raises(foregrad.errors.UnsupportedError, match=r"set_.* of a tensor subclass"):
+            foregrad.aot_function(program, nop)(pair(2), pair(2))

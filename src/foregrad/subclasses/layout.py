@@ -152,7 +152,8 @@ def _found_in_leaves(wrapper: Tensor, numbers: Sequence[Any], kind: Literal["siz
                     known.setdefault(expression_of(number), FromLeaf(i, way, dim))
     places: list[Any] = []
     for number in numbers:
-        place = known.get(expression_of(number)) if isinstance(number, SymInt) else number
+        expression = expression_of(number) if isinstance(number, SymInt) else None
+        place = number if expression is None else int(expression) if expression.is_number else known.get(expression)
         if place is None:
             raise UnsupportedError(
                 f"the {kind} {tuple(numbers)} of a {type(wrapper).__name__} is symbolic and is that of none of its "
