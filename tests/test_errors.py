@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
-from torch.testing._internal.two_tensor import TwoTensor
 
 import foregrad
 from foregrad import ForegradError, errors
@@ -215,10 +214,6 @@ def test_a_count_in_a_plain_attribute_is_refused_by_name():
 
 
 # ------------------------------------------------------------------------------------ not yet, on purpose
-def test_a_tensor_subclass_is_refused_for_now():
-    """T-1"""
-    with pytest.raises(UnsupportedError, match=r"args\[0\] is a TwoTensor.*cannot be compiled yet"):
-        compile_and_call(lambda x: x * 2, TwoTensor(plain(2), plain(2)))
 
 
 def test_a_sparse_tensor_is_refused_for_now():

@@ -590,6 +590,31 @@ def _set_guard_and_stay() -> None:
     threading.Event().wait()
 
 
+def collective_decompositions() -> dict[Any, Callable[..., Any]]:
+    """A collective's result is waited for inside of a graph; eager wraps it in a tensor that waits when it is used."""
+    if "torch.distributed._functional_collectives" not in sys.modules:
+        return {}
+    functional: Any = torch.ops._c10d_functional
+    return {functional._wrap_tensor_autograd.default: functional.wait_tensor.default}
+
+
+def is_jagged_size(number: Any) -> bool:
+    """Whether a size stands for the lengths of a nested tensor's rows: it is equal to itself, and no number."""
+    return isinstance(number, torch.SymInt) and bool(number.node.is_nested_int())
+
+
+def names_jagged_size(tensor: torch.Tensor) -> bool:
+    """Whether a nested tensor's jagged size is named after this very tensor of offsets."""
+    module = sys.modules.get("torch.nested._internal.nested_tensor")
+    return module is not None and tensor in module._tensor_symint_registry
+
+
+def dispatched_in_cpp(kind: type) -> bool:
+    """Whether torch runs the operators of a subclass in C++ and not by its `__torch_dispatch__`: DTensor's are."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and kind is getattr(module, "DTensor", None)
+
+
 def make_fake(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A fake tensor around a meta tensor that is already there; `from_tensor` costs ten times as much."""
     return FakeTensor(mode, meta, device)

@@ -81,7 +81,18 @@ class GradOf:
         return f"{self.of}.grad"
 
 
-Primal = Input | Param | Buffer | Hidden | Memory | Root | GradOf
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """A tensor inside of a wrapper subclass: `args[0].scale`."""
+
+    of: Slot
+    attr: str
+
+    def __str__(self) -> str:
+        return f"{self.of}.{self.attr}"
+
+
+Primal = Input | Param | Buffer | Hidden | Memory | Root | GradOf | Inner
 
 
 @dataclass(frozen=True, slots=True)

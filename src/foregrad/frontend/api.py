@@ -15,7 +15,7 @@ from ..partition.rematerialize import check_budgets
 from ..runtime.entry import FlatEntry
 from ..runtime.first_call import fake_at_first
 from ..runtime.program import assemble
-from ..slots import GradOf, Input
+from ..slots import GradOf, Inner, Input
 from .capturing import Capture, capture_call, capture_flat, state_of
 from .compiled import Compiled, Specialization
 
@@ -217,7 +217,9 @@ def flat_entry(captured: Capture, boxed: bool) -> FlatEntry:
     """The entry of a program that is called with flat arguments; what it finds by itself is fixed from now on."""
     recording = captured.joint.recording
     inputs = [recorded.slot for recorded in recording.inputs if isinstance(recorded.slot, Input)]
-    fixed = [(slot, value) for slot, value in recording.real_tensors.items() if not isinstance(slot, (Input, GradOf))]
+    fixed = [
+        (slot, value) for slot, value in recording.real_tensors.items() if not isinstance(slot, (Input, GradOf, Inner))
+    ]
     return FlatEntry(fixed, inputs, boxed, captured.joint, captured.shared)
 
 

@@ -6,6 +6,7 @@ apart, looks at the global state and the Python values, and checks all tensors i
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from .._torch import (
     foreign_function_mode,
     forward_ad_level,
     function_mode_depth,
+    is_jagged_size,
     shape_guard,
     shape_guard_expression,
     tensor_guard,
@@ -30,11 +32,19 @@ from ..joint.build import Joint
 from ..joint.inputs import InputFacts
 from ..record.hooks import has_hooks
 from ..record.memory import SharedMemory, root_of
-from ..runtime.entry import source_expression, write_gradients, write_shared_memory
+from ..runtime.entry import (
+    lies_in_gradient,
+    read_inner,
+    source_expression,
+    write_gradients,
+    write_inner_tensors,
+    write_shared_memory,
+)
 from ..runtime.text import literal
 from ..runtime.writer import Writer, tuple_of
-from ..slots import GradOf, Hidden, Output, Primal
-from ..values import Remembered
+from ..slots import GradOf, Hidden, Inner, Output, Primal, Slot
+from ..subclasses.layout import Fixed, FromLeaf, Layout
+from ..values import Remembered, is_plain, same_value
 from .module_guard import ModuleGuard
 from .places import Place, Surroundings
 from .tree import Tree, build_expression, write_take_apart
@@ -67,7 +77,9 @@ class GuardedEntry:
         self._take_arguments(writer, miss)
         self._check_constants(writer, miss)
         self._look_around(writer, miss)
+        self._take_inner_tensors(writer, miss, in_gradients=False)
         self._take_gradients(writer, miss)
+        self._take_inner_tensors(writer, miss, in_gradients=True)
         self._check_tensors(writer, miss)
         self._check_shared(writer, miss)
         self._check_shapes(writer, miss)
@@ -130,6 +142,34 @@ class GuardedEntry:
                 conditions.append(equality(writer, name, facts.recorded.seen))
         _require(writer, conditions, miss)
 
+    def _take_inner_tensors(self, writer: Writer, miss: str, in_gradients: bool) -> None:
+        """Tensors in wrapper subclasses: of the same type, put together in the same way."""
+        for facts in self.joint.inputs:
+            slot, layout = facts.recorded.slot, facts.recorded.layout
+            chosen = lies_in_gradient(slot) is in_gradients
+            if layout is not None and facts.recorded.same_as is None and chosen:
+                self._check_wrapper(writer, slot, layout, miss)
+        write_inner_tensors(writer, self.joint, in_gradients)
+
+    def _check_wrapper(self, writer: Writer, slot: Slot, layout: Layout, miss: str) -> None:
+        name = read_inner(writer, slot)
+        _require(writer, [f"type({name}) is {writer.bind(layout.kind, layout.kind.__name__)}"], miss)
+        names, context = layout.metadata
+        attributes, now = writer.fresh("attributes"), writer.fresh("context")
+        writer.line(f"{attributes}, {now} = {name}.__tensor_flatten__()")
+        _require(writer, [f"[*{attributes}] == {names}", _same_context(writer, now, context)], miss)
+        leaves = [read_inner(writer, leaf) for leaf in layout.slots(slot)]
+        for kind, numbers in (("size", layout.size), ("stride", layout.stride)):
+            for dim, number in enumerate(numbers):
+                if isinstance(number, FromLeaf):
+                    same = f"{name}.{kind}()[{dim}] == {leaves[number.leaf]}.{number.kind}()[{number.dim}]"
+                    _require(writer, [f"{name}.dim() == {len(numbers)}", same], miss)
+        for attr, inner in layout.attrs:
+            if isinstance(inner, Fixed):
+                _require(writer, [_same_context(writer, f"{name}.{attr}", inner.value)], miss)
+            elif inner is not None:
+                self._check_wrapper(writer, Inner(slot, attr), inner, miss)
+
     def _take_gradients(self, writer: Writer, miss: str) -> None:
         """Gradients from before the call that the program looks at, or finds missing."""
         known = {facts.recorded.slot for facts in self.joint.inputs if isinstance(facts.recorded.slot, GradOf)}
@@ -158,8 +198,8 @@ class GuardedEntry:
         names = [writer.variable(facts.recorded.slot) for facts in tensors]
         check = tensor_guard(
             [self._real(facts) for facts in tensors],
-            [_fixed(geometry(facts).shape) for facts in tensors],
-            [_fixed(geometry(facts).stride()) for facts in tensors],
+            [_fixed(f.recorded.layout.size if f.recorded.layout else geometry(f).shape) for f in tensors],
+            [_fixed(f.recorded.layout.stride if f.recorded.layout else geometry(f).stride()) for f in tensors],
         )
         _require(writer, [f"{writer.bind(check, 'tensors_match')}({', '.join(names)})"], miss)
         conditions = []
@@ -175,8 +215,10 @@ class GuardedEntry:
         _require(writer, conditions, miss)
         # What is done to one input shows in those whose memory, or whose version counter, it shares.
         changed = any(facts.data_changed or facts.version_change or facts.made_to_require_grad for facts in tensors)
-        if len(tensors) > 1 and (changed or self.shared or self.joint.backward_writes):
-            pattern = sharing_pattern([self._real(facts) for facts in tensors])
+        plain = [facts for facts in tensors if facts.recorded.layout is None]
+        if len(plain) > 1 and (changed or self.shared or self.joint.backward_writes):
+            pattern = sharing_pattern([self._real(facts) for facts in plain])
+            names = [writer.variable(facts.recorded.slot) for facts in plain]
             _require(
                 writer, [f"{writer.bind(sharing_pattern, 'sharing_pattern')}({tuple_of(names)}) == {pattern}"], miss
             )
@@ -249,9 +291,15 @@ def _require(writer: Writer, conditions: Sequence[str], miss: str) -> None:
         writer.line(f"if not ({' and '.join(conditions[start : start + 16])}): {miss}")
 
 
-def _fixed(numbers: Sequence[int | SymInt]) -> list[int | None]:
+def _fixed(numbers: Sequence[int | SymInt | FromLeaf]) -> list[int | None]:
     """Sizes or strides, with None for those that may change."""
-    return [None if isinstance(n, SymInt) and not expression_of(n).is_number else int(n) for n in numbers]
+    return [None if _may_change(n) else int(n) for n in numbers]  # type: ignore[arg-type]
+
+
+def _may_change(number: int | SymInt | FromLeaf) -> bool:
+    if isinstance(number, SymInt):
+        return is_jagged_size(number) or not expression_of(number).is_number
+    return isinstance(number, FromLeaf)
 
 
 def sharing_pattern(tensors: Sequence[Tensor]) -> tuple[int, ...]:
@@ -263,6 +311,13 @@ def sharing_pattern(tensors: Sequence[Tensor]) -> tuple[int, ...]:
     """
     first: dict[int, int] = {}
     return tuple([first.setdefault(t.untyped_storage()._cdata, i) for i, t in enumerate(tensors)])
+
+
+def _same_context(writer: Writer, name: str, value: Any) -> str:
+    """A condition that holds if what a wrapper subclass remembers is what it was; it may not allow to be copied."""
+    if is_plain(value):
+        return equality(writer, name, value)
+    return f"{writer.bind(functools.partial(same_value, value), 'same')}({name})"
 
 
 def equality(writer: Writer, name: str, value: Any) -> str:

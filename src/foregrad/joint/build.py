@@ -17,7 +17,9 @@ from ..errors import BackwardStateError, UnsupportedError
 from ..functionalize.walk import Functionalizer
 from ..options import AOTConfig
 from ..record.recording import Recording
-from ..slots import Base, Grad, Grown, Memory, Output, Primal, Returned, Root, Tangent, Token, Updated
+from ..record.stand_ins import RecordedInput
+from ..slots import Base, Grad, Grown, Inner, Memory, Output, Primal, Returned, Root, Tangent, Token, Updated
+from ..subclasses.layout import Layout, Wrapped, spread
 from .backward_writes import BackwardWrite
 from .effects import Effect, Effects, Escape
 from .graph import Part, to_fx
@@ -28,6 +30,7 @@ from .outputs import Constant, Number, OutputClassifier, OutputFacts, SameAsInpu
 from .random import RandomFacts, random_facts
 from .reshaped import refuse_reshaped_views
 from .tape import Tape, program_targets
+from .wrappers import refuse_related_wrappers, wrapped_value, wrapper_facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,11 @@ class Joint:
     visible: int  # so many of the outputs are the user's; the rest are for the effects
     effects: tuple[Effect, ...]
     hooks: tuple[HookEffect, ...]  # that a call registers on inputs and results
-    primal_values: tuple[Any, ...]  # tokens first
-    tangent_values: tuple[Tensor, ...]
+    primal_values: tuple[Any, ...]  # of the graph, tokens first
+    tangent_values: tuple[Tensor, ...]  # of the graph
+    primal_nodes: tuple[Node | Wrapped, ...]  # what stands for the primals in the graph
+    returned_nodes: tuple[Any, ...]  # what the forward returns, without tokens
+    grad_layouts: tuple[Layout | None, ...]  # of gradients that are wrapper subclasses
     backward_errors: dict[Returned, Exception]  # what autograd said when it was asked for the gradients of these
     backward_writes: tuple[BackwardWrite, ...]  # to what the caller holds; their values follow the gradients
     grad_mode_after: bool | None  # set if the program changed it for its caller
@@ -74,18 +80,6 @@ class Joint:
     def tokens(self) -> dict[Any, Any]:
         """The forward's tokens, by torch's own names for the effects."""
         return {effect_type(token.effect): torch.empty(0) for token in self.signature.tokens}
-
-    @property
-    def primal_nodes(self) -> Sequence[Node]:
-        """What stands for the primals in the graph."""
-        start = len(self.signature.tokens)
-        return self.part.placeholders[start : start + len(self.primals)]
-
-    @property
-    def returned_nodes(self) -> Sequence[Any]:
-        """What the forward returns, without tokens."""
-        start = len(self.signature.tokens)
-        return self.part.outputs[start : start + len(self.signature.returned)]
 
     @property
     def touched(self) -> list[InputFacts]:
@@ -125,13 +119,13 @@ def build_joint(
     replay = config.options.view_replay_for_aliased_outputs
     hidden = Effects(leaves, paths)
     with torch.set_grad_enabled(recording.grad_enabled_after):  # autograd answers as it would to the caller
-        facts = {r.slot: input_facts(functionalizer, r, keep) for r in (*recording.memories, *recording.inputs)}
+        facts = _facts(recording, functionalizer, keep)
         hidden.add_inputs(recording, functionalizer, [facts[recorded.slot] for recorded in recording.inputs])
         hidden.add_escapes(escapes)
         hooks = HookEffects(recording, hidden)
         outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay).classify()
     refuse_reshaped_views(recording, outputs)
-    primals = _primals(graph, facts)
+    primal_nodes, primals = _primals(graph, recording, facts)
     targets = program_targets(list(facts.values()), outputs)
     tape = Tape(recording, functionalizer, [facts.recorded for facts in primals], targets)
     tape.written_views |= {facts.recorded.seen.grad_fn for facts in primals if _is_written_view(facts, recording)}
@@ -140,6 +134,7 @@ def build_joint(
             "the program returns a tensor that it made require grad together with a result that is computed from it, "
             "which cannot be compiled yet. Pass that tensor as an argument, or compile with fallback='eager'."
         )
+    _refuse_edges_into_wrappers(recording, tape)
     tracked = tape.targets.values()
     effects = [*hooks.of_inputs(tracked), *hooks.of_results(outputs, hidden.paths, tracked)]
     forward = _forward_values(functionalizer, facts.values(), outputs)
@@ -151,23 +146,23 @@ def build_joint(
     random = random_facts(functionalizer.draws, bool(tangents))
     graph.placeholders += random.placeholders
     gradients = derived.gradients
-    for node, primal in zip(graph.placeholders, primals, strict=False):
-        node.written = primal.written
+    for node in graph.placeholders:
+        node.written = node.slot in facts and facts[node.slot].written
     for write in derived.writes:
         write.current.written = not isinstance(write.of, Tangent)
     if random.placeholders and (tokens.slots or derived.tokens.slots):
         raise UnsupportedError("functionalize_rng_ops does not go together with side effects yet. Switch it off.")
     outputs_of_graph = [
         *tokens.ends,
-        *forward.values(),
+        *spread(forward.values()),
         *random.forward_outputs,
         *(derived.outputs if tangents else ()),
         *random.backward_outputs,
     ]
     live = live_nodes(graph, nodes_in(outputs_of_graph))
     placeholders = [*tokens.heads, *graph.placeholders]
-    taken = len(tokens.heads) + len(primals)
-    names = [*_placeholder_names(taken, len(tangents)), *(f"{node.slot}_1" for node in random.placeholders)]
+    taken = len(placeholders) - len(tape.tangent_nodes) - len(random.placeholders)
+    names = [*_placeholder_names(taken, len(tape.tangent_nodes)), *(f"{node.slot}_1" for node in random.placeholders)]
     for node, name in zip(placeholders, names, strict=True):
         node.name = name
     placeholders += derived.tokens.heads
@@ -185,7 +180,10 @@ def build_joint(
         effects=tuple(hidden.effects),
         hooks=tuple(effects),
         primal_values=tuple(node.value for node in placeholders[:taken]),
-        tangent_values=tuple(tape.tangents.values()),
+        tangent_values=tuple(node.value for node in tape.tangent_nodes),
+        primal_nodes=primal_nodes,
+        returned_nodes=tuple(forward.values()),
+        grad_layouts=derived.layouts,
         backward_errors=derived.refused,
         backward_writes=derived.writes,
         grad_mode_after=_if_changed(recording.grad_enabled, recording.grad_enabled_after),
@@ -194,6 +192,17 @@ def build_joint(
         recording=recording,
         tape=tape,
     )
+
+
+def _refuse_edges_into_wrappers(recording: Recording, tape: Tape) -> None:
+    """To autograd a wrapper subclass is one input: gradients of what is inside would be lost."""
+    if any(recorded.layout is not None for recorded in recording.inputs):
+        inside = [str(slot) for slot in tape.reached if isinstance(slot, Inner)]
+        if inside:
+            raise UnsupportedError(
+                f"the program differentiates {inside[0]}, a tensor inside of a tensor subclass, which cannot be "
+                "compiled yet. Pass it as an argument of its own."
+            )
 
 
 _NO_CAPTURE = (
@@ -210,16 +219,51 @@ def _takes_backward_state(recording: Recording) -> bool:
     return bool(states)
 
 
-def _primals(graph: FlatGraph, facts: dict[Primal, InputFacts]) -> tuple[InputFacts, ...]:
-    """What the graph takes; the second place of a tensor that was passed twice is dropped if it is written (D-2)."""
-    kept = []
+def _facts(recording: Recording, functionalizer: Functionalizer, keep: bool) -> dict[Primal, InputFacts]:
+    """What happened to every input: to plain tensors first, then to the wrapper subclasses around them."""
+    everything = (*recording.memories, *recording.inputs)
+    facts = {r.slot: input_facts(functionalizer, r, keep) for r in everything if r.layout is None}
+    wrappers = [r for r in everything if r.layout is not None]
+    reshapes = recording.recorder.wrappers.reshapes
+    for recorded in wrappers:
+        reshaped = reshapes.get(id(recorded.seen), ())
+        facts[recorded.slot] = wrapper_facts(functionalizer, recorded, facts, reshaped)
+    refuse_related_wrappers(recording, [facts[recorded.slot] for recorded in wrappers])
+    return {r.slot: facts[r.slot] for r in everything} if wrappers else facts
+
+
+def _primals(
+    graph: FlatGraph, recording: Recording, facts: dict[Primal, InputFacts]
+) -> tuple[tuple[Node | Wrapped, ...], tuple[InputFacts, ...]]:
+    """What the graph takes; the second place of a tensor that was passed twice is dropped if it is written (D-2).
+
+    To autograd, and to everything around the graph, the tensors in a wrapper subclass are one input.
+    """
+    kept: dict[Primal, Node] = {}
     for node in graph.placeholders:
-        primal = facts[node.slot]  # type: ignore[index]
-        first = primal.recorded.same_as
+        slot: Any = node.slot
+        first = facts[slot].recorded.same_as
         if first is None or not (facts[first.slot].data_changed or facts[first.slot].reshapes):
-            kept.append((node, primal))
-    graph.placeholders[:] = [node for node, _ in kept]
-    return tuple(primal for _, primal in kept)
+            kept[slot] = node
+    graph.placeholders[:] = kept.values()
+    outer = {i.slot: r for r in recording.inputs if r.layout is not None and r.same_as is None for i in r.inner}
+    if not outer:
+        return tuple(kept.values()), tuple(facts[slot] for slot in kept)
+    primals: dict[Primal, Node | Wrapped] = {}
+    for slot, node in kept.items():
+        around = outer.get(slot)
+        if around is None:
+            primals[slot] = node
+        elif around.slot not in primals:
+            primals[around.slot] = _in_wrapper(around, kept)
+    for recorded in outer.values():  # even if the graph needs nothing of it, autograd does
+        primals.setdefault(recorded.slot, _in_wrapper(recorded, kept))
+    return tuple(primals.values()), tuple(facts[slot] for slot in primals)
+
+
+def _in_wrapper(recorded: RecordedInput, kept: dict[Primal, Node]) -> Wrapped:
+    assert recorded.layout is not None
+    return Wrapped(recorded.layout, tuple(kept[item.slot] for item in recorded.inner if item.slot in kept))
 
 
 def _is_written_view(facts: InputFacts, recording: Recording) -> bool:
@@ -257,7 +301,7 @@ def _forward_values(
             if grown and functionalizer.state_of(facts.recorded.seen).storage.writes:
                 values[Grown(slot)] = functionalizer.node_of(facts.recorded.seen)
         elif facts.written or facts.reshapes:
-            values[Updated(slot)] = functionalizer.node_of(facts.recorded.seen)
+            values[Updated(slot)] = wrapped_value(facts.recorded.seen, functionalizer.node_of)
     for i, (result, tensor) in enumerate(zip(outputs.results, outputs.tensors, strict=True)):
         match result:
             case Constant(value):
@@ -268,7 +312,7 @@ def _forward_values(
                 values[Output(i)] = kept[recorded.slot]
             case _:
                 assert tensor is not None
-                values[Output(i)] = functionalizer.node_of(tensor)
+                values[Output(i)] = wrapped_value(tensor, functionalizer.node_of)
     for i, base in enumerate(outputs.bases):
-        values[Base(i)] = functionalizer.node_of(base)
+        values[Base(i)] = wrapped_value(base, functionalizer.node_of)
     return values

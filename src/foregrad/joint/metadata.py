@@ -9,17 +9,20 @@ from torch import Tensor
 
 from ..options import AOTConfig
 from ..schemas import InputAliasInfo, OutputAliasInfo, OutputType, ViewAndMutationMeta
+from ..slots import Inner
 from .build import Joint
 from .inputs import InputFacts
 from .outputs import Number, Plain, Result, SameAsInput, SameAsOutput, ViewOfBase, ViewOfInput, ViewOfOutput
+from .subclass_metas import input_metas, output_metas, tangent_contexts, tangent_metas
 
 
 def describe(joint: Joint, config: AOTConfig, saved_sizes: int | None) -> ViewAndMutationMeta:
     """The facts about a program, over the user's flat inputs and outputs."""
     keep = config.keep_inference_input_mutations
-    order = {facts.recorded.slot: i for i, facts in enumerate(joint.inputs)}
+    inputs = [facts for facts in joint.inputs if not isinstance(facts.recorded.slot, Inner)]
+    order = {facts.recorded.slot: i for i, facts in enumerate(inputs)}
     return ViewAndMutationMeta(
-        input_info=[_input(facts, keep) for facts in joint.inputs],
+        input_info=[_input(facts, keep) for facts in inputs],
         output_info=[
             _output(result, tensor, order)
             for result, tensor in list(zip(joint.outputs.results, joint.outputs.tensors, strict=True))[: joint.visible]
@@ -27,11 +30,11 @@ def describe(joint: Joint, config: AOTConfig, saved_sizes: int | None) -> ViewAn
         num_intermediate_bases=len(joint.outputs.bases),
         keep_input_mutations=keep,
         traced_tangents=[],
-        subclass_inp_meta=list(range(len(joint.inputs))),
-        subclass_fw_graph_out_meta=list(range(len(joint.signature.returned))),
-        subclass_tangent_meta=list(range(len(joint.signature.tangents))),
+        subclass_inp_meta=input_metas(joint),
+        subclass_fw_graph_out_meta=output_metas(joint),
+        subclass_tangent_meta=tangent_metas(joint),
         is_train=joint.is_training,
-        traced_tangent_metas=[None] * len(joint.signature.tangents),
+        traced_tangent_metas=tangent_contexts(joint),
         num_symints_saved_for_bw=saved_sizes,
         grad_enabled_mutation=joint.grad_mode_after,
         is_rng_op_functionalized=joint.random.forward is not None,

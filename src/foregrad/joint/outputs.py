@@ -22,8 +22,10 @@ from ..record.overlap import tensors_in, written_arguments
 from ..record.recording import Recording
 from ..record.stand_ins import RecordedInput, is_start_node
 from ..schemas import OutputType
+from ..subclasses.layout import is_wrapper
 from ..values import PLAIN
 from .inputs import is_stale
+from .wrappers import chain_to, refuse_lost_aliasing
 
 KNOWN_CONSTANTS = (*PLAIN, torch.Size, slice, type(Ellipsis))
 
@@ -157,7 +159,7 @@ class OutputClassifier:
             self._position.setdefault(id(leaf), i)
         self._bases: list[Tensor] = []
         self._by_storage: dict[int, list[Tensor]] = {}
-        for tensor in {id(t): t for t in self._tensors}.values():
+        for tensor in {id(t): t for t in self._tensors if not is_wrapper(t)}.values():
             self._by_storage.setdefault(id(self._state(tensor).storage), []).append(tensor)
 
     def classify(self) -> OutputFacts:
@@ -170,7 +172,7 @@ class OutputClassifier:
     def _refuse_two_histories(self, results: Sequence[Result]) -> None:
         """Results that are one value of the graph and two tensors for autograd: one of them was written by itself."""
         computed = [r.tensor for r in results if isinstance(r, Plain) and r.differentiable]
-        written = [t for t in computed if self._state(t).storage.writes]
+        written = [t for t in computed if not is_wrapper(t) and self._state(t).storage.writes]
         nodes = {id(t): self._functionalizer.node_of(t) for t in written}
         for i, tensor in enumerate(written):
             for other in written[:i]:
@@ -188,6 +190,8 @@ class OutputClassifier:
             return Number(leaf)
         if not isinstance(leaf, Tensor):
             return _constant(leaf, self._paths[i])
+        if is_wrapper(leaf):
+            return self._wrapper(i, leaf)
         state = self._state(leaf)
         if id(leaf) in self._inputs:
             return SameAsInput(self._inputs[id(leaf)])
@@ -206,6 +210,51 @@ class OutputClassifier:
         if owner is not None:
             return self._in_memory_of(owner, leaf)
         return self._view_of_intermediate(leaf) or self._twin_of_output(leaf) or self._plain(leaf, OutputType.non_alias)
+
+    def _wrapper(self, i: int, leaf: Tensor) -> Result:
+        """A wrapper subclass: views of it are known from its own operators, what is inside from the record."""
+        if id(leaf) in self._inputs:
+            return SameAsInput(self._inputs[id(leaf)])
+        if self._position[id(leaf)] != i:
+            return SameAsOutput(self._position[id(leaf)])
+        path = self._paths[i]
+        if is_stale(leaf):
+            raise UnsupportedError(
+                f"{path} is a view of a tensor subclass that was written, and may not be used any more: this cannot be "
+                "compiled yet. Take the view after the write."
+            )
+        sources = [source for source, _ in self._recording.recorder.wrappers.chain(leaf)]
+        owner = next((self._inputs[id(source)] for source in sources if id(source) in self._inputs), None)
+        if owner is not None and not is_custom_function_node(leaf.grad_fn):
+            return ViewOfInput(owner, self._rebuild_wrapper(leaf, owner.seen, path), False)
+        base = leaf._base
+        siblings = [t for t in self._tensors if t is not leaf and base is not None and (t is base or t._base is base)]
+        if base is not None and siblings and leaf.requires_grad and base.requires_grad and base.grad_fn is not None:
+            rebuild = self._rebuild_wrapper(leaf, base, path)
+            if id(base) in self._position:
+                return ViewOfOutput(self._position[id(base)], rebuild)
+            known = next((n for n, b in enumerate(self._bases) if b is base), None)
+            if known is None:
+                self._bases.append(base)
+            return ViewOfBase(len(self._bases) - 1 if known is None else known, known is None, rebuild)
+        refuse_lost_aliasing(self._functionalizer, leaf, path)
+        differentiable = leaf.requires_grad and leaf.grad_fn is not None
+        kind = OutputType.non_alias if base is None else OutputType.unsafe_view_alias
+        return Plain(leaf, kind, differentiable, leaf.requires_grad and not differentiable, is_view=False)
+
+    def _rebuild_wrapper(self, leaf: Tensor, base: Tensor, path: str) -> Rebuild:
+        steps = chain_to(self._recording, leaf, base)
+        if steps is None or any(map(_is_symbolic, steps)):
+            raise UnsupportedError(
+                f"{path} is a view of a tensor subclass, taken in a way that cannot be compiled yet. Return a clone."
+            )
+        cut_off = not leaf.requires_grad or leaf.grad_fn is None
+        return Rebuild(
+            steps=tuple(steps),
+            hides_base=base.requires_grad and cut_off,
+            becomes_leaf=leaf.requires_grad and cut_off,
+            leaf_by_force=cut_off and self._recording.made_to_require_grad(leaf),
+        )
 
     def _in_memory_of(self, owner: RecordedInput, leaf: Tensor) -> Result:
         """An output whose memory belongs to an input; autograd may see it otherwise."""

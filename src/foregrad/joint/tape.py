@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from .._torch import frees_when_run, set_version
+from .._torch import frees_when_run, names_jagged_size, set_version
 from ..errors import ForegradError, UnsupportedError
 from ..functionalize.draws import RandomInputs
 from ..functionalize.effects import Chain
@@ -22,12 +22,14 @@ from ..record.memory import WholeMemoryNeeded
 from ..record.recording import InputsFoundLate, Recording
 from ..record.stand_ins import RecordedInput
 from ..record.tape import tape_nodes
-from ..slots import Base, Output, Primal, Returned, Tangent, Updated
+from ..slots import Base, Inner, Output, Primal, Returned, Tangent, Updated
+from ..subclasses.layout import Layout, Wrapped, is_wrapper, layout_of, leaves_of, spread
 from .backward_writes import BackwardWrite, BackwardWrites, Held
 from .graph import Part, to_fx
 from .inputs import InputFacts
 from .ir import Node, name_nodes, nodes_in
 from .outputs import OutputFacts, Plain
+from .wrappers import tangent_like, wrapped_value
 
 _NOT_AUTOGRADS = (ForegradError, InputsFoundLate, WholeMemoryNeeded)  # what says nothing about gradients
 
@@ -36,7 +38,7 @@ _NOT_AUTOGRADS = (ForegradError, InputsFoundLate, WholeMemoryNeeded)  # what say
 class Differentiated:
     """Gradients as nodes of the flat graph, one or None for each primal, and what else the backward does."""
 
-    gradients: list[Node | None]
+    gradients: list[Any]  # those that are wrapper subclasses as several nodes
     writes: tuple[BackwardWrite, ...] = ()
     tokens: Chain = field(default_factory=Chain)  # of its effects
     refused: dict[Returned, Exception] = field(default_factory=dict)  # autograd's errors, by target
@@ -44,7 +46,12 @@ class Differentiated:
     @property
     def outputs(self) -> list[Node | None]:
         """What the backward returns."""
-        return [*self.gradients, *(write.new for write in self.writes), *self.tokens.ends]
+        return [*spread(self.gradients), *(write.new for write in self.writes), *self.tokens.ends]
+
+    @property
+    def layouts(self) -> tuple[Layout | None, ...]:
+        """How each gradient is put together, where it is a wrapper subclass."""
+        return tuple(g.layout if isinstance(g, Wrapped) else None for g in self.gradients)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,7 @@ class PartialBackward:
 
     module: fx.GraphModule
     saved: tuple[int, ...]
+    layouts: tuple[Layout | None, ...]  # of gradients that are wrapper subclasses
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,21 +113,34 @@ class Tape:
         self._writes = BackwardWrites(functionalizer)
         self.targets = targets
         self.tangents: dict[Returned, Tensor] = {}
-        self._tangent_nodes: dict[Returned, Node] = {}
+        self._tangent_nodes: dict[Returned, list[Node]] = {}  # several for a wrapper subclass
         self._by_name: dict[str, Node] = {}  # of an order's own graph
         self._freed: dict[tuple[Returned, ...], frozenset[Any]] = {}
         self.written_views: set[Any] = set()  # nodes of writes to inputs that are views: eager frees what wraps them
         for slot, target in targets.items():
-            tangent = self.tangents[slot] = recording.engine.like(target, dense=True)
-            node = self._tangent_nodes[slot] = functionalizer.graph.placeholder(Tangent(slot), tangent)
-            if number > 1:  # those of the first order are named with the whole program
-                node.name = f"order{number}_tangents_{len(self.tangents)}"
-            functionalizer.add_fresh(tangent, node)
+            tangent = self.tangents[slot] = tangent_like(recording.engine, target)
+            for place, leaf in zip(_places(slot, tangent), leaves_of(tangent), strict=True):
+                node = functionalizer.graph.placeholder(place, leaf)
+                self._tangent_nodes.setdefault(slot, []).append(node)
+                if number > 1:  # those of the first order are named with the whole program
+                    node.name = f"order{number}_tangents_{len(self.tangents)}"
+                if not names_jagged_size(leaf):  # that is the forward's own
+                    functionalizer.add_fresh(leaf, node)
 
     @property
     def gradients(self) -> int:
         """How many gradients, or None, a backward gives."""
         return len(self._primals) + len(self._lower_tangents)
+
+    @property
+    def tangent_nodes(self) -> list[Node]:
+        """The placeholders of all tangents."""
+        return [node for nodes in self._tangent_nodes.values() for node in nodes]
+
+    @cached_property
+    def has_wrappers(self) -> bool:
+        """Whether wrapper subclasses take part: a graph then takes and gives what is inside of them."""
+        return any(r.layout is not None for r in self._primals) or any(map(is_wrapper, self.tangents.values()))
 
     @property
     def random(self) -> RandomInputs | None:
@@ -147,9 +168,14 @@ class Tape:
             start,
             self._held_by_the_caller(slots),
             versions,
-            lambda: [None if g is None else walk.node_of(g) for g in found],
+            lambda: [None if g is None else wrapped_value(g, walk.node_of) for g in found],
             lambda: self._fails_again(targets, tangents, autocast),
         )
+        for write in writes:
+            if isinstance(write.of, Inner):
+                raise UnsupportedError(
+                    f"the backward writes to {write.of}, in a tensor subclass, which cannot be compiled yet."
+                )
         return Differentiated(nodes, writes, walk.tokens.chain())
 
     def differentiate_all(self) -> Differentiated:
@@ -187,8 +213,14 @@ class Tape:
             raise InputsFoundLate([recording.real_tensors[late.slot] for late in recording.inputs[known:]])
 
     def _held_by_the_caller(self, slots: Sequence[Returned]) -> Held:
-        held: Held = {r.slot: r.seen for r in self._primals if r.is_tensor and not r.same_as}
-        return held | {Tangent(slot): self.tangents[slot] for slot in slots}
+        held: Held = {}
+        for recorded in self._primals:
+            plain = [recorded] if recorded.layout is None else recorded.inner
+            held |= {r.slot: r.seen for r in plain if r.is_tensor and not r.same_as}
+        for slot in slots:
+            tangent = self.tangents[slot]
+            held |= dict(zip(_places(slot, tangent), leaves_of(tangent), strict=True))
+        return held
 
     def _fails_again(self, targets: Sequence[Tensor], tangents: Sequence[Tensor], autocast: bool) -> bool:
         """Whether autograd, asked a second time, finds that the backward has changed what it had saved."""
@@ -206,7 +238,7 @@ class Tape:
         """Which gradients require grad under `create_graph`; nothing of this backward is kept."""
         recording = self.recording
         end = len(recording.steps)
-        tangents = [recording.engine.like(self.targets[slot], dense=True) for slot in slots]
+        tangents = [tangent_like(recording.engine, self.targets[slot]) for slot in slots]
         for tangent, required in zip(tangents, with_grad, strict=True):
             tangent.requires_grad_(required)
         before = [
@@ -256,8 +288,8 @@ class Tape:
         start = len(graph.nodes)
         derived = self.differentiate(slots, autocast=True)
         new = {write.of: write.new for write in derived.writes}
-        outputs = [*derived.gradients, *(new.get(write.of) for write in writes), *derived.tokens.ends]
-        given, tangents = self._named(saved), [*self._tangent_nodes.values(), *derived.tokens.heads]
+        outputs = [*spread(derived.gradients), *(new.get(write.of) for write in writes), *derived.tokens.ends]
+        given, tangents = self._named(saved), [*self.tangent_nodes, *derived.tokens.heads]
         if self.random is not None and self.random.draws:
             tangents += [self.random.seed, self.random.base]  # what only the backward is given
             outputs.append(self.random.offset)
@@ -265,7 +297,8 @@ class Tape:
         read = _read_by(nodes, outputs)
         used = [i for i, node in enumerate(given) if id(node) in read]
         name_nodes([*given, *nodes], [node.name for node in (*graph.placeholders, *graph.nodes) if node.name])
-        return PartialBackward(to_fx(Part([*(given[i] for i in used), *tangents], nodes, outputs)), tuple(used))
+        module = to_fx(Part([*(given[i] for i in used), *tangents], nodes, outputs))
+        return PartialBackward(module, tuple(used), derived.layouts)
 
     def order(
         self, slots: Sequence[Returned], with_grad: Sequence[bool], wanted: Sequence[bool], saved: Sequence[str]
@@ -283,7 +316,7 @@ class Tape:
         start, inputs = len(recording.steps), len(recording.inputs)
         tangents = [recording.engine.like(self.targets[slot], dense=True) for slot in slots]
         for slot, tangent, required in zip(slots, tangents, with_grad, strict=True):
-            walk.add_fresh(tangent, self._tangent_nodes[slot])
+            walk.add_fresh(tangent, *self._tangent_nodes[slot])
             tangent.requires_grad_(required)
         targets = [self.targets[slot] for slot in slots]
         by_slot, others = recording.differentiate(targets, tangents, True, self._lower_tangents, create_graph=True)
@@ -305,8 +338,7 @@ class Tape:
         leaves = [t for t in tangents if t.requires_grad]
         lower = (*self._lower_tangents, *leaves)
         higher = Tape(recording, walk, self._primals, differentiable, lower, self._number + 1)
-        tangent_nodes = [self._tangent_nodes[slot] for slot in self.targets]
-        return higher._as_order(nodes, self._named(saved), tangent_nodes, chain, self._impure_since(first_node))
+        return higher._as_order(nodes, self._named(saved), self.tangent_nodes, chain, self._impure_since(first_node))
 
     def _as_order(
         self,
@@ -325,7 +357,7 @@ class Tape:
         positions = tuple(i for i, node in enumerate(results) if node is not None)
         returned = [*chain.ends, *(results[i] for i in positions)]
         outputs = [*returned, *derived.outputs]
-        own = [*self._tangent_nodes.values(), *derived.tokens.heads]
+        own = [*self.tangent_nodes, *derived.tokens.heads]
         wanted = [*nodes_in(outputs), *impure, *self._impure_since(start)]
         nodes = self._in_order(_between([*chain.heads, *given, *tangents, *own], wanted))
         read = _read_by(nodes, outputs)
@@ -400,6 +432,11 @@ class Tape:
         graph = self._functionalizer.graph
         known = self._by_name or {node.name: node for node in (*graph.placeholders, *graph.nodes) if node.name}
         return [known[name] for name in names]
+
+
+def _places(slot: Returned, tangent: Tensor) -> list[Any]:
+    """Where the tangent of a result stands, or the tensors in it if it is a wrapper subclass."""
+    return list(layout_of(tangent).slots(Tangent(slot))) if is_wrapper(tangent) else [Tangent(slot)]
 
 
 def _read_by(nodes: Sequence[Node], outputs: Sequence[Any]) -> set[int]:

@@ -19,7 +19,6 @@ from .._torch import (
     HigherOrderOperator,
     OpOverload,
     ShapeEnv,
-    is_traceable_wrapper_subclass,
     local_source,
     make_fake,
     new_fake_mode,
@@ -31,6 +30,7 @@ from .._torch import (
 from ..errors import FakeModeError, MissingInputError, UnsupportedError
 from ..ops import aten
 from ..slots import Primal
+from ..subclasses.layout import is_wrapper, leaves_of, require_traceable
 
 # Operators with one result whose meta kernels are exact on every device. They are most of what a program runs, and
 # FakeTensorMode asks many questions before it comes to the same kernels.
@@ -104,11 +104,10 @@ class FakeEngine:
         return self.mode.shape_env
 
     def is_abstract(self, value: object) -> bool:
-        return type(value) is FakeTensor
+        return type(value) is FakeTensor or (is_wrapper(value) and all(map(self.is_abstract, leaves_of(value))))
 
     def twin(self, real: Tensor, slot: Primal, dynamic: bool) -> Tensor:
-        if is_traceable_wrapper_subclass(real):
-            raise UnsupportedError(f"{slot} is a {type(real).__name__}: tensor subclasses cannot be compiled yet.")
+        require_traceable(real, str(slot))
         if torch.nn.parameter.is_lazy(real):
             raise UnsupportedError(f"{slot} has no shape yet. Run the module once before you compile it.")
         if real.layout is not torch.strided or real.is_quantized or real.is_nested:

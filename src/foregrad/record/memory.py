@@ -21,6 +21,7 @@ from torch import Tensor
 from .._torch import shares_version_counter
 from ..ops import ViewStep, aten
 from ..slots import Memory, Primal, Root
+from ..subclasses.layout import is_wrapper
 from .engine import has_gaps
 
 
@@ -106,7 +107,7 @@ def groups_by_storage(tensors: dict[Primal, Tensor]) -> list[dict[Primal, Tensor
     groups: dict[int, dict[Primal, Tensor]] = {}
     known: set[int] = set()
     for slot, tensor in tensors.items():
-        if id(tensor) not in known and tensor.layout is torch.strided:
+        if id(tensor) not in known and tensor.layout is torch.strided and not is_wrapper(tensor):
             known.add(id(tensor))
             groups.setdefault(tensor.untyped_storage()._cdata, {})[slot] = tensor
     return list(groups.values())

@@ -24,6 +24,7 @@ from .._torch import (
     UnsupportedOperatorException,
     accumulates_gradient,
     accumulating_into,
+    collective_decompositions,
     disable_modes,
     next_sequence_number,
     running_node_name,
@@ -42,6 +43,7 @@ from .overlap import error_of_eager, tensors_in
 from .randomness import Generators
 from .step import AutogradNode, Step
 from .tape import tape_edges
+from .wrappers import PLAIN_TYPES, WrapperCalls
 
 _DEVICE_OF = torch.ops.prim.device.default
 _SIZES_OF = torch.ops.aten.size.default
@@ -60,9 +62,10 @@ class Recorder(TorchDispatchMode):
         self.runs_backward = False  # the program differentiates something by itself
         self.changes = Changes(engine, self.steps)
         self.objects = ScriptObjects(engine)
+        self.wrappers = WrapperCalls()
         self._engine = engine
         self._run = engine.run
-        self._decompositions = decompositions
+        self._decompositions = {**collective_decompositions(), **decompositions}
         self._from_nodes = from_nodes  # the program is a graph whose nodes know the user's lines better than frames do
         self._stacks: dict[int, Stack] = {}  # of the forward, by autograd's sequence number
         self._node: AutogradNode | None = None  # that runs now, in backward
@@ -80,6 +83,8 @@ class Recorder(TorchDispatchMode):
         self, op: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if not PLAIN_TYPES.issuperset(types):
+            return self.wrappers.run(self, op, types, args, kwargs, self._stack())
         if op is _DEVICE_OF:
             return self._engine.device_of(args[0]) if self._engine.is_abstract(args[0]) else args[0].device
         if isinstance(op, HigherOrderOperator):

@@ -30,7 +30,8 @@ from .._torch import (
     script_calls_seen,
 )
 from ..errors import StateChangeError, UnsupportedError
-from ..slots import GradOf, Hidden, Input, Primal
+from ..slots import GradOf, Hidden, Inner, Input, Primal
+from ..subclasses.layout import is_jagged, is_wrapper, layout_of, leaves_of, require_comparable, with_symbols
 from .accumulate import accumulated, with_added
 from .engine import Engine
 from .hooks import Hooks, has_hooks
@@ -39,7 +40,14 @@ from .memory import SharedMemory, in_order, root_of
 from .overlap import tensors_in
 from .reals import RealTensors
 from .recorder import Recorder
-from .stand_ins import Argument, RecordedInput, stand_in, stand_in_for_member, stand_in_for_root
+from .stand_ins import (
+    Argument,
+    RecordedInput,
+    stand_in,
+    stand_in_for_member,
+    stand_in_for_root,
+    stand_in_for_wrapper,
+)
 from .step import Step
 from .tape import tape_edges
 
@@ -150,6 +158,8 @@ class Recording:
             recorded = dataclasses.replace(first, slot=argument.slot, leaf=None, same_as=first)
         else:
             memory = self._shared.get(id(argument.value))
+            if is_wrapper(argument.value):
+                return self._adopt_wrapper(argument)
             if memory is None:
                 recorded = stand_in(self.engine, argument)
             else:
@@ -157,6 +167,25 @@ class Recording:
                 recorded = stand_in_for_member(base, self._roots[id(root_of(argument.value))], argument, memory)
             self._by_identity[id(argument.value)] = recorded
         self.inputs.append(recorded)
+        return self._keep(argument, recorded)
+
+    def _adopt_wrapper(self, argument: Argument) -> Any:
+        """A wrapper subclass stands before the plain tensors in it, which are inputs of their own."""
+        wrapper, place = argument.value, len(self.inputs)
+        layout = layout_of(wrapper)
+        require_comparable(wrapper, str(argument.slot))
+        for slot, tensor in zip(layout.slots(argument.slot), leaves_of(wrapper), strict=True):
+            self._adopt(Argument(slot, tensor, argument.dynamic and not is_jagged(wrapper)))
+        inner = [recorded for recorded in self.inputs[place:] if isinstance(recorded.slot, Inner)]
+        layout = with_symbols(layout, leaves_of(wrapper), [recorded.seen for recorded in inner])
+        recorded = stand_in_for_wrapper(argument, layout, inner)
+        self._by_identity[id(wrapper)] = recorded
+        self.inputs.insert(place, recorded)
+        return self._keep(argument, recorded)
+
+    def _keep(self, argument: Argument, recorded: RecordedInput) -> Any:
+        """Remember the real tensor of an input, and take its gradient for an input too where that is needed."""
+        first = recorded.same_as
         if isinstance(argument.value, Tensor):
             if recorded.required_grad and first is None and has_hooks(argument.value):
                 self._reals.hooks.guard(recorded)
@@ -232,10 +261,11 @@ class Recording:
 
     @property
     def all_inputs(self) -> list[RecordedInput]:
-        """Shared memory, then everything else in the order in which the graph takes it."""
+        """Shared memory, then everything else in the order in which the graph takes it: plain tensors, and values."""
+        plain = [i for i in self.inputs if i.layout is None]
         if not self.memories:
-            return self.inputs
-        order = in_order([(i.slot, self.real_tensors.get(i.slot, i.seen)) for i in self.inputs])
+            return plain
+        order = in_order([(i.slot, self.real_tensors.get(i.slot, i.seen)) for i in plain])
         by_slot = {i.slot: i for i in self.inputs}
         return [*self.memories, *(by_slot[slot] for slot in order)]
 

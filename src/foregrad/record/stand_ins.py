@@ -15,8 +15,10 @@ from .._torch import (
     copy_creation,
     disable_modes,
 )
+from ..errors import UnsupportedError
 from ..ops import ViewStep, aten
 from ..slots import Primal
+from ..subclasses.layout import Layout, is_wrapper, leaves_of
 from .engine import Engine
 from .memory import Family, SharedMemory, root_of
 
@@ -44,6 +46,8 @@ class RecordedInput:
     same_as: RecordedInput | None = None  # an earlier input that is the same tensor
     parent: RecordedInput | None = None  # the input whose memory it looks at
     views: tuple[tuple[ViewStep, Tensor], ...] = ()  # that give it from there, each with its result
+    layout: Layout | None = None  # of a wrapper subclass
+    inner: tuple[RecordedInput, ...] = ()  # the plain tensors in it
 
     @property
     def is_tensor(self) -> bool:
@@ -99,6 +103,34 @@ def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
                 seen = _NonLeaf.apply(leaf, [engine.twin(value, argument.slot, argument.dynamic)])
     _copy_attributes(value, seen)
     return _recorded(argument.slot, value, seen, leaf)
+
+
+def stand_in_for_wrapper(argument: Argument, layout: Layout, inner: Sequence[RecordedInput]) -> RecordedInput:
+    """A wrapper around what stands for the plain tensors in it. Autograd sees the wrapper only."""
+    value = argument.value
+
+    def twin() -> Tensor:
+        parts = [item.seen for item in inner]
+        with torch.no_grad():
+            built: Tensor = layout.build(parts)
+        if not is_wrapper(built) or any(a is not b for a, b in zip(leaves_of(built), parts, strict=True)):
+            raise UnsupportedError(
+                f"{layout.kind.__name__}.__tensor_unflatten__ must build a tensor around the very tensors that it is "
+                f"given; {argument.slot} cannot be compiled."
+            )
+        return built.requires_grad_(False) if built.requires_grad else built
+
+    leaf = None
+    with disable_modes(), _as_inference_tensor(value):
+        seen = twin()
+        if value.requires_grad:
+            leaf = seen.requires_grad_()
+            if not value.is_leaf:
+                with torch.enable_grad():
+                    seen = _NonLeaf.apply(leaf, [twin()])
+    for name, attribute in vars(value).items():
+        vars(seen).setdefault(name, attribute)
+    return _recorded(argument.slot, value, seen, leaf, layout=layout, inner=tuple(inner))
 
 
 def _recorded(slot: Primal, value: Tensor, seen: Tensor, leaf: Tensor | None = None, **more: Any) -> RecordedInput:

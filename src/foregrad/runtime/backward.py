@@ -27,6 +27,8 @@ from ..joint.tape import Tape
 from ..locks import Lock
 from ..options import AOTConfig
 from ..slots import Returned, Tangent
+from ..subclasses.layout import Layout, is_wrapper, layout_of, leaves_of
+from ..subclasses.tangents import ExpectedTangent
 from .anomaly import watched
 from .batched import batched
 from .compilers import Boxed, checked, compile_graph, example_values
@@ -63,6 +65,7 @@ class _Graph:
     module: fx.GraphModule
     run: Boxed
     saved: Sequence[int]
+    layouts: Sequence[Layout | None]  # of gradients that are wrapper subclasses
 
 
 class Backward:
@@ -80,8 +83,10 @@ class Backward:
         writes: Sequence[BackwardWrite] = (),
         refused: Mapping[Returned, Exception] | None = None,
         frees: bool = True,
+        layouts: Sequence[Layout | None] = (),
     ) -> None:
         self.module = module
+        self._layouts = layouts  # of gradients that are wrapper subclasses
         self.edges = edges
         self.deterministic = deterministic
         self._tape = tape
@@ -176,6 +181,10 @@ class Backward:
             run = self._without_extras(batched(graph.module), graph.module)
         elif torch.is_anomaly_enabled():
             run = self._without_extras(watched(graph.module), graph.module)
+        if self._tape.has_wrappers:
+            from .wrappers import WrapperEdge  # which writes code around a backward
+
+            run = WrapperEdge(len(graph.saved), self._recorded_tangents, graph.layouts).around(run)
         with autocast_off(), torch.no_grad():  # the casts are in the graph
             found: Sequence[Any] = run(arguments)
         self.carry_out_writes(ctx, found, tangents)
@@ -197,12 +206,13 @@ class Backward:
         if all(mask) and autocast is None:
             compiled = self.compile(lambda _: None) if self._compiled is None else self._compiled
             compiled = with_state(compiled, self.module, self._tape.random)
-            return _Graph(self.module, compiled, range(len(self._saved.names)))
+            return _Graph(self.module, compiled, range(len(self._saved.names)), self._layouts)
         key = mask, autocast
         with self._lock:
             if key not in self._partial:
                 part = self._tape.partial_backward(self._slots(mask), self._saved.names, self._writes)
-                self._partial[key] = _Graph(part.module, self._compile_partial(part.module), part.saved)
+                run = self._compile_partial(part.module)
+                self._partial[key] = _Graph(part.module, run, part.saved, part.layouts)
             return self._partial[key]
 
     def _compile_partial(self, module: fx.GraphModule) -> Boxed:
@@ -221,6 +231,10 @@ class Backward:
     def _coerced(self, index: int, tangent: Tensor) -> Tensor:
         """A tangent in the recorded layout, with its history."""
         recorded = self._recorded_tangents[index]
+        if is_wrapper(recorded) or is_wrapper(tangent):
+            from .wrappers import expected
+
+            return expected(list(self._tape.targets)[index], recorded).fit(tangent)
         if not any(isinstance(n, SymInt) for n in recorded.stride()) and tangent.stride() == recorded.stride():
             return tangent
         return permuted(recorded.stride())(tangent)
@@ -228,6 +242,12 @@ class Backward:
     def _unread(self, index: int) -> Tensor:
         """Something in the place of a tangent that did not arrive: nobody reads it, but it has its shape."""
         recorded = self._recorded_tangents[index]
+        if is_wrapper(recorded):
+            unread: Tensor = layout_of(recorded).build([self._empty(leaf) for leaf in leaves_of(recorded)])
+            return unread
+        return self._empty(recorded)
+
+    def _empty(self, recorded: Tensor) -> Tensor:
         size, stride = [hint_of(n) for n in recorded.shape], [hint_of(n) for n in recorded.stride()]
         device = self._tape.recording.engine.device_of(recorded)
         return torch.empty_strided(size, stride, dtype=recorded.dtype, device=device)
@@ -266,7 +286,9 @@ class Backward:
     def _needed_by_others(self, mask: Sequence[bool], freed: frozenset[Any]) -> set[int]:
         """Positions of saved values that a later backward of another output may read."""
         if self._readers is None:
-            self._readers = _saved_read_by_tangents(self.module, len(self._saved.names), len(mask))
+            counts = [len(leaves_of(tangent)) for tangent in self._recorded_tangents]
+            single = iter(_saved_read_by_tangents(self.module, len(self._saved.names), sum(counts)))
+            self._readers = [frozenset().union(*(next(single) for _ in range(count))) for count in counts]
         needed: set[int] = set()
         for slot, positions, used in zip(self._tape.targets, self._readers, mask, strict=True):
             if not used and not self._tape.freed_by((slot,)) & freed:
@@ -290,6 +312,12 @@ class Backward:
         """Gradients that can be differentiated themselves."""
         from .orders import RunningOrder  # an order has a backward of its own
 
+        if self._tape.has_wrappers or any(map(is_wrapper, tangents)):
+            raise UnsupportedError(
+                "create_graph=True in a backward through a compiled program with tensor subclasses is not supported "
+                "yet. Compute the first gradients inside the function that you compile, or compile with "
+                "fallback='eager'."
+            )
         if under_vmap():
             raise UnsupportedError(
                 "a batched backward with create_graph=True through a compiled program is not supported yet. Call the "
@@ -420,6 +448,15 @@ def permuted(stride: Sequence[Any]) -> Callable[[Tensor], Tensor]:
     order = sorted(range(len(stride)), key=lambda d: -hint_of(stride[d]))
     back = [order.index(d) for d in range(len(order))]
     return lambda t: t.permute(order).contiguous().permute(back)
+
+
+def plain_tangent(name: str, size: Sequence[Any], stride: Sequence[Any]) -> Callable[[Tensor], Tensor]:
+    """A function that gives the tangent of a result the recorded strides, and refuses a wrapper subclass."""
+    fix = restride(size, stride)
+    if any(isinstance(n, SymInt) for n in (*size, *stride)):
+        refuse = ExpectedTangent(name, None, ((),), (fix,)).fit
+        return lambda tangent: refuse(tangent) if is_wrapper(tangent) else fix(tangent)
+    return ExpectedTangent(name, None, (tuple(stride),), (fix,)).fit
 
 
 def restride(size: Sequence[Any], stride: Sequence[Any]) -> Callable[[Tensor], Tensor]:

@@ -19,10 +19,12 @@ from .._torch import (
     under_vmap,
 )
 from ..joint.build import Joint
+from ..joint.ir import Node
 from ..joint.outputs import Number, Plain, Result, SameAsInput, ViewOfBase, ViewOfInput, ViewOfOutput
 from ..ops import Kind, op_info
 from ..slots import Output, Primal, Returned, Updated
-from .backward import Backward, Edges, anchor, restride
+from ..subclasses.layout import Wrapped, is_wrapper
+from .backward import Backward, Edges, anchor, plain_tangent
 from .saved import Saved
 from .writer import Writer, tuple_of, unpack
 
@@ -154,7 +156,11 @@ def edges_of(joint: Joint, saved: Saved, counted: Mapping[Primal, int]) -> Edges
     places: dict[int, int] = {}
     anchors = []
     for edge, i in enumerate(through):
-        name, facts = joint.primal_nodes[i].name, joint.primals[i]
+        node, facts = joint.primal_nodes[i], joint.primals[i]
+        if joint.tape.has_wrappers:  # there are no higher orders of it
+            continue
+        assert isinstance(node, Node)
+        name = node.name
         if name in names and facts.recorded.slot not in counted and name not in in_place:
             places[edge] = len(saved.sizes) + names.index(name)
         elif not facts.is_leaf:
@@ -189,6 +195,7 @@ class TrainingCore:
         self._tangents = [tangent.of for tangent in joint.signature.tangents]
         tracked = set(self._tangents)
         self._aside = [slot for slot in values_needed(joint) if slot not in tracked]
+        self._watched = _wrappers_saved(joint, saved)
 
     def define(self, writer: Writer) -> None:
         """The class of the operator."""
@@ -232,7 +239,8 @@ class TrainingCore:
             anchors = [f"a{n}" for n in range(len(self._anchors))]
             for name, edge in zip(anchors, self._anchors, strict=True):
                 writer.line(f"{name} = {writer.bind(anchor, 'anchor')}({through[edge]})")
-            self._save(writer, saved, sizes, anchors)
+            watched = [names[n] for n in self._watched[0]] + [returned[slot] for slot in self._watched[1]]
+            self._save(writer, saved, sizes, [*anchors, *watched])
             writer.line("ctx.set_materialize_grads(False)")
             if not self._all_through():
                 writer.line(f"aside[:] = [{', '.join(self._aside_values(returned))}]")
@@ -249,7 +257,7 @@ class TrainingCore:
     def _save(self, writer: Writer, tensors: list[str], sizes: list[str], anchors: list[str]) -> None:
         """All saved tensors go through autograd's own store: version checks, hooks and freeing work as in eager."""
         primals = zip(self._joint.primal_nodes, self._joint.primals, strict=True)
-        moving = {node.name for node, facts in primals if facts.recorded.slot in self._counted}
+        moving = {node.name for node, facts in primals if facts.recorded.slot in self._counted}  # type: ignore[union-attr]
         if self._joint.backward_writes:
             places = {facts.recorded.slot: f"i{n}" for n, facts in enumerate(self._joint.primals)}
             held = [places.get(write.of, "None") for write in self._joint.backward_writes]  # type: ignore[arg-type]
@@ -318,8 +326,9 @@ class TrainingCore:
                 writer.line(f"return ({lead}*{rare}(ctx, {tuple_of(tangents)}, {tuple_of(anchors)}), {spark})")
             if joint.backward_writes:
                 writer.line(f"given = {tuple_of(tangents)}")
-            for name, value in zip(tangents, joint.tangent_values, strict=True):
-                self._coerce(writer, name, value)
+            for name, (slot, value) in zip(tangents, joint.tape.tangents.items(), strict=True):
+                if not is_wrapper(value):  # those are looked at where they are taken apart
+                    self._coerce(writer, name, slot, value)
             writer.line(f"graph_inputs = [{', '.join([*self._saved_values(writer), *tangents])}]")
             if self._saved.tensors and not self._backward.keeps:
                 writer.line(
@@ -352,16 +361,17 @@ class TrainingCore:
             return sizes
         if self._backward.keeps:
             return [*sizes, "*ctx.kept"]
-        behind = f"[:{len(self._saved.tensors)}]" if self._anchors else ""
+        behind = f"[:{len(self._saved.tensors)}]" if self._anchors or any(self._watched) else ""
         return [*sizes, f"*ctx.saved_tensors{behind}"]
 
-    def _coerce(self, writer: Writer, name: str, tangent: Tensor) -> None:
+    def _coerce(self, writer: Writer, name: str, slot: Returned, tangent: Tensor) -> None:
         size, stride = tuple(tangent.shape), tuple(tangent.stride())
-        fix = writer.bind(restride(size, stride), "restride")
+        fix = writer.bind(plain_tangent(str(slot), size, stride), "restride")
         if any(isinstance(n, SymInt) for n in (*size, *stride)):
             writer.line(f"{name} = {fix}({name})")
         else:
-            with writer.block(f"if {name}.stride() != {stride}:"):
+            plain = writer.bind(Tensor, "Tensor")
+            with writer.block(f"if {name}.stride() != {stride} or type({name}) is not {plain}:"):
                 writer.line(f"{name} = {fix}({name})")
 
     # ---------------------------------------------------------------------------------------------- call
@@ -404,6 +414,31 @@ class TrainingCore:
         writer.line(f"{left} = apply({', '.join([aside, *through, *spark])})")
         if self._aside:
             writer.line(f"{unpack([writer.variable(slot) for slot in self._aside])} = {aside}")
+
+
+def _wrappers_saved(joint: Joint, saved: Saved) -> tuple[list[int], list[Returned]]:
+    """Wrappers of which something is saved: inputs, by position, and results.
+
+    They are saved too: a write to a wrapper counts for the wrapper only, and not for the tensors in it.
+    """
+    names = {saved_origin(node).name for node in saved.tensors}
+
+    def is_saved(value: Any) -> bool:
+        return isinstance(value, Wrapped) and any(isinstance(n, Node) and n.name in names for n in value.leaves)
+
+    tracked = {tangent.of for tangent in joint.signature.tangents}
+    returned = zip(joint.signature.returned, joint.returned_nodes, strict=True)
+    results: list[Returned] = [
+        slot for slot, value in returned if slot in tracked and isinstance(slot, Output) and is_saved(value)
+    ]
+    return [n for n, value in enumerate(joint.primal_nodes) if is_saved(value)], results
+
+
+def saved_origin(node: Any) -> Any:
+    """What a view, or a view of a view, was taken from."""
+    while _is_view(node):
+        node = node.args[0]
+    return node
 
 
 def _is_view(node: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ..joint.build import Joint
 from ..record.memory import SharedMemory, Source, over_storage
-from ..slots import GradOf, Output, Primal
+from ..slots import GradOf, Inner, Output, Primal, Slot
 from .writer import Writer
 
 
@@ -53,6 +53,24 @@ def write_shared_memory(writer: Writer, shared: Sequence[SharedMemory]) -> None:
             writer.line(f"{writer.variable(slot)} = {source_expression(writer, source)}")
 
 
+def write_inner_tensors(writer: Writer, joint: Joint, in_gradients: bool = False) -> None:
+    """Lines that give the tensors in wrapper subclasses their variables; those in gradients come later."""
+    for facts in joint.inputs:
+        slot = facts.recorded.slot
+        if isinstance(slot, Inner) and lies_in_gradient(slot) is in_gradients:
+            writer.line(f"{writer.variable(slot)} = {read_inner(writer, slot)}")
+
+
+def lies_in_gradient(slot: Slot) -> bool:
+    """Whether a tensor is a gradient from before the call, or in one."""
+    return lies_in_gradient(slot.of) if isinstance(slot, Inner) else isinstance(slot, GradOf)
+
+
+def read_inner(writer: Writer, slot: Slot) -> str:
+    """How a tensor is read out of the wrapper around it."""
+    return f"{read_inner(writer, slot.of)}.{slot.attr}" if isinstance(slot, Inner) else writer.variable(slot)
+
+
 def write_gradients(writer: Writer, joint: Joint) -> None:
     """Lines that give gradients from before the call their variables."""
     for facts in joint.inputs:
@@ -90,7 +108,9 @@ class FlatEntry:
             if names:
                 writer.line(f"{', '.join(names)}, = args")
             writer.line("args.clear()")
+        write_inner_tensors(writer, self.joint)
         write_gradients(writer, self.joint)
+        write_inner_tensors(writer, self.joint, in_gradients=True)
         write_shared_memory(writer, self.shared)
 
     def leave(self, writer: Writer, results: int) -> None:

@@ -15,6 +15,7 @@ from ..errors import UnsupportedError
 from ..joint.build import Joint
 from ..joint.graph import to_fx
 from ..joint.inputs import InputFacts
+from ..joint.ir import Node
 from ..joint.metadata import describe
 from ..joint.verify import verify_graph
 from ..logs import show_graph
@@ -22,6 +23,7 @@ from ..ops import Kind, op_info
 from ..options import AOTConfig
 from ..schemas import ViewAndMutationMeta
 from ..slots import Primal
+from ..subclasses.layout import spread
 from .backward import Backward
 from .boundary import InferenceCore, TrainingCore, edges_of
 from .compilers import Boxed, checked, compile_graph, example_values
@@ -31,6 +33,8 @@ from .randomness import around_backward, around_forward
 from .saved import Saved, SavedValue, saved_between
 from .stages import stages_of
 from .tokens import hiding_first_tokens, unlift_first_tokens, unlift_last_tokens
+from .wrappers import around_backward as wrappers_around_backward
+from .wrappers import around_forward as wrappers_around_forward
 from .writer import Writer
 
 _numbers = itertools.count()
@@ -106,7 +110,7 @@ def _forward_examples(joint: Joint, config: AOTConfig) -> list[Any]:
 
 
 def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool) -> _Compiled:
-    name = around_forward(writer, "inference_graph", joint)
+    name = wrappers_around_forward(writer, around_forward(writer, "inference_graph", joint), joint)
     module = joint.module
     if config.options.unlift_effect_tokens and joint.signature.tokens:
         module = to_fx(joint.part)
@@ -126,8 +130,9 @@ def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, au
 def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool) -> _Compiled:
     signature, unlifted = joint.signature, config.options.unlift_effect_tokens
     tokens, backward_tokens = len(signature.tokens), len(signature.backward_tokens)
-    returned = tokens + len(signature.returned) + len(joint.random.forward_outputs)
-    gradients = len(joint.primals) + len(joint.backward_writes) + len(joint.random.backward_outputs) + backward_tokens
+    returned = tokens + len(spread(joint.returned_nodes)) + len(joint.random.forward_outputs)
+    gradients = sum(1 if layout is None else layout.leaves for layout in joint.grad_layouts)
+    gradients += len(joint.backward_writes) + len(joint.random.backward_outputs) + backward_tokens
     forward, backward = partitioned(joint.part, returned, gradients, config, lambda: joint.module)
     if unlifted:
         unlift_first_tokens(forward, tokens)
@@ -136,7 +141,7 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
     saved = saved_between(forward, returned)
     counted = _changed_after_saving(joint, saved)
     examples = _forward_examples(joint, config)
-    name = around_forward(writer, "forward_graph", joint)
+    name = wrappers_around_forward(writer, around_forward(writer, "forward_graph", joint), joint)
     compiled, strides = compile_graph(config.fw_compiler, forward, examples, "forward", config)
     install = _install_forward(joint, config, writer, name)
     install(checked(compiled, "forward", forward, install))
@@ -152,8 +157,10 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
         joint.backward_writes,
         joint.backward_errors,
         joint.tape.frees_anything,
+        joint.grad_layouts,
     )
-    runner.install(_install(writer, around_backward(writer, "backward_graph", joint, backward)))
+    around = around_backward(writer, "backward_graph", joint, backward)
+    runner.install(_install(writer, wrappers_around_backward(writer, around, joint, len(saved.names))))
     metadata = describe(joint, config, saved_sizes=len(saved.sizes))
     core = TrainingCore(joint, saved, runner, entry.guarded, autocast, counted)
     return _Compiled(core, forward, backward, metadata, strides, runner, counted)
@@ -165,9 +172,10 @@ def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
     counted = {
         facts.recorded.slot: facts.version_change
         for node, facts in zip(joint.primal_nodes, joint.primals, strict=True)
-        if node.name in names and facts.version_change and _changes_later(joint, facts)
+        if isinstance(node, Node) and node.name in names and facts.version_change and _changes_later(joint, facts)
     }
-    moving = {n.name for n, f in zip(joint.primal_nodes, joint.primals, strict=True) if f.recorded.slot in counted}
+    nodes = zip(joint.primal_nodes, joint.primals, strict=True)
+    moving = {n.name for n, f in nodes if isinstance(n, Node) and f.recorded.slot in counted}
     for node in saved.tensors:
         if node.target is operator.getitem and node is not _origin(node) and _origin(node).name in moving:
             raise UnsupportedError(

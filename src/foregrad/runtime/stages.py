@@ -15,6 +15,7 @@ from torch import SymInt, Tensor
 
 from .._torch import (
     AutocastState,
+    is_jagged_size,
     mark_dynamic_dims,
     set_autocast_state,
     set_grad_enabled,
@@ -331,4 +332,8 @@ def _shares_written_memory(joint: Joint, slot: Primal) -> bool:
 
 def dynamic_dims(tensor: Tensor) -> frozenset[int]:
     """The dimensions of a tensor whose size is symbolic."""
-    return frozenset(d for d, n in enumerate(tensor.shape) if isinstance(n, SymInt) and not n.node.expr.is_number)
+    return frozenset(d for d, n in enumerate(tensor.shape) if _is_symbol(n))
+
+
+def _is_symbol(number: int | SymInt) -> bool:
+    return isinstance(number, SymInt) and not is_jagged_size(number) and not number.node.expr.is_number

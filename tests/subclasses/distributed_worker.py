@@ -1,0 +1,254 @@
+"""One of two processes of the distributed tests: `python distributed_worker.py RANK FILE CASE`."""
+
+import copy
+import datetime
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+import foregrad
+
+MODULES = []
+
+
+def keep(graph, example_inputs):
+    """A compiler that keeps its graph and runs it as it is."""
+    MODULES.append(graph)
+    return foregrad.make_boxed_func(graph.forward)
+
+
+def full(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor + 0
+
+
+def close(a, b):
+    torch.testing.assert_close(full(a), full(b))
+
+
+def require_plain_graphs():
+    """Every value in a graph is a plain tensor, and there are functional collectives only."""
+    for module in MODULES:
+        for node in module.graph.nodes:
+            value = node.meta.get("val")
+            assert not isinstance(value, torch.Tensor) or type(value).__name__ == "FakeTensor", node
+            if node.op == "call_function" and "c10d" in str(node.target):
+                assert str(node.target).startswith("_c10d_functional."), node
+                assert "_wrap_tensor" not in str(node.target), node
+
+
+def collectives():
+    return [str(n.target) for m in MODULES for n in m.graph.nodes if "_c10d_functional" in str(n.target)]
+
+
+def train_both(module, inputs):
+    """Eager and compiled steps give the same results and gradients."""
+    expected = module(*inputs)
+    full(expected).square().sum().backward()
+    wanted = [p.grad for p in module.parameters()] + [x.grad for x in inputs]
+    for tensor in (*module.parameters(), *inputs):
+        tensor.grad = None
+    compiled = foregrad.aot_module(module, keep)
+    for _ in range(2):
+        got = compiled(*inputs)
+        close(got, expected)
+        full(got).square().sum().backward()
+        for tensor, grad in zip((*module.parameters(), *inputs), wanted, strict=True):
+            assert (tensor.grad is None) == (grad is None)
+            if grad is not None:
+                assert type(tensor.grad) is type(grad)
+                close(tensor.grad, grad)
+            tensor.grad = None
+    assert len(compiled.specializations) == 1
+    require_plain_graphs()
+
+
+class MLP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        q, k, v = (f(x).view(batch, length, -1, 4).transpose(1, 2) for f in (self.q, self.k, self.v))
+        scores = (q @ k.transpose(-1, -2) / 2).softmax(-1)
+        return self.out((scores @ v).transpose(1, 2).reshape(batch, length, -1))
+
+
+def tensor_parallel(mesh):
+    """T-1, T-5: a tensor-parallel MLP"""
+    mlp = parallelize_module(MLP(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    train_both(mlp, [torch.randn(4, 8, requires_grad=True)])
+    assert collectives()
+
+
+def attention(mesh):
+    """T-1, T-5: a tensor-parallel attention block"""
+    plan = {"q": ColwiseParallel(), "k": ColwiseParallel(), "v": ColwiseParallel(), "out": RowwiseParallel()}
+    train_both(parallelize_module(Attention(), mesh, plan), [torch.randn(2, 3, 8, requires_grad=True)])
+    assert collectives()
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(8), MLP()
+
+    def forward(self, x):
+        return self.mlp(self.norm(x))
+
+
+def sequence_parallel(mesh):
+    """T-1, T-5: the sequence is sharded in the norm, and gathered for the MLP"""
+    plan = {
+        "norm": SequenceParallel(),
+        "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+        "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(output_layouts=Shard(1)),
+    }
+    block = parallelize_module(Block(), mesh, plan)
+    train_both(block, [torch.randn(2, 4, 8, requires_grad=True)])
+    assert any("all_gather" in name for name in collectives())
+
+
+def inputs(mesh):
+    """T-1, T-6: sharded and replicated inputs, and a gradient that arrives in another placement"""
+    x = distribute_tensor(torch.randn(4, 6), mesh, [Shard(0)]).requires_grad_()
+    w = distribute_tensor(torch.randn(6, 4), mesh, [Replicate()]).requires_grad_()
+
+    def program(x, w):
+        return (x @ w).relu()
+
+    f = foregrad.aot_function(program, keep)
+    expected = program(x, w)
+    gradient = distribute_tensor(torch.randn(4, 4), mesh, [Shard(0)])
+    expected.backward(gradient)
+    wanted = x.grad, w.grad
+    for arriving in (gradient, gradient.redistribute(mesh, [Replicate()])):
+        x.grad = w.grad = None
+        got = f(x, w)
+        assert got.placements == expected.placements
+        close(got, expected)
+        got.backward(arriving)
+        close(x.grad, wanted[0])
+        close(w.grad, wanted[1])
+    assert len(f.specializations) == 1
+    f(x.detach().redistribute(mesh, [Replicate()]).requires_grad_(), w)
+    assert len(f.specializations) == 2
+    require_plain_graphs()
+
+
+class Counting(nn.Module):
+    def __init__(self, mesh):
+        super().__init__()
+        self.register_buffer("seen", distribute_tensor(torch.zeros(4, 2), mesh, [Shard(0)]))
+
+    def forward(self, x):
+        self.seen.add_(x)
+        return self.seen * 2
+
+
+def buffer(mesh):
+    """T-9: a sharded buffer is written"""
+    module = Counting(mesh)
+    other = copy.deepcopy(module)
+    compiled = foregrad.aot_module(other, keep)
+    x = distribute_tensor(torch.randn(4, 2), mesh, [Shard(0)])
+    for _ in range(3):
+        close(compiled(x), module(x))
+        close(other.seen, module.seen)
+    assert len(compiled.specializations) == 1
+
+
+def partial(mesh):
+    """T-6: a result that is a partial sum"""
+    x = DTensor.from_local(torch.randn(3), mesh, [Partial()]).requires_grad_()
+    f = foregrad.aot_function(lambda x: x * 2, keep)
+    got = f(x)
+    assert got.placements == (Partial(),)
+    got.backward(distribute_tensor(torch.ones(3), mesh, [Replicate()]))
+    close(x.grad, torch.full((3,), 2.0))
+
+
+def data_parallel(mesh):
+    """DistributedDataParallel around a compiled module trains as eager does, for ten steps"""
+    torch.manual_seed(3)
+    eager = MLP()
+    module = copy.deepcopy(eager)
+    reference = DistributedDataParallel(eager)
+    compiled = DistributedDataParallel(foregrad.aot_module(module, keep))
+    torch.manual_seed(10 + dist.get_rank())
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (reference, compiled)]
+    for _ in range(10):
+        x = torch.randn(4, 8)
+        for model, optimizer in zip((reference, compiled), optimizers, strict=True):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    for a, b in zip(eager.parameters(), module.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def failing(mesh):
+    """A rank that fails says so, and the other does not wait for ever"""
+    x = distribute_tensor(torch.randn(4, 2), mesh, [Shard(0)])
+    f = foregrad.aot_function(lambda x: x.redistribute(mesh, [Replicate()]) * 2, keep)
+    close(f(x), full(x) * 2)
+    if dist.get_rank() == 1:
+        raise RuntimeError("this rank fails")
+    full(f(x))
+
+
+def group_gone(mesh):
+    """A process group that is gone"""
+    x = distribute_tensor(torch.randn(4, 2), mesh, [Shard(0)])
+    f = foregrad.aot_function(lambda x: x.redistribute(mesh, [Replicate()]) * 2, keep)
+    f(x)
+    dist.destroy_process_group()
+    try:
+        f(x)
+    except RuntimeError as error:
+        print("raised:", error)
+        return
+    raise AssertionError("a collective ran without its process group")
+
+
+def main():
+    rank, file, case = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    torch.set_num_threads(1)
+    seconds = datetime.timedelta(seconds=5 if case == "failing" else 40)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2, timeout=seconds)
+    mesh = init_device_mesh("cpu", (2,))
+    names = case.split(",")
+    with foregrad.config.patch(verify=True):
+        for name in names:
+            torch.manual_seed(0)
+            MODULES.clear()
+            globals()[name](mesh)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

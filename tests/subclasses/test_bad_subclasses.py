@@ -1,0 +1,165 @@
+"""Subclasses and programs that are refused, and how."""
+
+import pytest
+import torch
+
+import foregrad
+from foregrad.errors import ForegradError, UnsupportedError
+from helpers import leaf, nop, plain
+from subclass_pairs import Pair, pair
+
+
+def compiled(program):
+    return foregrad.aot_function(program, nop)
+
+
+class Opaque(torch.Tensor):
+    """Runs operators by itself and cannot be taken apart."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        return func(*(a.inner if isinstance(a, cls) else a for a in args))
+
+
+class OneWay(Opaque):
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+
+class Copying(Pair):
+    """Does not keep the tensors that it is given."""
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, tag, outer_size, outer_stride):
+        return cls(inner["p"].clone(), inner["q"], tag)
+
+
+class Missing(Pair):
+    def __tensor_flatten__(self):
+        return ["p", "z"], None
+
+
+class NoContext(Pair):
+    """Its context is another object each time, and equal to no other."""
+
+    def __tensor_flatten__(self):
+        return ["p", "q"], object()
+
+
+class Odd(Pair):
+    def __tensor_flatten__(self):
+        return ["p", "q"]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: Opaque(plain(2)),
+            r"args\[0\] is a Opaque, which has no __tensor_flatten__ and no",
+        ),
+        (lambda: OneWay(plain(2)), r"args\[0\] is a OneWay, which has no __tensor_unflatten__"),
+        (lambda: Copying(plain(2), plain(2)), "must build a tensor around the very tensors"),
+        (lambda: Missing(plain(2), plain(2)), "names the attribute 'z', which is not there"),
+        (lambda: NoContext(plain(2), plain(2)), "NoContext has a context that is not equal to itself"),
+        (lambda: Odd(plain(2), plain(2)), "must return a list of attribute names and a context"),
+    ],
+)
+def test_bad_subclasses(make, words):
+    """T-1: which subclasses, and what is missing"""
+    with pytest.raises(UnsupportedError, match=words):
+        compiled(lambda x: x + 1)(make())
+
+
+class Optional(Pair):
+    """Has one inner tensor or two."""
+
+    def __tensor_flatten__(self):
+        return (["p"] if self.q is None else ["p", "q"]), self.tag
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, tag, outer_size, outer_stride):
+        return cls(inner["p"], inner.get("q"), tag)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        p = func(*(a.p if isinstance(a, cls) else a for a in args))
+        q = args[0].q
+        return cls(p, None if q is None else func(*(a.q if isinstance(a, cls) else a for a in args)), args[0].tag)
+
+
+def test_unequal_number_of_inner_tensors():
+    """F-2: it is another program"""
+    f = compiled(lambda x: x.sin())
+    assert f(Optional(plain(2), None)).q is None
+    assert torch.equal(f(Optional(plain(2), plain(2) * 2)).q, (plain(2) * 2).sin())
+    assert f(Optional(plain(2), None)).q is None
+    assert len(f.specializations) == 2
+
+
+def test_gradient_of_an_inner_tensor():
+    """What autograd would have to follow into a subclass"""
+    p = leaf(2)
+    x = Pair(p, plain(2)).requires_grad_(False)
+    with pytest.raises(UnsupportedError, match=r"differentiates args\[0\]\.p, a tensor inside of a tensor subclass"):
+        compiled(lambda x: x.p * 2)(x)
+
+
+def test_new_wrapper_around_written_memory():
+    """An alias that would be lost"""
+
+    def program(t):
+        t.mul_(2)
+        return Pair(t, t * 2)
+
+    with pytest.raises(UnsupportedError, match=r"a new Pair around memory of args\[0\]"):
+        compiled(program)(plain(2))
+    t = plain(2)
+    got = compiled(lambda t: Pair(t, t * 2))(t)
+    assert got.p.untyped_storage()._cdata == t.untyped_storage()._cdata
+
+
+def test_escape():
+    """A subclass of recorded tensors must not outlive the recording"""
+    kept = []
+
+    def program(x):
+        kept.append(x * 2)
+        return x + 1
+
+    with pytest.raises(ForegradError, match="kept"):
+        compiled(program)(pair(2))
+    assert kept == []
+
+
+def test_module_attribute():
+    """X: a subclass that the program assigns to a module is assigned by the compiled call too"""
+
+    class Keeps(torch.nn.Module):
+        def forward(self, x):
+            self.last = x * 2
+            return x + 1
+
+    module = Keeps()
+    foregrad.aot_module(module, nop)(pair(2))
+    assert type(module.last) is Pair and module.last.q.tolist() == [4, 8]
+
+
+def test_data_access():
+    """Values of a recorded subclass cannot be read"""
+    with pytest.raises(ForegradError):
+        compiled(lambda x: x * x.sum().item())(pair(2))
+
+
+def test_fallback():
+    """fallback='eager' runs what is refused"""
+    f = foregrad.aot_function(lambda x: x + 1, nop, fallback="eager")
+    with pytest.warns(foregrad.errors.EagerFallbackWarning):
+        assert f(Opaque(plain(2))).tolist() == [2, 3]

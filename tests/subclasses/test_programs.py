@@ -1,0 +1,400 @@
+"""Programs over wrapper subclasses behave as in eager."""
+
+import pytest
+import torch
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
+
+import foregrad
+from foregrad.subclasses.layout import leaves_of
+from helpers import Graphs, leaf, nop, plain
+from subclass_pairs import Pair, compare, pair
+
+
+def two(*shape, grad=False):
+    return TwoTensor(plain(*shape), plain(*shape) * 3).requires_grad_(grad)
+
+
+MAKERS = {"pair": pair, "two": two}
+
+
+def nonleaf(tensor):
+    return tensor * 1
+
+
+def in_place(x):
+    x.mul_(3)
+    return x + 1
+
+
+def written_under_no_grad(x, y):
+    with torch.no_grad():
+        x.add_(2)
+    return y * x
+
+
+def views_of_intermediate(x):
+    t = x * 2
+    return t.view(-1), t.view(3, 2)
+
+
+def base_and_view(x):
+    t = x * 2
+    return t, t.t()
+
+
+def reshaped(x):
+    x.t_()
+    return x + 1
+
+
+def written_view(x):
+    x.view(-1)[:2].mul_(5)
+    return x * 2
+
+
+PROGRAMS = {
+    "one": (lambda x: x * 3, lambda m, g: [m(2, 3, grad=g)]),
+    "sin": (lambda x: x.sin().cos(), lambda m, g: [m(2, 3, grad=g)]),
+    "two": (lambda x, y: (x @ y.t()).relu(), lambda m, g: [m(2, 3, grad=g), m(4, 3, grad=g)]),
+    "mixed": (lambda x, w: w - x * 2, lambda m, g: [m(3, grad=g), leaf(3) if g else plain(3)]),
+    "several": (lambda x: (x + 1, [x.exp(), 5]), lambda m, g: [m(3, grad=g)]),
+    "itself": (lambda x: (x, x * 2), lambda m, g: [m(3, grad=g)]),
+    "view": (lambda x: x.view(-1), lambda m, g: [m(2, 3, grad=g)]),
+    "view of a view": (lambda x: x.t().unsqueeze(0), lambda m, g: [m(2, 3, grad=g)]),
+    "detached": (lambda x: (x.detach(), x * 1), lambda m, g: [m(2, 3, grad=g)]),
+    "views of an intermediate": (views_of_intermediate, lambda m, g: [m(2, 3, grad=g)]),
+    "base and view": (base_and_view, lambda m, g: [m(2, 3, grad=g)]),
+    "in place": (in_place, lambda m, g: [nonleaf(m(2, 3, grad=g))]),
+    "in place, returned": (lambda x: x.mul_(3), lambda m, g: [nonleaf(m(2, 3, grad=g))]),
+    "under no_grad": (written_under_no_grad, lambda m, g: [m(3), m(3, grad=g)]),
+    "through a view": (written_view, lambda m, g: [nonleaf(m(2, 3, grad=g))]),
+    "nested": (lambda x: x * x.cos(), lambda m, g: [Pair(m(3), m(3)).requires_grad_(g)]),
+    "twice": (lambda a, b: a * b + b, lambda m, g: [m(3, grad=g)] * 2),
+    "constant": (lambda x: (x.sum(), x.shape[0], None), lambda m, g: [m(3, grad=g)]),
+    "output only": (lambda x: Pair(x * 2, x + 1) * 2, lambda m, g: [plain(3)]),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name, kind, grad):
+    """T-1 to T-5, T-9, T-10: values, memory, versions, identity, gradients"""
+    program, make = PROGRAMS[name]
+    compare(program, lambda: make(MAKERS[kind], grad))
+
+
+def test_change_of_shape():
+    """T-9"""
+    compare(reshaped, lambda: [pair(2, 3)])
+    compare(lambda x: (x.unsqueeze_(0), x.mul_(2), x + 1)[2], lambda: [pair(2, 3)])
+
+
+def shared_inner():
+    t = plain(3)
+    return [Pair(t, plain(3)), Pair(plain(3), t)]
+
+
+def shared_views():
+    t = plain(4)
+    return [Pair(t[:3], plain(3)), t[1:], pair(3)]
+
+
+@pytest.mark.parametrize("make", [shared_inner, shared_views])
+def test_inner_tensors_that_share_memory(make):
+    """T-9, B-10: a write to one subclass is seen by another that holds the same memory"""
+    compare(lambda a, b, *rest: (a.mul_(2), a + b, b * 1)[1:], make)
+    compare(lambda a, b, *rest: (b.mul_(2), a + b, a * 1)[1:], make)
+    compare(lambda a, b, *rest: a + b, make)
+
+
+def test_same_subclass_twice():
+    """D-5"""
+
+    def twice():
+        return [pair(3)] * 2
+
+    compare(lambda a, b: (a.neg_(), a + b)[1], twice)
+    compiled = foregrad.aot_function(lambda a, b: (a.neg_(), a + b)[1], nop)
+    same, one, other = pair(3), pair(3), pair(3)
+    assert compiled(same, same).p.tolist() == [-2, -4, -6]
+    assert compiled(one, other).p.tolist() == [0, 0, 0]
+    assert len(compiled.specializations) == 2
+
+
+def test_inner_tensor_beside_its_wrapper():
+    """B-10: a plain input that lies in a subclass as well"""
+
+    def make():
+        t = plain(3)
+        return [t, Pair(t, plain(3))]
+
+    compare(lambda t, w: (t.mul_(2), w + 1)[1], make)
+    compare(lambda t, w: (w.mul_(2), t + 1)[1], make)
+
+
+def test_graphs_hold_plain_tensors():
+    """T-1"""
+    graphs = Graphs()
+    f = foregrad.aot_function(lambda x: x.sin(), graphs.compiler("forward"), graphs.compiler("backward"))
+    x = pair(3, grad=True)
+    f(x).backward(pair(3))
+    for kind in ("forward", "backward"):
+        for node in graphs.modules[kind].graph.nodes:
+            value = node.meta.get("val")
+            assert not isinstance(value, torch.Tensor) or type(value).__name__ == "FakeTensor"
+    assert graphs.ops("forward") == ["sin.default", "sin.default"]
+
+
+def test_guards():
+    """F-2: type, context and inner tensors are facts"""
+    f = foregrad.aot_function(lambda x: x * 2, nop)
+    f(pair(3)), f(pair(3))
+    assert len(f.specializations) == 1
+    assert f(Pair(plain(3), plain(3), "odd")).tag == "odd"
+    f(two(3)), f(plain(3)), f(pair(4)), f(pair(3, grad=True)), f(Pair(pair(3), pair(3)))
+    assert len(f.specializations) == 7
+    assert f(pair(3)).q.tolist() == [4, 8, 12]
+    assert len(f.specializations) == 7
+
+
+def test_parameters():
+    """F-9, T-5: a module whose parameter is a subclass"""
+    module = torch.nn.Linear(3, 2)
+    module.weight = torch.nn.Parameter(pair(2, 3), requires_grad=True)
+    module.bias = torch.nn.Parameter(pair(2))
+    compiled = foregrad.aot_module(module, nop)
+    x = plain(4, 3)
+    expected = module(x)
+    expected.backward(torch.ones_like(expected.detach()))
+    grads = module.weight.grad, module.bias.grad
+    module.zero_grad()
+    got = compiled(x)
+    assert type(got) is Pair and torch.equal(got.q, expected.q)
+    got.backward(torch.ones_like(got.detach()))
+    for parameter, grad in zip((module.weight, module.bias), grads, strict=True):
+        assert torch.equal(parameter.grad.p, grad.p) and torch.equal(parameter.grad.q, grad.q)
+
+
+def test_closure():
+    """F-14: a subclass that the program finds by itself"""
+    w = pair(3, grad=True)
+    f = foregrad.aot_function(lambda x: x * w, nop)
+    f(plain(3)).backward(pair(3))
+    assert type(w.grad) is Pair and w.grad.p.tolist() == [1, 4, 9]
+
+
+def test_simplified():
+    """F-10: one program, for flat arguments"""
+
+    class Twice(torch.nn.Module):
+        def forward(self, x, y):
+            return x * 2 + y, y
+
+    f = foregrad.aot_module_simplified(Twice(), [pair(3), plain(3)], nop)
+    out, y = f(pair(3), plain(3))
+    assert type(out) is Pair and out.q.tolist() == [5, 10, 15] and type(y) is torch.Tensor
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_dynamic(kind):
+    """F-11: one program for many sizes, forward and backward"""
+    f = foregrad.aot_function(lambda x, y: (x @ x.t()).sin() * y.sum(), nop, dynamic=True)
+    for n, m in ((3, 4), (5, 2), (6, 7)):
+        x, y = MAKERS[kind](n, m, grad=True), plain(n)
+        expected = (x @ x.t()).sin() * y.sum()
+        (want,) = torch.autograd.grad(expected, x, torch.ones_like(expected.detach()))
+        got = f(x, y)
+        (grad,) = torch.autograd.grad(got, x, torch.ones_like(got.detach()))
+        for a, b in zip((*leaves_of(expected), *leaves_of(want)), (*leaves_of(got), *leaves_of(grad)), strict=True):
+            assert a.stride() == b.stride()
+            assert torch.allclose(a, b)
+        assert got.shape == expected.shape and got.stride() == expected.stride()
+    assert len(f.specializations) == 1
+
+
+def test_dynamic_views_and_writes():
+    """F-11, T-9: in inference, with a view and a write"""
+    f = foregrad.aot_function(lambda x: (x.mul_(2), x.t() + 1)[1], nop, dynamic=True)
+    for n in (2, 3, 5):
+        x, y = pair(n, 3), pair(n, 3)
+        got = f(x)
+        y.mul_(2)
+        assert torch.equal(got.q, (y.t() + 1).q) and torch.equal(x.p, y.p) and got.shape == (3, n)
+
+
+class Padded(Pair):
+    """One row more than its inner tensors have."""
+
+    @staticmethod
+    def __new__(cls, p, q, tag="std"):
+        return torch.Tensor._make_wrapper_subclass(cls, (p.shape[0] + 1,), dtype=p.dtype)
+
+
+def test_dynamic_sizes_that_nothing_inside_has():
+    """F-11: fixed sizes serve instead"""
+    f = foregrad.aot_function(lambda x: x * 2, nop, dynamic=True)
+    for n in (3, 5, 3):
+        got = f(Padded(plain(n), plain(n)))
+        assert got.p.tolist() == (plain(n) * 2).tolist() and got.shape == (n + 1,)
+
+
+def test_programs_without_inputs_for_the_graph():
+    """T-1: a subclass that is made from nothing"""
+    f = foregrad.aot_function(lambda: Pair(torch.ones(2), torch.zeros(2)) * 2, nop)
+    assert f().p.tolist() == [2, 2]
+
+
+def test_requires_grad_inside():
+    """M-7: a subclass that the program makes require grad"""
+    x = pair(2)
+    foregrad.aot_function(lambda x: x.requires_grad_() * 2, nop)(x).backward(pair(2))
+    assert x.requires_grad and x.grad.q.tolist() == [4, 8]
+
+
+def test_gradient_from_before():
+    """A program that reads the gradient of a subclass"""
+
+    def make():
+        x = pair(2, grad=True)
+        x.grad = pair(2)
+        return [x]
+
+    f = foregrad.aot_function(lambda x: x.detach() + x.grad, nop)
+    for _ in range(2):
+        assert f(*make()).q.tolist() == [4, 8]
+    assert len(f.specializations) == 1
+
+
+def test_hooks():
+    """J-6: a hook on a subclass, and `retain_grad` on one that is no leaf"""
+    seen = []
+    x = pair(2, grad=True)
+    x.register_hook(lambda g: seen.append(g))
+    y = foregrad.aot_function(lambda x: x * 3, nop)(x)
+    y.retain_grad()
+    y.backward(pair(2))
+    assert type(seen[0]) is Pair and y.grad.p.tolist() == [1, 2]
+
+
+def test_related_subclasses():
+    """B-5: views of one subclass, written without gradients, and refused with them"""
+
+    def views():
+        x = pair(4)
+        return [x[:2], x[2:], x]
+
+    compare(lambda a, b, x: (a.mul_(2), b + 1, x * 1)[1:], views)
+    x = pair(4, grad=True) * 1
+    f = foregrad.aot_function(lambda a, b: (a.mul_(2), b + a)[1], nop)
+    with pytest.raises(foregrad.errors.UnsupportedError, match="shares memory with another input"):
+        f(x[:2], x[2:])
+    with pytest.raises(foregrad.errors.UnsupportedError, match="shares memory with another input"):
+        f(x.view(4), x)
+
+
+def test_random():
+    """R-1: functional random numbers beside subclasses"""
+    with foregrad.config.patch(functionalize_rng_ops=True):
+        f = foregrad.aot_function(lambda x: torch.dropout(x, 0.5, True), nop)
+        x = Pair(torch.ones(64), torch.ones(64)).requires_grad_()
+        y = f(x)
+        y.backward(Pair(torch.ones(64), torch.ones(64)))
+    assert torch.equal(y.p, x.grad.p) and torch.equal(y.q, x.grad.q) and 0 < (y.p == 0).sum() < 64
+
+
+def test_keeping_writes_in_the_graph():
+    """M-9: the graph itself writes to inner tensors"""
+    graphs = Graphs()
+    f = foregrad.aot_function(
+        lambda x: (x.mul_(2), x + 1)[1], graphs.compiler("inference"), keep_inference_input_mutations=True
+    )
+    x = pair(2)
+    assert f(x).p.tolist() == [3, 5] and x.q.tolist() == [4, 8]
+    assert graphs.ops("inference").count("copy_.default") == 2
+
+
+def test_source_is_readable():
+    """Generated code: flattening and rebuilding stand in it"""
+    f = foregrad.aot_function(lambda x: x.sin(), nop)
+    f(pair(2, grad=True))
+    source = f.specializations[0].source
+    assert "plain_forward_graph([i0.p, i0.q])" in source and "unflatten_Pair({'p': r[0], 'q': r[1]}, 'std'" in source
+
+
+class Tripled(torch.autograd.Function):
+    """A derivative of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * x
+
+
+def differentiates(x):
+    y = x * x
+    y.backward(torch.ones_like(y.detach()))
+    return x.grad * 2
+
+
+def writes_inside(x):
+    x.p.mul_(2)
+    return x + 1
+
+
+OTHERS = {
+    "checkpoint": (lambda x: checkpoint(lambda t: t.sin().exp(), x, use_reentrant=False), True),
+    "reentrant checkpoint": (lambda x: checkpoint(lambda t: t.sin().exp(), x, use_reentrant=True), True),
+    "custom function": (lambda x: Tripled.apply(x) + 1, True),
+    "gradient inside": (lambda x: torch.autograd.grad(x * x, x, torch.ones_like(x.detach()))[0], True),
+    "backward inside": (differentiates, True),
+    "inner tensor written": (writes_inside, False),
+    "inner tensors returned": (lambda x: (x.p.view(-1), Pair(x.q, x.p)), False),
+    "split": (lambda x: x.split(2), True),
+    "pieces of an intermediate": (lambda x: (x * 2).unbind(0), True),
+    "a leaf": (lambda x: x.detach().requires_grad_(), False),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_programs(name):
+    """T-1, T-10: what else programs do"""
+    program, grad = OTHERS[name]
+    compare(program, lambda: [pair(4, 2, grad=grad)], backward=name not in ("a leaf", "backward inside"))
+
+
+def test_inference_mode():
+    """F-2"""
+    f = foregrad.aot_function(lambda x: (x.mul_(2), x + 1)[1], nop)
+    with torch.inference_mode():
+        for _ in range(2):
+            x = pair(2)
+            y = f(x)
+            assert y.is_inference() and y.p.tolist() == [3, 5] and x.q.tolist() == [4, 8]
+    assert len(f.specializations) == 1
+
+
+def test_autocast():
+    """J-11"""
+    x, w = pair(2, 3, grad=True), pair(3, 2, grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, expected = foregrad.aot_function(lambda x, w: x @ w, nop)(x, w), x @ w
+    assert y.dtype is torch.bfloat16 and torch.equal(y.p, expected.p) and torch.equal(y.q, expected.q)
+
+
+def test_moves_are_refused():
+    """M-10: `set_` and `.data =` of a subclass"""
+    for program in (lambda x, y: x.detach().set_(y), lambda x, y: setattr(x, "data", y)):
+        with pytest.raises(foregrad.errors.UnsupportedError, match=r"set_.* of a tensor subclass"):
+            foregrad.aot_function(program, nop)(pair(2), pair(2))
+
+
+def test_out():
+    """M-1: a result that is written to an argument"""
+    compare(lambda x, out: torch.add(x, x, out=out), lambda: [pair(3), pair(3)])
