@@ -595,6 +595,39 @@ def make_fake(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) ->
     return FakeTensor(mode, meta, device)
 
 
+_make_subclass = torch.Tensor._make_subclass
+_forbid_data_pointer = torch._C._set_throw_on_mutable_data_ptr
+
+
+def fake_attributes(mode: FakeTensorMode, device: torch.device) -> dict[str, Any]:
+    """What the constructor of a fake tensor puts on it, whatever its shape."""
+    return dict(vars(FakeTensor(mode, torch.empty(0, device="meta"), device)))
+
+
+def fake_shell(meta: torch.Tensor, device: torch.device) -> Any:
+    """A fake tensor around a meta tensor, without its attributes: the constructor takes three times as long."""
+    shell = _make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
+    _forbid_data_pointer(shell)
+    return shell
+
+
+def without_own_cache(mode: FakeTensorMode) -> FakeTensorMode:
+    """A fake mode that works everything out: its own cache costs as much as most of its kernels."""
+    mode.cache_enabled = False
+    return mode
+
+
+def backend_settings() -> tuple[Any, ...]:
+    """Which libraries kernels may use: the layout of a convolution's result depends on them."""
+    return (
+        torch._C._get_mkldnn_enabled(),
+        torch._C._get_cudnn_enabled(),
+        torch._C._get_cudnn_benchmark(),
+        torch._C._get_cudnn_deterministic(),
+        torch._C._get_nnpack_enabled(),
+    )
+
+
 def run_on_meta(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator's meta kernel on fake tensors, without the many questions that FakeTensorMode asks before."""
     with in_kernel_invocation_manager(mode):

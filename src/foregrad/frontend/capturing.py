@@ -16,7 +16,7 @@ from ..errors import DataDependentError, ForegradError, GraphOutputError, StateC
 from ..joint.build import Joint, build_joint
 from ..locks import recording_lock
 from ..options import AOTConfig
-from ..record.engine import engine_for
+from ..record.choice import engine_for
 from ..record.memory import (
     SharedMemory,
     WholeMemoryNeeded,

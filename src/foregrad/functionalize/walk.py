@@ -177,6 +177,7 @@ class Functionalizer:
         if changes:
             with disable_modes(), torch.no_grad():
                 aten.set_.source_Tensor(tensor, changes[0])
+            self.engine.forget(tensor)
 
     def step_over(self) -> None:
         """From here on tensors have the shapes that the current step leaves behind."""

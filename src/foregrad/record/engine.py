@@ -22,13 +22,11 @@ from .._torch import (
     is_traceable_wrapper_subclass,
     local_source,
     make_fake,
-    new_fake_mode,
     run_on_meta,
-    running_fake_mode,
     set_lazy_bits,
     symbolic_context,
 )
-from ..errors import FakeModeError, MissingInputError, UnsupportedError
+from ..errors import MissingInputError, UnsupportedError
 from ..ops import aten
 from ..slots import Primal
 
@@ -87,14 +85,18 @@ class Engine(Protocol):
     def run_higher_order(self, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The abstract result of an operator that has no schema."""
 
+    def forget(self, tensor: Tensor) -> None:
+        """Told when the metadata of a tensor was changed by other means than `run`."""
+
 
 class FakeEngine:
     """Abstract tensors by torch's FakeTensorMode."""
 
     name = "fake"
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, reason: str = "") -> None:
         self.mode = mode
+        self.reason = reason  # why not the lean engine
         self._dispatch = mode.dispatch  # bound once: it runs for every operator
         self._static = mode.shape_env is None
 
@@ -160,6 +162,9 @@ class FakeEngine:
         with self.mode:
             return op(*args, **kwargs)
 
+    def forget(self, tensor: Tensor) -> None:
+        """It keeps nothing that it would have to forget."""
+
     def strided(self, tensor: Tensor, stride: Sequence[int], device: torch.device) -> Tensor:
         return self._strided(tensor.shape, tuple(stride), 0, tensor.dtype, device)
 
@@ -212,19 +217,3 @@ def has_gaps(tensor: Tensor) -> bool:
                 return True
             expected = expected * tensor.shape[d]
     return False
-
-
-def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool) -> FakeEngine:
-    """The engine for a recording: over the inputs' own fake mode if they have one."""
-    fakes = [(slot, value) for slot, value in inputs if isinstance(value, FakeTensor)]
-    for slot, value in fakes:
-        if value.fake_mode is not fakes[0][1].fake_mode:
-            raise FakeModeError(
-                f"{fakes[0][0]} and {slot} belong to two fake modes. Make them under one FakeTensorMode and call again."
-            )
-    if fakes:
-        return FakeEngine(fakes[0][1].fake_mode)
-    mode = running_fake_mode()
-    if mode is not None:
-        return FakeEngine(mode)
-    return FakeEngine(new_fake_mode(ShapeEnv() if dynamic else None))

@@ -23,6 +23,7 @@ from .._torch import (
 )
 from ..errors import BackwardError, UnsupportedError
 from ..joint.backward_writes import BackwardWrite
+from ..joint.lazy import outputs_of, placeholders_of, value_of
 from ..joint.tape import Tape
 from ..locks import Lock
 from ..options import AOTConfig
@@ -40,8 +41,8 @@ log = logging.getLogger("foregrad")
 class Saved:
     """What the forward hands to the backward: names of the nodes, tensors first in the forward's outputs."""
 
-    tensors: tuple[fx.Node, ...]
-    sizes: tuple[fx.Node, ...]
+    tensors: tuple[Any, ...]  # of either form
+    sizes: tuple[Any, ...]
 
     @property
     def names(self) -> list[str]:
@@ -51,15 +52,15 @@ class Saved:
     @property
     def nbytes(self) -> int:
         """How much memory the tensors take, by the sizes of the recording."""
-        values = [node.meta["val"] for node in self.tensors]
+        values = [value_of(node) for node in self.tensors]
         return sum(hint_of(value.numel()) * value.element_size() for value in values)
 
 
 def saved_between(forward: fx.GraphModule, returned: int) -> Saved:
     """Read off a partitioned forward what it saves behind its own outputs."""
-    outputs: Sequence[Any] = forward.graph.output_node().args[0][returned:]  # type: ignore[index, assignment]
-    tensors = tuple(node for node in outputs if isinstance(node.meta.get("val"), Tensor))
-    sizes = tuple(node for node in outputs if not isinstance(node.meta.get("val"), Tensor))
+    outputs = outputs_of(forward)[returned:]
+    tensors = tuple(node for node in outputs if isinstance(value_of(node), Tensor))
+    sizes = tuple(node for node in outputs if not isinstance(value_of(node), Tensor))
     return Saved(tensors, sizes)
 
 
@@ -157,7 +158,7 @@ class Backward:
             return self._compiled
 
     def _compile(self, module: fx.GraphModule) -> Boxed:
-        values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+        values = [value_of(node) for node in placeholders_of(module)]
         strides: list[Any] | None = None
         if self._strides is not None and module is self.module:
             padding = len(values) - len(self._saved.sizes) - len(self._strides)

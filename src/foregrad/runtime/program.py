@@ -13,6 +13,7 @@ from .._torch import OpOverload, any_autocast_enabled, deterministic_enabled
 from ..joint.build import Joint
 from ..joint.graph import to_fx
 from ..joint.inputs import InputFacts
+from ..joint.lazy import operator_of
 from ..joint.metadata import describe
 from ..joint.verify import verify_graph
 from ..logs import show_graph
@@ -153,10 +154,10 @@ def _changes_later(facts: InputFacts) -> bool:
     return not facts.data_changed and bool(facts.reshapes or facts.refitted or facts.moved)
 
 
-def _origin(node: fx.Node) -> fx.Node:
+def _origin(node: Any) -> Any:
     """What a view, or a view of a view, was taken from."""
-    while isinstance(node.target, OpOverload) and op_info(node.target).kind is Kind.VIEW:
-        node = node.args[0]  # type: ignore[assignment]
+    while isinstance(op := operator_of(node), OpOverload) and op_info(op).kind is Kind.VIEW:
+        node = node.args[0]
     return node
 
 
