@@ -478,11 +478,16 @@ SINK_TOKENS: OpOverload = torch.ops.prims._sink_tokens.default
 
 def effect_of(op: OpOverload | HigherOrderOperator) -> str | None:
     """The kind of side effect that an operator is registered with; it may be registered at any time."""
-    effect = _effect_holder(op).effect
+    held = _effect_holders.get(id(op))
+    if held is None:
+        held = _effect_holders[id(op)] = op, _effect_holder(op)
+    effect = held[1].effect
     return None if effect is None or not has_effects(op) else str(effect.value).lower()
 
 
-@functools.cache
+_effect_holders: dict[int, tuple[Any, Any]] = {}  # by id of the operator, which is kept
+
+
 def _effect_holder(op: OpOverload | HigherOrderOperator) -> Any:
     """Where torch keeps the effect of an operator: looked up once, for this is asked for every recorded operator."""
     return simple_registry.singleton.find(_get_op_qualname(op)).effect
@@ -609,6 +614,10 @@ def fake_shell(meta: torch.Tensor, device: torch.device) -> Any:
     shell = _make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
     _forbid_data_pointer(shell)
     return shell
+
+
+# Views of the meta tensors inside fake ones must not share a version counter, as autograd would have it.
+below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
 def without_own_cache(mode: FakeTensorMode) -> FakeTensorMode:

@@ -87,7 +87,7 @@ class Functionalizer:
     def _replay(self, parent: Node, state: TensorState) -> Node:
         step = state.step
         assert step is not None
-        if step.op in IDENTITIES:
+        if op_info(step.op).identity:
             return parent
         args, kwargs = self.args(step.args), self.kwargs(step.kwargs)
         node = self.graph.call(step.op, (parent, *args), kwargs, state.tensor)

@@ -19,7 +19,7 @@ def compile_flat(
     placeholders: Sequence[Node], nodes: Sequence[Node], outputs: Sequence[Any], constants: dict[int, str]
 ) -> Callable[..., Any]:
     """A function of the module that holds the constants, by these names, and of the placeholders."""
-    dropped = _last_uses(placeholders, nodes, outputs)
+    dropped = _last_uses(nodes, outputs)
     prefix = "_"
     while any(node.name.startswith(prefix) for node in (*placeholders, *nodes)):
         prefix += "_"
@@ -57,23 +57,58 @@ def compile_flat(
             given = [text(item) for item in node.args]
             given += [f"{name}={text(item)}" for name, item in node.kwargs.items()]
             call = f"{outside(node.op)}({','.join(given)})"
-        lines.append(f" {node.name}={call};{gone}=None" if gone else f" {node.name}={call}")
+        lines.append(f" {node.name}={call}" + (f";{'='.join([item.name for item in gone])}=None" if gone else ""))
     lines.append(f" return {text(tuple(outputs))}")
     exec(compile("\n".join(lines), "<flat graph>", "exec"), namespace)
     function: Callable[..., Any] = namespace["forward"]
     return function
 
 
-def _last_uses(placeholders: Sequence[Node], nodes: Sequence[Node], outputs: Sequence[Any]) -> list[str]:
-    """For each node, the values that nobody reads after it, joined by `=`."""
+def run_flat(
+    module: Any,
+    placeholders: Sequence[Node],
+    nodes: Sequence[Node],
+    outputs: Sequence[Any],
+    constants: dict[int, str],
+    args: Sequence[Any],
+) -> tuple[Any, ...]:
+    """Run the graph without any code: for the few calls that would not repay compiling it."""
+    env: dict[int, Any] = dict(zip(map(id, placeholders), args, strict=True))
+
+    def value(item: Any) -> Any:
+        kind = item.__class__
+        if kind is Node:
+            return env[id(item)]
+        if kind is list or kind is tuple:
+            return kind([value(x) for x in item])
+        return item
+
+    for node, gone in zip(nodes, _last_uses(nodes, outputs), strict=True):
+        op = node.op
+        if op is get_constant:
+            result = getattr(module, constants[id(node)])
+        else:
+            assert op is not None
+            given = [value(item) for item in node.args]
+            result = op(*given, **{name: value(item) for name, item in node.kwargs.items()}) if node.kwargs else op(*given)
+            del given
+        env[id(node)] = result
+        del result
+        for item in gone:
+            del env[id(item)]
+    return tuple([value(item) for item in outputs])
+
+
+def _last_uses(nodes: Sequence[Node], outputs: Sequence[Any]) -> list[list[Node]]:
+    """For each node, the values that nobody reads after it."""
     needed = set(map(id, nodes_in(outputs)))
     dropped = []
     for node in reversed(nodes):
-        gone = [] if id(node) in needed else [node.name]
+        gone = [] if id(node) in needed else [node]
         for item in node.inputs():
             if id(item) not in needed:
                 needed.add(id(item))
-                gone.append(item.name)
-        dropped.append("=".join(gone))
+                gone.append(item)
+        dropped.append(gone)
     dropped.reverse()
     return dropped

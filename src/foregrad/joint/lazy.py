@@ -14,8 +14,11 @@ from torch import fx
 
 from .._torch import LazyGraphModule
 from ..slots import Token
-from .flat_code import compile_flat
+from .flat_code import compile_flat, run_flat
 from .ir import Node, get_constant
+
+
+WORTH_COMPILING = 12  # calls: by then interpreting the graph has taken about as long as compiling its code does
 
 
 class LazyModule(LazyGraphModule):
@@ -33,11 +36,12 @@ class LazyModule(LazyGraphModule):
                 name = f"_{kind}_constant{len(self._foregrad_constants)}"
                 self._foregrad_constants[id(node)] = name
                 setattr(self, name, node.args[0])
+        self._foregrad_calls = 0
         self._foregrad_code: Callable[..., Any] | None = None
         self._foregrad_flat: tuple[Any, Callable[..., fx.Graph]] | None = (part, build)
 
     @property
-    def _graph(self) -> fx.Graph:  # type: ignore[override]
+    def _graph(self) -> fx.Graph:
         members = vars(self)
         if members.get("_foregrad_flat") is not None:
             part, build = members["_foregrad_flat"]
@@ -64,16 +68,19 @@ class LazyModule(LazyGraphModule):
         if flat is None or kwargs:
             return super()._lazy_forward(*args, **kwargs)
         code = members["_foregrad_code"]
-        if code is None:
-            part = flat[0]
-            names = members["_foregrad_constants"]
-            code = members["_foregrad_code"] = compile_flat(part.placeholders, part.nodes, part.outputs, names)
+        if code is not None:
+            return code(self, *args)
+        part, names = flat[0], members["_foregrad_constants"]
+        if self._foregrad_calls < WORTH_COMPILING:
+            self._foregrad_calls += 1
+            return run_flat(self, part.placeholders, part.nodes, part.outputs, names, args)
+        code = members["_foregrad_code"] = compile_flat(part.placeholders, part.nodes, part.outputs, names)
         return code(self, *args)
 
     forward = _lazy_forward
 
 
-def _unread(module: fx.GraphModule) -> Any:
+def unread(module: fx.GraphModule) -> Any:
     """The flat form of a graph that nobody has looked at."""
     flat = vars(module).get("_foregrad_flat")
     return None if flat is None else flat[0]
@@ -81,14 +88,14 @@ def _unread(module: fx.GraphModule) -> Any:
 
 def outputs_of(module: fx.GraphModule) -> Sequence[Any]:
     """What a graph returns: nodes of either form, and constants."""
-    part = _unread(module)
+    part = unread(module)
     found: Any = module.graph.output_node().args[0] if part is None else part.outputs
     return list(found)
 
 
 def placeholders_of(module: fx.GraphModule) -> Sequence[Any]:
     """What a graph takes: nodes of either form."""
-    part = _unread(module)
+    part = unread(module)
     return list(module.graph.find_nodes(op="placeholder") if part is None else part.placeholders)
 
 

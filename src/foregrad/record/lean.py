@@ -11,7 +11,6 @@ of 10): everything that knows them works on them as ever, and compilers are give
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from .._torch import (
     FakeTensorMode,
     OpOverload,
     backend_settings,
+    below_autograd,
     deterministic_enabled,
     fake_attributes,
     fake_shell,
@@ -33,6 +33,7 @@ from .._torch import (
 )
 from ..ops import Kind, op_info
 from .engine import FakeEngine
+from .rules import LOOSE_RULES, RULES, contiguous, results_by_rule
 
 LIMIT = 1 << 16  # entries; a GPT of any depth needs some hundred
 
@@ -126,7 +127,25 @@ METAS = Table(LIMIT)
 RESULTS = Table(LIMIT)
 
 
-@functools.cache
+class Kept:
+    """What the engine knows about an operator, and what stands for it in keys: to hash an operator takes longer."""
+
+    __slots__ = ("op", "reads_backends", "ruled", "why_not")
+
+    def __init__(self, op: OpOverload) -> None:
+        self.op = op  # kept, so that its id stays its own
+        self.why_not = why_not(op)
+        self.reads_backends = reads_backends(op)
+        self.ruled = op in RULES or op in LOOSE_RULES
+
+
+_KEPT: dict[int, Kept] = {}  # by id of the operator
+
+
+def _kept(op: OpOverload) -> Kept:
+    return _KEPT.setdefault(id(op), Kept(op))
+
+
 def why_not(op: OpOverload) -> str | None:
     """Why the results of an operator are not kept, if they are not."""
     info = op_info(op)
@@ -141,7 +160,6 @@ def why_not(op: OpOverload) -> str | None:
     return None
 
 
-@functools.cache
 def reads_backends(op: OpOverload) -> bool:
     """Whether the layout of the results may depend on which libraries are switched on."""
     name = op._schema.name
@@ -179,11 +197,11 @@ class LeanEngine(FakeEngine):
         vars(tensor).pop("_foregrad_memory", None)
 
     def run(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        reason = why_not(op)
-        if reason is not None:
-            return self._run_unknown(op, types, args, kwargs, reason)
+        kept = _KEPT.get(id(op)) or _kept(op)
+        if kept.why_not is not None:
+            return self._run_unknown(op, types, args, kwargs, kept.why_not)
         tensors: list[FakeTensor] = []
-        key: list[Any] = [op, torch.get_default_dtype(), deterministic_enabled(), torch.is_grad_enabled()]
+        key: list[Any] = [kept, torch.get_default_dtype(), deterministic_enabled(), torch.is_grad_enabled()]
         known = self._describe(args, key, tensors)
         if known and kwargs:
             for name, value in kwargs.items():
@@ -192,7 +210,7 @@ class LeanEngine(FakeEngine):
         if not known or torch.is_inference_mode_enabled():
             reason = "inference mode" if known else "an argument with a value, lazy bits, or of an unknown kind"
             return self._run_unknown(op, types, args, kwargs, reason)
-        if reads_backends(op):
+        if kept.reads_backends:
             key.append(backend_settings())
         whole = tuple(key)
         entry = RESULTS.get(whole, _UNKNOWN)
@@ -259,10 +277,12 @@ class LeanEngine(FakeEngine):
             meta = entry.meta
             base = tensors[entry.argument]
             try:
-                memory = base._foregrad_memory  # type: ignore[attr-defined]
+                memory = base._foregrad_memory
             except AttributeError:
                 memory = _memory_of(base)
-            return self._shell(memory.as_strided(meta.size, meta.stride, meta.offset), meta)
+            with below_autograd():
+                memory = memory.as_strided(meta.size, meta.stride, meta.offset)
+            return self._shell(memory, meta)
         if kind is Same:
             return tensors[entry.argument]
         if kind is Several:
@@ -294,6 +314,9 @@ class LeanEngine(FakeEngine):
         self, key: tuple[Any, ...], op: Any, types: Any, args: Any, kwargs: Any, tensors: Sequence[FakeTensor]
     ) -> Any:
         self.counts.misses += 1
+        ruled = _by_rule(op, args, kwargs, tensors) if key[0].ruled else None
+        if ruled is not None:
+            return self._build(RESULTS.add(key, ruled), tensors)
         out = self._direct(op, types, args, kwargs)
         if op_info(op).written and not all(t._foregrad_meta.describes(t) for t in tensors):  # type: ignore[attr-defined]
             for tensor in tensors:
@@ -310,9 +333,28 @@ class LeanEngine(FakeEngine):
 def intern(tensor: FakeTensor) -> Meta:
     """The one object for the metadata of a tensor."""
     size, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
-    key = (size, stride, offset, tensor.dtype, tensor.fake_device)
+    return _interned(size, stride, offset, tensor.dtype, tensor.fake_device)
+
+
+def _interned(*key: Any) -> Meta:
     found = METAS.get(key)
     return found if found is not None else METAS.add(key, Meta(*key))
+
+
+def _by_rule(op: OpOverload, args: Sequence[Any], kwargs: Any, tensors: Sequence[FakeTensor]) -> Fresh | Several | None:
+    """What an operator gives by its own rule, if the case is plain."""
+    metas: list[Meta] = [tensor._foregrad_meta for tensor in tensors]  # type: ignore[attr-defined]
+    given = [arg._foregrad_meta if type(arg) is FakeTensor else arg for arg in args]
+    sizes = results_by_rule(op, given, kwargs, metas) if metas else None
+    if sizes is None:
+        return None
+
+    def fresh(size: tuple[int, ...]) -> Fresh:
+        return Fresh(_interned(size, contiguous(size), 0, metas[0].dtype, metas[0].device))
+
+    if isinstance(sizes, list):
+        return Several(tuple, tuple(None if size is None else fresh(size) for size in sizes))
+    return fresh(sizes)
 
 
 def _memory_of(tensor: FakeTensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import fx
 from ..errors import CompilerError
 from ..joint.graph import Part, to_fx
 from ..joint.lazy import outputs_of
-from ..joint.verify import verify_graph
+from ..joint.verify import verify_module
 from ..options import AOTConfig
 from ..partition import cut, default_partition
 from ..slots import RandomState
@@ -40,6 +40,6 @@ def partitioned(
     if len(outputs_of(backward)) != gradients:
         raise CompilerError("The partitioner returned a backward that does not give one gradient for each input.")
     if config.options.verify:
-        verify_graph(forward)
-        verify_graph(backward)
+        verify_module(forward)
+        verify_module(backward)
     return forward, backward

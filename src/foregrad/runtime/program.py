@@ -15,7 +15,7 @@ from ..joint.graph import to_fx
 from ..joint.inputs import InputFacts
 from ..joint.lazy import operator_of
 from ..joint.metadata import describe
-from ..joint.verify import verify_graph
+from ..joint.verify import verify_module
 from ..logs import show_graph
 from ..ops import Kind, op_info
 from ..options import AOTConfig
@@ -91,7 +91,7 @@ def _inference(
         module = to_fx(joint.part)
         unlift_first_tokens(module, len(joint.signature.tokens))
     if config.options.verify:
-        verify_graph(module)
+        verify_module(module)
     examples = _forward_examples(joint, config)
     compiler = config.inference_compiler or config.fw_compiler
     compiled, strides = compile_graph(compiler, module, examples, "inference", config)
