@@ -7,7 +7,6 @@ torch's public face (a test checks it).
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import sys
 import threading
@@ -617,7 +616,7 @@ def fake_shell(meta: torch.Tensor, device: torch.device) -> Any:
 
 
 # Views of the meta tensors inside fake ones must not share a version counter, as autograd would have it.
-below_autograd = torch._C._AutoDispatchBelowAutograd
+below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 
 
 def without_own_cache(mode: FakeTensorMode) -> FakeTensorMode:
@@ -639,7 +638,7 @@ def backend_settings() -> tuple[Any, ...]:
 
 def run_on_meta(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator's meta kernel on fake tensors, without the many questions that FakeTensorMode asks before."""
-    with in_kernel_invocation_manager(mode):
+    with in_kernel_invocation_manager(mode), below_autograd():
         return op(*args, **kwargs)
 
 

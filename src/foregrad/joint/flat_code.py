@@ -90,7 +90,9 @@ def run_flat(
         else:
             assert op is not None
             given = [value(item) for item in node.args]
-            result = op(*given, **{name: value(item) for name, item in node.kwargs.items()}) if node.kwargs else op(*given)
+            result = (
+                op(*given, **{name: value(item) for name, item in node.kwargs.items()}) if node.kwargs else op(*given)
+            )
             del given
         env[id(node)] = result
         del result

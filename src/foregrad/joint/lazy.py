@@ -17,7 +17,6 @@ from ..slots import Token
 from .flat_code import compile_flat, run_flat
 from .ir import Node, get_constant
 
-
 WORTH_COMPILING = 12  # calls: by then interpreting the graph has taken about as long as compiling its code does
 
 

@@ -6,7 +6,8 @@ also serves symbolic sizes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -53,6 +54,21 @@ DIRECT = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """On which abstract tensors a program was recorded, and what was left to FakeTensorMode."""
+
+    name: str  # lean, or fake for the whole recording
+    reason: str = ""  # why the whole recording
+    by_operator: Mapping[str, str] = field(default_factory=dict)  # operators whose results are not kept, and why
+    found: int = 0  # results that were known
+    worked_out: int = 0  # results that had to be worked out, and are known now
+
+    def __str__(self) -> str:
+        about = f": {self.reason}" if self.reason else f", {self.found} results known, {self.worked_out} worked out"
+        return "\n".join([f"{self.name}{about}", *(f"  {op}: {why}" for op, why in self.by_operator.items())])
+
+
 class Engine(Protocol):
     """What the recorder needs of abstract tensors."""
 
@@ -84,6 +100,9 @@ class Engine(Protocol):
 
     def run_higher_order(self, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The abstract result of an operator that has no schema."""
+
+    def report(self) -> EngineReport:
+        """What it has done."""
 
     def forget(self, tensor: Tensor) -> None:
         """Told when the metadata of a tensor was changed by other means than `run`."""
@@ -161,6 +180,9 @@ class FakeEngine:
     def run_higher_order(self, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self.mode:
             return op(*args, **kwargs)
+
+    def report(self) -> EngineReport:
+        return EngineReport(self.name, self.reason)
 
     def forget(self, tensor: Tensor) -> None:
         """It keeps nothing that it would have to forget."""

@@ -32,7 +32,7 @@ from .._torch import (
     without_own_cache,
 )
 from ..ops import Kind, op_info
-from .engine import FakeEngine
+from .engine import EngineReport, FakeEngine
 from .rules import LOOSE_RULES, RULES, contiguous, results_by_rule
 
 LIMIT = 1 << 16  # entries; a GPT of any depth needs some hundred
@@ -190,6 +190,10 @@ class LeanEngine(FakeEngine):
         self.counts = Counts()
         self._attributes: dict[torch.device, dict[str, Any]] = {}
         self._direct = super().run
+
+    def report(self) -> EngineReport:
+        counts = self.counts
+        return EngineReport(self.name, "", dict(counts.by_operator), counts.hits, counts.misses)
 
     def forget(self, tensor: Tensor) -> None:
         """The metadata of a tensor has changed, or may have."""
