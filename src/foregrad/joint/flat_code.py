@@ -90,10 +90,9 @@ def run_flat(
         else:
             assert op is not None
             given = [value(item) for item in node.args]
-            result = (
-                op(*given, **{name: value(item) for name, item in node.kwargs.items()}) if node.kwargs else op(*given)
-            )
-            del given
+            named = {name: value(item) for name, item in node.kwargs.items()} if node.kwargs else {}
+            result = op(*given, **named)
+            del given, named
         env[id(node)] = result
         del result
         for item in gone:

@@ -348,7 +348,7 @@ def _interned(*key: Any) -> Meta:
 def _by_rule(op: OpOverload, args: Sequence[Any], kwargs: Any, tensors: Sequence[FakeTensor]) -> Fresh | Several | None:
     """What an operator gives by its own rule, if the case is plain."""
     metas: list[Meta] = [tensor._foregrad_meta for tensor in tensors]  # type: ignore[attr-defined]
-    given = [arg._foregrad_meta if type(arg) is FakeTensor else arg for arg in args]
+    given = [arg._foregrad_meta if type(arg) is FakeTensor else arg for arg in args]  # type: ignore[attr-defined]
     sizes = results_by_rule(op, given, kwargs, metas) if metas else None
     if sizes is None:
         return None
