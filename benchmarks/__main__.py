@@ -42,8 +42,8 @@ def main() -> None:
         publish("runtime", *tables)
         marks += found
     if "capture" in parts:
-        table, found, same = capture.run(models, options.repeats)
-        publish("capture", table)
+        captured, found, same = capture.run(models, options.repeats)
+        publish("capture", *captured)
         marks = found + marks
     if len(parts) == 2 and len(models) == len(MODELS):
         publish("marks", marks_table(marks))
