@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from .._torch import LazyGraphModule
+from ..record.lines import show_stack
 from ..slots import Token
 from .flat_code import compile_flat, run_flat
 from .ir import Node, get_constant
@@ -106,6 +107,18 @@ def value_of(node: Any) -> Any:
         known = node.slot is None or isinstance(node.value, (torch.Tensor, torch.SymInt))
         return node.value if known else None
     return node.meta.get("val") if isinstance(node, fx.Node) else node
+
+
+def is_placeholder(node: Any) -> bool:
+    """Whether a node of either form is an input of its graph."""
+    return node.op is None if node.__class__ is Node else node.op == "placeholder"
+
+
+def stack_of(node: Any) -> str:
+    """The user's line for a node of either form."""
+    if node.__class__ is Node and node.meta is None:
+        return show_stack(node.stack) if node.stack else ""
+    return str(node.meta.get("stack_trace") or "")
 
 
 def is_token(placeholder: Any) -> bool:

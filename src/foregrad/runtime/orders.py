@@ -12,9 +12,10 @@ from .._torch import boundary_apply, deterministic_enabled, garbage_collection_p
 from ..joint.lazy import placeholders_of, value_of
 from ..joint.tape import Order
 from ..options import AOTConfig
-from .backward import Backward, Edges, anchor, saved_between
+from .backward import Backward, Edges, anchor
 from .compilers import compile_graph, example_values
 from .partitioning import partitioned
+from .saved import saved_between
 from .tokens import count_tokens, unlift_first_tokens, unlift_last_tokens, without_first_tokens
 
 
