@@ -166,7 +166,7 @@ def reads_backends(op: OpOverload) -> bool:
     return any(part in name for part in ("conv", "norm", "rnn", "lstm", "gru", "attention", "cudnn", "mkldnn", "mm"))
 
 
-_BY_VALUE = frozenset({int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+_BY_VALUE = frozenset({int, str, type(None), torch.dtype, torch.layout, torch.memory_format})
 _BY_TYPE_AND_VALUE = frozenset({float, bool, complex})  # 1.0 and True are equal to 1, and give other dtypes
 _UNKNOWN = object()
 
@@ -249,6 +249,10 @@ class LeanEngine(FakeEngine):
                     return False
             elif kind in _BY_TYPE_AND_VALUE:
                 key.append(kind)
+                key.append(value)
+            elif kind is torch.device:
+                if value.index is None and value.type != "cpu":  # the current one, which may be another next time
+                    return False
                 key.append(value)
             elif kind is torch.Generator:
                 key.append(value.device)
