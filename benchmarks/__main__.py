@@ -47,8 +47,8 @@ def main() -> None:
         publish("runtime", *tables)
         marks += found
     if "capture" in parts:
-        table, found, same = capture.run(models, options.repeats)
-        publish("capture", table)
+        captured, found, same = capture.run(models, options.repeats)
+        publish("capture", *captured)
         marks = found + marks
     if "partition" in parts:
         tables, found = partition.run(families)

@@ -5,6 +5,8 @@ They are plain PyTorch. Both return their loss, so that one call and one `backwa
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Callable
 
 import torch
@@ -111,8 +113,47 @@ def resnet() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return model, (torch.randn(4, 3, 64, 64), torch.randint(10, (4,)))
 
 
+def transformer(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A small model of four layers from `transformers`, an optional extra, made from its configuration alone."""
+    import transformers
+
+    torch.manual_seed(0)
+    tokens = torch.randint(512, (2, 64))
+    if name == "llama":
+        sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+        config = transformers.LlamaConfig(vocab_size=512, use_cache=False, **sizes)
+        return Loss(transformers.LlamaForCausalLM(config)), (tokens, tokens)
+    sizes = {"d_model": 128, "d_kv": 32, "d_ff": 256, "num_layers": 4, "num_heads": 4, "dropout_rate": 0.0}
+    config = transformers.T5Config(vocab_size=512, use_cache=False, decoder_start_token_id=0, **sizes)
+    return Loss(transformers.T5ForConditionalGeneration(config)), (tokens, tokens)
+
+
+class Loss(nn.Module):
+    """The loss of a language model from `transformers`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        loss: Tensor = self.model(input_ids=tokens, labels=labels).loss
+        return loss
+
+
+TINY: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
+    f"gpt{layers}": (lambda layers=layers: (GPT(layers, 8, 2, 16, 4), (torch.zeros(1, 4, dtype=torch.int64),) * 2))
+    for layers in (12, 48)
+}
+"""The same programs on so little data that kernels take no time."""
+
 MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "gpt12": lambda: gpt(12),
     "gpt48": lambda: gpt(48),
     "resnet": resnet,
+    **(
+        {name: functools.partial(transformer, name) for name in ("llama", "t5")}
+        if importlib.util.find_spec("transformers")
+        else {}
+    ),
 }
+DEEPER: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {"gpt96": lambda: gpt(96)}

@@ -7,7 +7,6 @@ torch's public face (a test checks it).
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import sys
 import threading
@@ -478,11 +477,16 @@ SINK_TOKENS: OpOverload = torch.ops.prims._sink_tokens.default
 
 def effect_of(op: OpOverload | HigherOrderOperator) -> str | None:
     """The kind of side effect that an operator is registered with; it may be registered at any time."""
-    effect = _effect_holder(op).effect
+    held = _effect_holders.get(id(op))
+    if held is None:
+        held = _effect_holders[id(op)] = op, _effect_holder(op)
+    effect = held[1].effect
     return None if effect is None or not has_effects(op) else str(effect.value).lower()
 
 
-@functools.cache
+_effect_holders: dict[int, tuple[Any, Any]] = {}  # by id of the operator, which is kept
+
+
 def _effect_holder(op: OpOverload | HigherOrderOperator) -> Any:
     """Where torch keeps the effect of an operator: looked up once, for this is asked for every recorded operator."""
     return simple_registry.singleton.find(_get_op_qualname(op)).effect
@@ -620,9 +624,46 @@ def make_fake(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) ->
     return FakeTensor(mode, meta, device)
 
 
+_make_subclass = torch.Tensor._make_subclass
+_forbid_data_pointer = torch._C._set_throw_on_mutable_data_ptr
+
+
+def fake_attributes(mode: FakeTensorMode, device: torch.device) -> dict[str, Any]:
+    """What the constructor of a fake tensor puts on it, whatever its shape."""
+    return dict(vars(FakeTensor(mode, torch.empty(0, device="meta"), device)))
+
+
+def fake_shell(meta: torch.Tensor, device: torch.device) -> Any:
+    """A fake tensor around a meta tensor, without its attributes: the constructor takes three times as long."""
+    shell = _make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
+    _forbid_data_pointer(shell)
+    return shell
+
+
+# Views of the meta tensors inside fake ones must not share a version counter, as autograd would have it.
+below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
+
+
+def without_own_cache(mode: FakeTensorMode) -> FakeTensorMode:
+    """A fake mode that works everything out: its own cache costs as much as most of its kernels."""
+    mode.cache_enabled = False
+    return mode
+
+
+def backend_settings() -> tuple[Any, ...]:
+    """Which libraries kernels may use: the layout of a convolution's result depends on them."""
+    return (
+        torch._C._get_mkldnn_enabled(),
+        torch._C._get_cudnn_enabled(),
+        torch._C._get_cudnn_benchmark(),
+        torch._C._get_cudnn_deterministic(),
+        torch._C._get_nnpack_enabled(),
+    )
+
+
 def run_on_meta(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator's meta kernel on fake tensors, without the many questions that FakeTensorMode asks before."""
-    with in_kernel_invocation_manager(mode):
+    with in_kernel_invocation_manager(mode), below_autograd():
         return op(*args, **kwargs)
 
 

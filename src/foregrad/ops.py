@@ -6,7 +6,6 @@ random. The answers are computed once for each overload and kept in a table.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -83,15 +82,25 @@ class OpInfo:
     writes_list: bool  # one of torch's in-place operators on lists of tensors
     uncounted: bool  # abstract tensors do not count its writes, real ones do
     takes_objects: bool = False  # script objects are among its arguments
+    identity: bool = False  # gives its argument, for every purpose but autograd's
 
 
-@functools.cache
+_KNOWN: dict[int, tuple[Any, OpInfo]] = {}  # by id of the operator, which is kept: to hash one takes longer
+
+
 def op_info(op: OpOverload | HigherOrderOperator) -> OpInfo:
     """Classify an operator.
 
     >>> op_info(torch.ops.aten.add_.Tensor).kind.name, op_info(torch.ops.aten.view.default).kind.name
     ('WRITE', 'VIEW')
     """
+    known = _KNOWN.get(id(op))
+    if known is None:
+        known = _KNOWN[id(op)] = op, _classify(op)
+    return known[1]
+
+
+def _classify(op: OpOverload | HigherOrderOperator) -> OpInfo:
     if isinstance(op, HigherOrderOperator):
         return OpInfo(Kind.HIGHER_ORDER, (), False, False, True, False, False, False)
     arguments = op._schema.arguments
@@ -113,4 +122,5 @@ def op_info(op: OpOverload | HigherOrderOperator) -> OpInfo:
     uncounted = lists or (has_out and any("List" in str(arguments[i].type) for i in written))
     impure = random or no_results
     takes_objects = takes_script_objects(op)
-    return OpInfo(kind, written, random, is_composite(op), impure, has_out, lists, uncounted, takes_objects)
+    identity = op in IDENTITIES
+    return OpInfo(kind, written, random, is_composite(op), impure, has_out, lists, uncounted, takes_objects, identity)

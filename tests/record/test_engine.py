@@ -5,7 +5,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from foregrad.errors import FakeModeError
-from foregrad.record.engine import DIRECT, engine_for, has_gaps
+from foregrad.record.choice import engine_for
+from foregrad.record.engine import DIRECT, has_gaps
 from foregrad.slots import Input
 from helpers import leaf, plain
 

@@ -167,3 +167,15 @@ def _gives_view(function: Callable[..., Any], call: Call) -> bool:
     version, storage = call.input._version, call.input.untyped_storage()._cdata
     results = [t for t in tensors_in(call.made_by(function)) if t.layout == torch.strided]
     return call.input._version == version and any(t.untyped_storage()._cdata == storage for t in results)
+
+
+@_listed
+def all_operators() -> Iterator[Operator]:
+    """Every operator, in place where it has such a variant, for each of the dtypes that it knows."""
+    for info in database():
+        for dtype in DTYPES:
+            if dtype in info.supported_dtypes("cpu"):
+                name = f"{info.name}, {dtype}".replace("torch.", "")
+                yield _operator(info, info.op, name, dtype)
+                if info.inplace_variant is not None:
+                    yield _operator(info, info.inplace_variant, f"{name}, in place", dtype)

@@ -260,4 +260,5 @@ def capture(fn_or_module: Callable[..., Any], *args: Any, **kwargs: Any) -> Capt
         num_params_buffers=0,
         keep_inference_input_mutations=False,
     )
-    return capture_call(fn_or_module, args, kwargs, module, resolved)
+    with garbage_collection_paused():
+        return capture_call(fn_or_module, args, kwargs, module, resolved)

@@ -16,7 +16,8 @@ from ..errors import DataDependentError, ForegradError, GraphOutputError, StateC
 from ..joint.build import Joint, build_joint
 from ..locks import recording_lock
 from ..options import AOTConfig
-from ..record.engine import engine_for
+from ..record.choice import engine_for
+from ..record.engine import EngineReport
 from ..record.memory import (
     SharedMemory,
     WholeMemoryNeeded,
@@ -63,9 +64,9 @@ class Capture:
         return list(self.joint.primal_values), list(self.joint.tangent_values), *self.joint.random.values
 
     @property
-    def engine(self) -> str:
-        """Which abstract tensors the program was recorded on."""
-        return self.joint.recording.engine.name
+    def engine(self) -> EngineReport:
+        """Which abstract tensors the program was recorded on, and what the lean ones left to FakeTensorMode."""
+        return self.joint.recording.engine.report()
 
     def __str__(self) -> str:
         return show_joint(self.joint)

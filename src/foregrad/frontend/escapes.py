@@ -7,6 +7,7 @@ before it runs and compared afterwards.
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +40,9 @@ class _Noted:
 
     def changes(self) -> dict[Any, Any]:
         """What is there now and was not before."""
-        now = self.read()
+        now, before = self.read(), self.before
+        if now.keys() == before.keys() and all(map(operator.is_, now.values(), before.values())):
+            return {}
         return {k: now.get(k, _ABSENT) for k in now.keys() | self.before.keys() if _differ(now, self.before, k)}
 
 

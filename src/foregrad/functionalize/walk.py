@@ -87,7 +87,7 @@ class Functionalizer:
     def _replay(self, parent: Node, state: TensorState) -> Node:
         step = state.step
         assert step is not None
-        if step.op in IDENTITIES:
+        if op_info(step.op).identity:
             return parent
         args, kwargs = self.args(step.args), self.kwargs(step.kwargs)
         node = self.graph.call(step.op, (parent, *args), kwargs, state.tensor)
@@ -178,6 +178,7 @@ class Functionalizer:
         if changes:
             with disable_modes(), torch.no_grad():
                 aten.set_.source_Tensor(tensor, changes[0])
+            self.engine.forget(tensor)
 
     def step_over(self) -> None:
         """From here on tensors have the shapes that the current step leaves behind."""

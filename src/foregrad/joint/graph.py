@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch import LazyGraphModule
 from ..errors import VerificationError
 from ..record.lines import show_stack
 from ..slots import Token
 from .ir import Node, get_constant
+from .lazy import LazyModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,13 @@ class Part:
 
 
 def to_fx(part: Part) -> fx.GraphModule:
-    """A graph module. Its code is generated when it is first called."""
+    """A graph module. Its graph is made when somebody looks at it, its code when it is first called."""
+    return LazyModule(part, _fx_graph)
+
+
+def _fx_graph(part: Part, constants: dict[int, str]) -> fx.Graph:
     graph = fx.Graph()
     written: dict[int, fx.Node] = {}
-    constants = torch.nn.Module()
-    count = 0
 
     def value(item: Any) -> Any:
         kind = item.__class__
@@ -48,11 +50,7 @@ def to_fx(part: Part) -> fx.GraphModule:
         new.meta = _meta(node)
     for node in part.nodes:
         if node.op is get_constant:
-            kind = "tensor" if isinstance(node.args[0], torch.Tensor) else "object"
-            target = f"_{kind}_constant{count}"
-            count += 1
-            setattr(constants, target, node.args[0])
-            new = graph.create_node("get_attr", target, (), {}, node.name)
+            new = graph.create_node("get_attr", constants[id(node)], (), {}, node.name)
         else:
             assert node.op is not None
             kwargs = {key: value(item) for key, item in node.kwargs.items()} if node.kwargs else {}
@@ -63,7 +61,7 @@ def to_fx(part: Part) -> fx.GraphModule:
         new.meta = _meta(node)
         written[id(node)] = new
     graph.output(tuple([value(item) for item in part.outputs]))
-    return LazyGraphModule(constants, graph)
+    return graph
 
 
 def _meta(node: Node) -> dict[str, Any]:

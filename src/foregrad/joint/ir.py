@@ -9,7 +9,7 @@ import builtins
 import keyword
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ class Node:
     """One value of the graph: a placeholder (it has a slot), a constant, or the result of an operator."""
 
     __slots__ = (
+        "_inputs",
         "args",
         "autograd_node",
         "backward",
@@ -46,6 +47,7 @@ class Node:
 
     def __init__(self, op: Target | None, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> None:
         self.op = op
+        self._inputs: tuple[Node, ...] | None = None  # found when first asked for: arguments do not change
         self.args = args
         self.kwargs = kwargs
         self.value = value  # the abstract result
@@ -59,20 +61,24 @@ class Node:
         self.stack: Stack = ()
         self.autograd_node: AutogradNode | None = None  # whose work it is, in backward
 
-    def inputs(self) -> Iterator[Node]:
+    def inputs(self) -> tuple[Node, ...]:
         """The nodes that this one reads."""
-        yield from nodes_in(self.args)
-        if self.kwargs:
-            yield from nodes_in(self.kwargs.values())
+        found = self._inputs
+        if found is None:
+            found = self._inputs = tuple(nodes_in((*self.args, *self.kwargs.values()) if self.kwargs else self.args))
+        return found
 
 
-def nodes_in(values: Iterable[Any]) -> Iterator[Node]:
+def nodes_in(values: Iterable[Any]) -> list[Node]:
     """All nodes among values that may be nested in lists and tuples."""
+    found: list[Node] = []
     for value in values:
-        if value.__class__ is Node:
-            yield value
-        elif value.__class__ is list or value.__class__ is tuple:
-            yield from nodes_in(value)
+        kind = value.__class__
+        if kind is Node:
+            found.append(value)
+        elif kind is list or kind is tuple:
+            found += nodes_in(value)
+    return found
 
 
 class FlatGraph:

@@ -10,6 +10,8 @@ from torch import fx
 from .._torch import OpOverload
 from ..errors import NotFunctionalError, VerificationError
 from ..ops import aten
+from .ir import nodes_in
+from .lazy import unread
 
 
 def assert_functional_graph(graph: fx.Graph) -> int:
@@ -37,6 +39,41 @@ def assert_functional_graph(graph: fx.Graph) -> int:
             )
         written.add(target)
     return len(written)
+
+
+def verify_module(module: fx.GraphModule) -> None:
+    """Check a graph in the form in which it is: a flat one need not become one of `torch.fx`."""
+    part = unread(module)
+    if part is None:
+        verify_graph(module)
+    else:
+        verify_part(part)
+
+
+def verify_part(part: Any) -> None:
+    """The same checks on the flat form."""
+    seen = set(map(id, part.placeholders))
+    written: set[int] = set()
+    for node in part.nodes:
+        for item in node.inputs():
+            if id(item) not in seen:
+                raise VerificationError(f"{node.name} reads {item.name} before it is made")
+        if isinstance(node.op, OpOverload) and node.op._schema.is_mutable:
+            target = node.args[0]
+            allowed = node.op in (aten.copy_.default, aten.set_.source_Tensor) and target in part.placeholders
+            if not allowed or id(target) in written:
+                raise NotFunctionalError(
+                    f"aot_autograd expected to have an entirely functional graph, but found {node.name} = {node.op}"
+                )
+            written.add(id(target))
+        if node.op is operator.getitem:
+            value = node.args[0].value
+            if isinstance(value, (list, tuple)) and not 0 <= node.args[1] < len(value):
+                raise VerificationError(f"{node.name} takes a result that {node.args[0].name} does not have")
+        seen.add(id(node))
+    for item in nodes_in(part.outputs):
+        if id(item) not in seen:
+            raise VerificationError(f"{item.name} is returned and never made")
 
 
 def verify_graph(module: fx.GraphModule) -> None:

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch  # noqa: F401 (the doctest uses it)
+import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
 
 from .._torch import expression_of, free_symbols
@@ -154,7 +154,7 @@ def saved_sizes(joint: Part, in_forward: set[Node], read: Sequence[Node], inputs
     """Sizes that the backward reads, and every symbol in the shape of one of its inputs; plain symbols first."""
     symbols: set[Any] = set()
     for node in (*inputs, *read):
-        if isinstance(node.value, (Tensor, SymInt)):
+        if _may_have_symbols(node.value):
             symbols |= free_symbols(node.value)
     if not symbols:
         return list(read)
@@ -164,6 +164,12 @@ def saved_sizes(joint: Part, in_forward: set[Node], read: Sequence[Node], inputs
             binding.setdefault(expression_of(node.value), node)
     first = list(binding.values())
     return first + [node for node in read if node not in first]
+
+
+def _may_have_symbols(value: Any) -> bool:
+    if isinstance(value, Tensor) and value.layout is torch.strided:
+        return any(type(n) is not int for n in (*value.shape, *value.stride(), value.storage_offset()))
+    return isinstance(value, (Tensor, SymInt))
 
 
 def complete(part: Part) -> Part:

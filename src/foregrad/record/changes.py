@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor
 
-from .._torch import OpOverload
+from .._torch import OpOverload, without_function_modes
 from ..errors import UnsupportedError
 from ..ops import Kind, aten, op_info
 from .engine import Engine
@@ -88,7 +88,8 @@ class Changes:
             torch.autograd.graph.increment_version(tuple(tensors_in(written_arguments(op, args, kwargs))))
 
     def _metadata(self, tensor: Tensor) -> Tensor:
-        copy: Tensor = self._engine.run(aten.detach.default, (type(tensor),), (tensor,), {})
+        with without_function_modes():
+            copy: Tensor = self._engine.run(aten.detach.default, (type(tensor),), (tensor,), {})
         return copy
 
     def _note(self, tensor: Tensor, before: Tensor) -> None:

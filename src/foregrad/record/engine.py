@@ -6,7 +6,8 @@ also serves symbolic sizes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -21,13 +22,11 @@ from .._torch import (
     ShapeEnv,
     local_source,
     make_fake,
-    new_fake_mode,
     run_on_meta,
-    running_fake_mode,
     set_lazy_bits,
     symbolic_context,
 )
-from ..errors import FakeModeError, MissingInputError, UnsupportedError
+from ..errors import MissingInputError, UnsupportedError
 from ..ops import aten
 from ..slots import Primal
 from ..subclasses.layout import is_wrapper, leaves_of, require_traceable
@@ -53,6 +52,21 @@ DIRECT = frozenset(
         aten.view.default,
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """On which abstract tensors a program was recorded, and what was left to FakeTensorMode."""
+
+    name: str  # lean, or fake for the whole recording
+    reason: str = ""  # why the whole recording
+    by_operator: Mapping[str, str] = field(default_factory=dict)  # operators whose results are not kept, and why
+    found: int = 0  # results that were known
+    worked_out: int = 0  # results that had to be worked out, and are known now
+
+    def __str__(self) -> str:
+        about = f": {self.reason}" if self.reason else f", {self.found} results known, {self.worked_out} worked out"
+        return "\n".join([f"{self.name}{about}", *(f"  {op}: {why}" for op, why in self.by_operator.items())])
 
 
 class Engine(Protocol):
@@ -87,14 +101,21 @@ class Engine(Protocol):
     def run_higher_order(self, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The abstract result of an operator that has no schema."""
 
+    def report(self) -> EngineReport:
+        """What it has done."""
+
+    def forget(self, tensor: Tensor) -> None:
+        """Told when the metadata of a tensor was changed by other means than `run`."""
+
 
 class FakeEngine:
     """Abstract tensors by torch's FakeTensorMode."""
 
     name = "fake"
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, reason: str = "") -> None:
         self.mode = mode
+        self.reason = reason  # why not the lean engine
         self._dispatch = mode.dispatch  # bound once: it runs for every operator
         self._static = mode.shape_env is None
 
@@ -159,6 +180,12 @@ class FakeEngine:
         with self.mode:
             return op(*args, **kwargs)
 
+    def report(self) -> EngineReport:
+        return EngineReport(self.name, self.reason)
+
+    def forget(self, tensor: Tensor) -> None:
+        """It keeps nothing that it would have to forget."""
+
     def strided(self, tensor: Tensor, stride: Sequence[int], device: torch.device) -> Tensor:
         return self._strided(tensor.shape, tuple(stride), 0, tensor.dtype, device)
 
@@ -211,19 +238,3 @@ def has_gaps(tensor: Tensor) -> bool:
                 return True
             expected = expected * tensor.shape[d]
     return False
-
-
-def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool) -> FakeEngine:
-    """The engine for a recording: over the inputs' own fake mode if they have one."""
-    fakes = [(slot, value) for slot, value in inputs if isinstance(value, FakeTensor)]
-    for slot, value in fakes:
-        if value.fake_mode is not fakes[0][1].fake_mode:
-            raise FakeModeError(
-                f"{fakes[0][0]} and {slot} belong to two fake modes. Make them under one FakeTensorMode and call again."
-            )
-    if fakes:
-        return FakeEngine(fakes[0][1].fake_mode)
-    mode = running_fake_mode()
-    if mode is not None:
-        return FakeEngine(mode)
-    return FakeEngine(new_fake_mode(ShapeEnv() if dynamic else None))

@@ -22,20 +22,29 @@ _NOT_THE_USERS = tuple(
 GRADIENT_SUM = "Gradient addition node due to multiple use of tensor around:"
 
 
-@functools.cache
+_known: dict[int, tuple[CodeType, bool]] = {}  # by id: Python computes the hash of code anew each time it is asked
+DEEPEST = 6  # frames of a stack that are kept
+
+
 def is_users_code(code: CodeType) -> bool:
     """Whether code belongs neither to torch nor to Foregrad."""
-    name = code.co_filename
-    return not name.startswith(_NOT_THE_USERS) and not name.startswith("<frozen")
+    known = _known.get(id(code))
+    if known is None:
+        name = code.co_filename
+        users = not name.startswith(_NOT_THE_USERS) and not name.startswith("<frozen")
+        known = _known[id(code)] = code, users
+    return known[1]
 
 
 def user_stack(depth: int = 1) -> Stack:
     """The user's frames, innermost first."""
     frame: FrameType | None = sys._getframe(depth)
-    found = []
-    while frame is not None:
+    found: list[tuple[CodeType, int]] = []
+    known = _known
+    while frame is not None and len(found) < DEEPEST:
         code = frame.f_code
-        if is_users_code(code):
+        users = known.get(id(code))
+        if users[1] if users is not None else is_users_code(code):
             found.append((code, frame.f_lineno))
         frame = frame.f_back
     return tuple(found)
@@ -47,7 +56,7 @@ def show_stack(stack: Stack) -> str:
     if isinstance(stack, str):
         return stack
     lines = []
-    for code, number in reversed(stack[:6]):
+    for code, number in reversed(stack):
         lines.append(f'  File "{code.co_filename}", line {number}, in {code.co_name}')
         text = linecache.getline(code.co_filename, number).strip()
         if text:

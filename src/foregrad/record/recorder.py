@@ -32,7 +32,7 @@ from .._torch import (
     without_function_modes,
 )
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
-from ..ops import Kind, op_info
+from ..ops import Kind, OpInfo, op_info
 from .changes import Changes
 from .engine import Engine, is_empty
 from .lenient import error_missed
@@ -96,10 +96,11 @@ class Recorder(TorchDispatchMode):
                 "a kernel of torch, or one of its derivatives, cannot compute with symbolic sizes. Compile with "
                 "dynamic=False."
             )
-        replaced = self._decompose(op, args, kwargs)
-        if replaced is not NotImplemented:
-            return replaced
         info = op_info(op)
+        if self._decompositions or info.composite or info.writes_list:
+            replaced = self._decompose(op, info, args, kwargs)
+            if replaced is not NotImplemented:
+                return replaced
         stack, node = self._stack(), self._node
         if "device" in kwargs:
             self._require_device(kwargs["device"])
@@ -176,16 +177,16 @@ class Recorder(TorchDispatchMode):
             "yet. Convert its argument to a dtype first."
         )
 
-    def _decompose(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _decompose(self, op: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replace an operator by others: on the user's wish, or because it is a mere composition."""
         decomposition = self._decompositions.get(op)
         if decomposition is not None:
             with self:
                 return decomposition(*args, **kwargs)
-        if op_info(op).composite:
+        if info.composite:
             with self:
                 return op.decompose(*args, **kwargs)
-        if op_info(op).writes_list and lists_share_memory(args, kwargs):
+        if info.writes_list and lists_share_memory(args, kwargs):
             with self:
                 one_after_another(op, args, kwargs)
             return None

@@ -23,6 +23,7 @@ from .._torch import (
 )
 from ..errors import BackwardError, UnsupportedError
 from ..joint.backward_writes import BackwardWrite
+from ..joint.lazy import placeholders_of, value_of
 from ..joint.tape import Tape
 from ..locks import Lock
 from ..options import AOTConfig
@@ -137,7 +138,7 @@ class Backward:
             return self._compiled
 
     def _compile(self, module: fx.GraphModule) -> Boxed:
-        values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+        values = [value_of(node) for node in placeholders_of(module)]
         strides: list[Any] | None = None
         if self._strides is not None and module is self.module:
             padding = len(values) - len(self._saved.sizes) - len(self._strides)

@@ -20,6 +20,7 @@ from .._torch import (
 )
 from ..joint.build import Joint
 from ..joint.ir import Node
+from ..joint.lazy import operator_of
 from ..joint.outputs import Number, Plain, Result, SameAsInput, ViewOfBase, ViewOfInput, ViewOfOutput
 from ..ops import Kind, op_info
 from ..slots import Output, Primal, Returned, Updated
@@ -442,4 +443,5 @@ def saved_origin(node: Any) -> Any:
 
 
 def _is_view(node: Any) -> bool:
-    return node.op == "call_function" and hasattr(node.target, "_schema") and op_info(node.target).kind is Kind.VIEW
+    op = operator_of(node)
+    return hasattr(op, "_schema") and op_info(op).kind is Kind.VIEW

@@ -11,6 +11,7 @@ from torch import fx
 
 from .._torch import FakeTensor, TracingContext, ambient_state_kept, autocast_off, garbage_collection_paused
 from ..errors import CompilerError
+from ..joint.lazy import outputs_of, value_of
 from ..logs import Phase, compiling, show_graph
 from ..options import AOTConfig, Compiler
 from ..record.engine import Engine
@@ -90,7 +91,7 @@ def _boxed(compiled: Callable[..., Any], phase: Phase) -> Boxed:
 
 def checked(compiled: Boxed, phase: Phase, module: fx.GraphModule, install: Callable[[Boxed], None]) -> Boxed:
     """Check the number of outputs in the first call, then get out of the way."""
-    outputs: Any = module.graph.output_node().args[0]
+    outputs = outputs_of(module)
     expected = len(outputs)
 
     def single(args: list[Any]) -> Any:
@@ -107,7 +108,7 @@ def checked(compiled: Boxed, phase: Phase, module: fx.GraphModule, install: Call
                 "compiler must return a function that gives one value for each output of the graph, in order."
             )
         for i, (node, value) in enumerate(zip(outputs, (result,) if bare else result, strict=True)):
-            wants_tensor = isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+            wants_tensor = isinstance(value_of(node), torch.Tensor)
             if wants_tensor and not isinstance(value, torch.Tensor):
                 raise CompilerError(
                     f"The compiled {phase} graph returned a {type(value).__name__} as its output {i}, where the graph "

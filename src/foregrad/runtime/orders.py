@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from .._torch import boundary_apply, deterministic_enabled, garbage_collection_paused
 from ..errors import UnsupportedError
+from ..joint.lazy import placeholders_of, value_of
 from ..joint.tape import Order
 from ..options import AOTConfig
 from .backward import Backward, Edges, anchor
@@ -25,7 +26,7 @@ class RunningOrder:
     def __init__(self, order: Order, lower_gradients: int, through: Sequence[int], config: AOTConfig) -> None:
         """`through` are the gradients of the lower order that autograd has edges for."""
         forward, backward = _graphs(order, config)
-        values = [node.meta["val"] for node in forward.graph.find_nodes(op="placeholder")]
+        values = [value_of(node) for node in placeholders_of(forward)]
         examples = example_values(order.tape.recording.engine, values)
         with garbage_collection_paused():
             compiled, _ = compile_graph(config.bw_compiler, forward, examples, "backward", config)

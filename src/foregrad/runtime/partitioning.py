@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import fx
 
 from ..errors import CompilerError
 from ..joint.graph import Part, to_fx
-from ..joint.verify import verify_graph
+from ..joint.lazy import outputs_of
+from ..joint.verify import verify_module
 from ..options import AOTConfig
 from ..partition import cut, default_partition, min_cut_rematerialization_partition, rematerialized
 from ..slots import RandomState
@@ -42,10 +42,9 @@ def partitioned(
         with torch.no_grad():
             joint = module() if module is not None else to_fx(part)
             forward, backward = partition_fn(joint, (primals, tangents, *random), num_fwd_outputs=returned)
-    outputs: Any = backward.graph.output_node().args[0]
-    if len(outputs) != gradients:
+    if len(outputs_of(backward)) != gradients:
         raise CompilerError("The partitioner returned a backward that does not give one gradient for each input.")
     if config.options.verify:
-        verify_graph(forward)
-        verify_graph(backward)
+        verify_module(forward)
+        verify_module(backward)
     return forward, backward

@@ -16,8 +16,9 @@ from ..joint.build import Joint
 from ..joint.graph import to_fx
 from ..joint.inputs import InputFacts
 from ..joint.ir import Node
+from ..joint.lazy import operator_of
 from ..joint.metadata import describe
-from ..joint.verify import verify_graph
+from ..joint.verify import verify_module
 from ..logs import show_graph
 from ..ops import Kind, op_info
 from ..options import AOTConfig
@@ -116,7 +117,7 @@ def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, au
         module = to_fx(joint.part)
         unlift_first_tokens(module, len(joint.signature.tokens))
     if config.options.verify:
-        verify_graph(module)
+        verify_module(module)
     examples = _forward_examples(joint, config)
     compiler = config.inference_compiler or config.fw_compiler
     compiled, strides = compile_graph(compiler, module, examples, "inference", config)
@@ -177,7 +178,7 @@ def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
     nodes = zip(joint.primal_nodes, joint.primals, strict=True)
     moving = {n.name for n, f in nodes if isinstance(n, Node) and f.recorded.slot in counted}
     for node in saved.tensors:
-        if node.target is operator.getitem and node is not _origin(node) and _origin(node).name in moving:
+        if operator_of(node) is operator.getitem and node is not _origin(node) and _origin(node).name in moving:
             raise UnsupportedError(
                 "the backward needs one of several views (of a split, an unbind) of an input whose shape the program "
                 "changes: this cannot be compiled yet. Take the views one by one, or of a clone."
@@ -191,11 +192,12 @@ def _changes_later(joint: Joint, facts: InputFacts) -> bool:
     return not facts.data_changed and any(f.reshapes or f.refitted or f.moved for f in (facts, *members))
 
 
-def _origin(node: fx.Node) -> fx.Node:
+def _origin(node: Any) -> Any:
     """What a view, or a view of a view, was taken from; a piece of a split is a view too."""
     while True:
-        source: Any = node.args[0] if node.target is operator.getitem else node
-        if not isinstance(source.target, OpOverload) or op_info(source.target).kind is not Kind.VIEW:
+        source = node.args[0] if operator_of(node) is operator.getitem else node
+        op = operator_of(source)
+        if not isinstance(op, OpOverload) or op_info(op).kind is not Kind.VIEW:
             return node
         node = source.args[0]
 

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from ..functionalize.draw_operators import default_generator
 from ..functionalize.draws import RandomInputs
 from ..joint.build import Joint
+from ..joint.lazy import placeholders_of
 from ..joint.random import RandomSide
 from .compilers import Boxed
 from .writer import Writer
@@ -65,7 +66,7 @@ def _state(side: RandomSide) -> GeneratorState:
 
 
 def _takes_state(module: fx.GraphModule) -> bool:
-    return any(node.name.startswith("bwd_seed") for node in module.graph.find_nodes(op="placeholder"))
+    return any(node.name.startswith("bwd_seed") for node in placeholders_of(module))
 
 
 def around_forward(writer: Writer, name: str, joint: Joint) -> str:

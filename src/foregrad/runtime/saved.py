@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from .._torch import hint_of
+from ..joint.lazy import is_placeholder, outputs_of, stack_of, value_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class SavedValue:
 class Saved:
     """What the forward hands to the backward: names of the nodes, tensors first in the forward's outputs."""
 
-    tensors: tuple[fx.Node, ...]
-    sizes: tuple[fx.Node, ...]
+    tensors: tuple[Any, ...]  # of either form
+    sizes: tuple[Any, ...]
 
     @property
     def names(self) -> list[str]:
@@ -58,16 +58,16 @@ class Saved:
 
 def saved_between(forward: fx.GraphModule, returned: int) -> Saved:
     """Read off a partitioned forward what it saves behind its own outputs."""
-    outputs: Sequence[Any] = forward.graph.output_node().args[0][returned:]  # type: ignore[index, assignment]
-    tensors = tuple(node for node in outputs if isinstance(node.meta.get("val"), Tensor))
-    sizes = tuple(node for node in outputs if not isinstance(node.meta.get("val"), Tensor))
+    outputs = outputs_of(forward)[returned:]
+    tensors = tuple(node for node in outputs if isinstance(value_of(node), Tensor))
+    sizes = tuple(node for node in outputs if not isinstance(value_of(node), Tensor))
     return Saved(tensors, sizes)
 
 
-def _described(node: fx.Node, order: int) -> SavedValue:
-    value: Tensor = node.meta["val"]
+def _described(node: Any, order: int) -> SavedValue:
+    value: Tensor = value_of(node)
     shape = tuple(hint_of(n) for n in value.shape)
-    is_input = node.op == "placeholder"
+    is_input = is_placeholder(node)
     nbytes = 0 if is_input else torch.Size(shape).numel() * value.element_size()
-    lines = str(node.meta.get("stack_trace") or "").strip().splitlines()
+    lines = stack_of(node).strip().splitlines()
     return SavedValue(order, node.name, shape, value.dtype, nbytes, is_input, lines[-1].strip() if lines else "")

@@ -12,6 +12,7 @@ from typing import Any
 from torch import fx
 
 from .._torch import MAKE_TOKEN, SINK_TOKENS
+from ..joint.lazy import is_token, placeholders_of
 from .compilers import Boxed
 
 Install = Callable[[Boxed], None]
@@ -54,7 +55,7 @@ def without_last_tokens(compiled: Boxed, count: int) -> Boxed:
 
 def count_tokens(module: fx.GraphModule) -> int:
     """How many tokens a graph takes."""
-    return sum(node.op == "placeholder" and "token" in node.meta for node in module.graph.nodes)
+    return sum(is_token(node) for node in placeholders_of(module))
 
 
 # ---------------------------------------------------------------------------------------------- unlifted form

@@ -1,0 +1,30 @@
+"""Which engine a program is recorded on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .._torch import FakeTensor, ShapeEnv, new_fake_mode, running_fake_mode
+from ..errors import FakeModeError
+from ..slots import Primal
+from .engine import FakeEngine
+from .lean import LeanEngine
+
+
+def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool) -> FakeEngine:
+    """The engine for a recording: over the inputs' own fake mode if they have one."""
+    fakes = [(slot, value) for slot, value in inputs if isinstance(value, FakeTensor)]
+    for slot, value in fakes:
+        if value.fake_mode is not fakes[0][1].fake_mode:
+            raise FakeModeError(
+                f"{fakes[0][0]} and {slot} belong to two fake modes. Make them under one FakeTensorMode and call again."
+            )
+    if fakes:
+        return FakeEngine(fakes[0][1].fake_mode, "the inputs are fake tensors of a mode of their own")
+    mode = running_fake_mode()
+    if mode is not None:
+        return FakeEngine(mode, "a front end has a fake mode of its own")
+    if dynamic:
+        return FakeEngine(new_fake_mode(ShapeEnv()), "sizes are symbols")
+    return LeanEngine(new_fake_mode(None))
