@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from .._torch import AutocastState, effect_type, is_backward_state
 from ..errors import BackwardStateError, UnsupportedError
 from ..functionalize.walk import Functionalizer
-from ..options import AOTConfig
+from ..options import AOTConfig, Loss
 from ..record.recording import Recording
 from ..slots import Base, Grad, Grown, Memory, Output, Primal, Returned, Root, Tangent, Token, Updated
 from .backward_writes import BackwardWrite
@@ -24,6 +24,7 @@ from .graph import Part, to_fx
 from .hooks import HookEffect, HookEffects
 from .inputs import InputFacts, input_facts
 from .ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
+from .loss import loss_target
 from .outputs import Constant, Number, OutputClassifier, OutputFacts, SameAsInput
 from .random import RandomFacts, random_facts
 from .tape import Tape, program_targets
@@ -130,7 +131,7 @@ def build_joint(
         hooks = HookEffects(recording, hidden)
         outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay).classify()
     primals = _primals(graph, facts)
-    targets = program_targets(list(facts.values()), outputs)
+    targets = _targets(config, list(facts.values()), outputs, len(leaves))
     tape = Tape(recording, functionalizer, [facts.recorded for facts in primals], targets)
     if recording.depend_on(list(tape.targets.values()), outputs.fresh_leaves):
         raise UnsupportedError(
@@ -189,6 +190,19 @@ def build_joint(
         recording=recording,
         tape=tape,
     )
+
+
+def _targets(
+    config: AOTConfig, facts: Sequence[InputFacts], outputs: OutputFacts, visible: int
+) -> dict[Returned, Tensor]:
+    """What is differentiated: in export the loss alone, or nothing."""
+    match config.differentiate:
+        case Loss(index):
+            return loss_target(index, outputs, visible)
+        case False:
+            return {}
+        case _:
+            return program_targets(facts, outputs)
 
 
 _NO_CAPTURE = (
