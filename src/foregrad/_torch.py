@@ -50,6 +50,7 @@ from torch.fx.experimental.symbolic_shapes import (
     free_symbols,
 )
 from torch.utils._device import DeviceContext  # the mode behind a default device
+from torch.utils._sympy.value_ranges import ValueRanges  # what bounds a symbolic size
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -689,3 +690,50 @@ def local_source(name: str) -> Any:
     from torch._dynamo.source import ConstantSource
 
     return ConstantSource(name)
+
+
+def named_symbol(shape_env: ShapeEnv, name: str, value: int, low: int | None, high: int | None) -> torch.SymInt:
+    """A symbolic size between two bounds; sizes 0 and 1 are left out, as programs decide by them."""
+    source = local_source(name)
+    symbol = shape_env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)
+    known = shape_env.var_to_range[symbol]
+    bounds = ValueRanges(known.lower if low is None else max(low, 2), known.upper if high is None else high)
+    shape_env._update_var_to_range(symbol, known & bounds)
+    return shape_env.create_symintnode(symbol, hint=value, source=source)
+
+
+def symbol_range(shape_env: ShapeEnv, symbol: Any) -> Any:
+    """The values that a symbol may take, as the shape environment knows them now."""
+    return shape_env.var_to_range[symbol]
+
+
+def always_holds(shape_env: ShapeEnv, expression: Any) -> bool:
+    """Whether a condition on symbols holds for all values in their ranges."""
+    known = shape_env._maybe_evaluate_static(expression)
+    return known is not None and bool(known)
+
+
+# The operator behind torch.no_grad and torch.enable_grad: function modes see it, and graphs above autograd hold it.
+SET_GRAD_ENABLED: Any = torch._C._set_grad_enabled
+
+
+def below_autograd() -> Any:
+    """Leave autograd out: operators reach modes as they were called, without being taken apart."""
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+@contextlib.contextmanager
+def custom_functions_refused(refuse: Callable[[str], None]) -> Iterator[None]:
+    """Call `refuse` where the running thread applies a custom function: no mode sees it without autograd."""
+    apply, thread = torch.autograd.Function.__dict__["apply"], threading.get_ident()
+
+    def refuse_here(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            refuse(cls.__name__)
+        return apply.__get__(None, cls)(*args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(refuse_here)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]

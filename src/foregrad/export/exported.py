@@ -13,6 +13,7 @@ from .._torch import pytree
 from ..errors import ExportError, WeightsError
 from ..frontend.capturing import Capture
 from ..slots import Buffer
+from .checks import check_call
 from .classify import classify
 from .signature import GraphSignature
 from .specs import ExportGraphSignature, InputKind, OutputKind
@@ -54,6 +55,8 @@ class Exported:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         specs = self.specs
         flat = self._flat_arguments(args, kwargs)
+        nodes = list(self.graph_module.graph.find_nodes(op="placeholder"))
+        check_call(nodes[len(nodes) - len(flat) :], flat, self.ranges)
         users = iter(flat)
         values = [self._input(spec, users) for spec in specs.input_specs]
         with torch.no_grad():

@@ -182,7 +182,7 @@ def _capture(
         engine = engine_for([(argument.slot, argument.value) for argument in (*found, *inputs)], dynamic)
         snapshot = Snapshot(surroundings)
         from_nodes = isinstance(function, fx.GraphModule)
-        recording = Recording(engine, dict(config.decompositions or {}), from_nodes)
+        recording = Recording(engine, dict(config.decompositions or {}), from_nodes, config.pre_dispatch)
         try:
             recording.run(program, given, around, place_of, shared, early, grads)
             result = flatten(recording.result, "output")

@@ -7,6 +7,7 @@ operators as they are; passes make sense of them later.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -74,6 +75,10 @@ class Recorder(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # spares a wrapper around every call
+
+    def running(self) -> contextlib.AbstractContextManager[None]:
+        """What else holds while the program runs."""
+        return contextlib.nullcontext()
 
     def __torch_dispatch__(
         self, op: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
