@@ -50,7 +50,7 @@ from torch.fx.experimental.symbolic_shapes import (
     free_symbols,
 )
 from torch.utils._device import DeviceContext  # the mode behind a default device
-from torch.utils._sympy.value_ranges import ValueRanges  # what bounds a symbolic size
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy  # what bounds a symbolic size
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -707,10 +707,10 @@ def symbol_range(shape_env: ShapeEnv, symbol: Any) -> Any:
     return shape_env.var_to_range[symbol]
 
 
-def always_holds(shape_env: ShapeEnv, expression: Any) -> bool:
-    """Whether a condition on symbols holds for all values in their ranges."""
-    known = shape_env._maybe_evaluate_static(expression)
-    return known is not None and bool(known)
+def conditions_beside_ranges(shape_env: ShapeEnv) -> list[Any]:
+    """What a recording assumed about symbols that the ranges of the symbols do not say."""
+    conditions = [shape_env.replace(guard.expr) for guard in shape_env.guards]
+    return [c for c in conditions if not bool(bound_sympy(c, shape_env.var_to_range) == ValueRanges.wrap(True))]
 
 
 # The operator behind torch.no_grad and torch.enable_grad: function modes see it, and graphs above autograd hold it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 from typing import Any
@@ -33,17 +34,18 @@ def save(exported: Exported, path: str | os.PathLike[str]) -> None:
     """
     program = to_exported_program(exported)
     beside = {_NAME: _to_json(exported)}
-    whole = f"{os.fspath(path)}.part.pt2"  # a file that is only half written never has the wanted name
+    stored = io.BytesIO()
     try:
-        torch.export.save(program, whole, extra_files=beside)
-        os.replace(whole, path)
-    except OSError as error:
-        raise ExportFileError(f"{path} cannot be written: {error}") from error
+        torch.export.save(program, stored, extra_files=beside)
     except Exception as error:
         raise ExportError(f"torch.export cannot store this program: {error}") from error
-    finally:
-        if os.path.exists(whole):
-            os.remove(whole)
+    part = f"{os.fspath(path)}.part"  # a file that is only half written never has the wanted name
+    try:
+        with open(part, "wb") as file:
+            file.write(stored.getbuffer())
+        os.replace(part, path)
+    except OSError as error:
+        raise ExportFileError(f"{path} cannot be written: {error}") from error
 
 
 def load(path: str | os.PathLike[str], weights: Any = None) -> Exported:
@@ -52,7 +54,8 @@ def load(path: str | os.PathLike[str], weights: Any = None) -> Exported:
     if not os.path.isfile(path):
         raise ExportFileError(f"{path} does not exist, or is no file.")
     try:
-        program = torch.export.load(path, extra_files=beside)
+        with open(path, "rb") as file:
+            program = torch.export.load(io.BytesIO(file.read()), extra_files=beside)
     except Exception as error:
         raise ExportFileError(f"{path} does not hold an exported program that can be loaded: {error}") from error
     if not beside[_NAME]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor, nn
 
-from .._torch import FakeTensorMode, ShapeEnv, always_holds, expression_of, named_symbol, new_fake_mode, symbol_range
+from .._torch import FakeTensorMode, ShapeEnv, conditions_beside_ranges, expression_of, named_symbol, new_fake_mode, symbol_range
 from ..errors import ExportError
 
 
@@ -59,10 +59,10 @@ class Symbols:
                     f"{where} has size {actual}. An example of a size that may change must have at least 2 there: "
                     "programs treat 0 and 1 otherwise, by broadcasting."
                 )
+            if (low is not None and actual < low) or (high is not None and actual > high):
+                raise ExportError(f"{where} has size {actual}, which is outside of [{low}, {high}] for {name}.")
             self.sizes[name] = named_symbol(self._env, name, actual, low, high)
             self.wanted[name] = symbol_range(self._env, expression_of(self.sizes[name]))
-            if actual not in self.wanted[name]:
-                raise ExportError(f"{where} has size {actual}, which is outside of {self.wanted[name]} for {name}.")
         self._require(self.sizes[name], actual, where)
         return self.sizes[name]
 
@@ -75,15 +75,17 @@ class Symbols:
     def ranges(self) -> dict[Any, Any]:
         """The range of each symbol after the recording, if the program holds for all that was asked for."""
         found: dict[Any, Any] = {}
+        owners: dict[Any, str] = {}
         for name, size in self.sizes.items():
             symbol = expression_of(size)
-            if not symbol.is_symbol:
+            if not symbol.is_symbol or symbol in owners:
                 if name not in self.may_be_fixed:
                     raise ExportError(
-                        f"the program works only where {name} is {symbol}. Leave it out of dynamic_shapes, or change "
-                        "what depends on it."
+                        f"the program works only where {name} is {owners.get(symbol, symbol)}. Leave it out of "
+                        "dynamic_shapes, say so there, or change what depends on it."
                     )
                 continue
+            owners[symbol] = name
             found[symbol] = symbol_range(self._env, symbol)
             if found[symbol] != self.wanted[name] and name not in self.may_be_fixed:
                 low, high = found[symbol].lower, found[symbol].upper
@@ -91,10 +93,11 @@ class Symbols:
                     f"the program works only where {low} <= {name} <= {high}. Say so: torch.export.Dim({name!r}, "
                     f"min={low}, max={high})."
                 )
-        for guard in self._env.guards:
-            rest = self._env.simplify(guard.expr)
-            if rest != True and not always_holds(self._env, rest):  # noqa: E712  sympy's own truth
-                raise ExportError(f"the program works only where {rest}: it cannot be exported for all of these sizes.")
+        for condition in conditions_beside_ranges(self._env):
+            names = ", ".join(f"{symbol} is {name}" for symbol, name in owners.items())
+            raise ExportError(
+                f"the program works only where {condition} ({names}): it cannot be exported for all of these sizes."
+            )
         return found
 
 
@@ -109,7 +112,7 @@ def with_symbolic_sizes(
 ) -> tuple[tuple[Any, ...], dict[str, Any], Symbols]:
     """The example call with fake tensors where `dynamic_shapes` says that a size may change."""
     symbols = Symbols(new_fake_mode(ShapeEnv(duck_shape=False)))
-    names = _names(mod, args, kwargs)
+    names, starred = _names(mod, args, kwargs)
     if isinstance(dynamic_shapes, (tuple, list)):
         if len(dynamic_shapes) != len(names):
             raise ExportError(f"dynamic_shapes has {len(dynamic_shapes)} entries for {len(names)} arguments.")
@@ -121,34 +124,31 @@ def with_symbolic_sizes(
     unknown = specs.keys() - set(names)
     if unknown:
         raise ExportError(f"dynamic_shapes names {sorted(unknown)}, but the arguments are {', '.join(names)}.")
-    starred = next((name for name in names if name.startswith("*")), None)
     positional = [name for name in names if name not in kwargs]
-    new_args = list(args)
-    for i, value in enumerate(args):
-        if starred is not None and i >= positional.index(starred):
-            beside = specs.get(starred)
-            spec = None if beside is None else beside[i - positional.index(starred)]
-            new_args[i] = _replaced(value, spec, f"{starred}[{i}]", symbols)
-        else:
-            new_args[i] = _replaced(value, specs.get(positional[i]), positional[i], symbols)
+    named = positional.index(starred) if starred is not None else len(args)
+    new_args = [_replaced(v, specs.get(n), n, symbols) for v, n in zip(args[:named], positional, strict=False)]
+    if starred is not None:
+        new_args += _replaced(args[named:], specs.get(starred), starred, symbols)
     new_kwargs = {key: _replaced(value, specs.get(key), key, symbols) for key, value in kwargs.items()}
     return tuple(new_args), new_kwargs, symbols
 
 
-def _names(mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """The names of the arguments, as `forward` calls them; further positional ones share a name."""
+def _names(mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[str], str | None]:
+    """The names of the arguments, as `forward` calls them, and the one that further positional ones share."""
     try:
         bound = inspect.signature(mod.forward).bind(*args, **kwargs)
     except TypeError as error:
         raise ExportError(f"the example arguments do not fit forward: {error}") from error
-    names = []
+    names: list[str] = []
+    starred = None
     for name in bound.arguments:
         kind = bound.signature.parameters[name].kind
+        starred = name if kind is inspect.Parameter.VAR_POSITIONAL else starred
         if kind is inspect.Parameter.VAR_KEYWORD:
             names += list(bound.arguments[name])
         else:
             names.append(name)
-    return names
+    return names, starred
 
 
 def _replaced(value: Any, spec: Any, where: str, symbols: Symbols) -> Any:
