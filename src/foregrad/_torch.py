@@ -50,12 +50,12 @@ from torch.fx.experimental.symbolic_shapes import (
     free_symbols,
 )
 from torch.utils._device import DeviceContext  # the mode behind a default device
-from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy  # what bounds a symbolic size
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
     is_traceable_wrapper_subclass,
 )
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy  # what bounds a symbolic size
 from torch.utils.checkpoint import CheckpointFunction
 
 LazyGraphModule = _LazyGraphModule
@@ -692,7 +692,7 @@ def local_source(name: str) -> Any:
     return ConstantSource(name)
 
 
-def named_symbol(shape_env: ShapeEnv, name: str, value: int, low: int | None, high: int | None) -> torch.SymInt:
+def named_symbol(shape_env: ShapeEnv, name: str, value: int, low: int | None, high: int | None) -> Any:
     """A symbolic size between two bounds; sizes 0 and 1 are left out, as programs decide by them."""
     source = local_source(name)
     symbol = shape_env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)

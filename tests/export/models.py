@@ -1,5 +1,7 @@
 """Models whose training steps are exported. Each returns its loss."""
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -88,7 +90,7 @@ class ResNet18(nn.Module):
         self.stages = nn.Sequential(
             *(
                 nn.Sequential(Basic(a, b, 1 if i == 0 else 2), Basic(b, b, 1))
-                for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
+                for i, (a, b) in enumerate(itertools.pairwise(widths))
             )
         )
         self.fc = nn.Linear(64, 10)

@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from export.models import build
 from torch import nn
 
 import foregrad
+from export.models import build
 from foregrad import ForegradError
 from foregrad.errors import ExportError, ExportFileError, WeightsError
 from foregrad.export import OutputKind, export, load, save
+
+pytestmark = pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch.export.load, before 2.13
 
 
 class Model(nn.Module):

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 import torch
-from export.models import MODELS, build
 
 import foregrad.export
+from export.models import MODELS, build
 
 LOAD = """
 import sys, torch, foregrad.export

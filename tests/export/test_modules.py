@@ -100,7 +100,7 @@ def test_gradients_of_the_loss_follow_the_outputs():
 
     x = leaf(1.0, 2.0)
     graph, signature = export(body, x, torch.ones(2), loss=1)
-    extra, loss, dw, dx = graph(torch.ones(2), torch.zeros(2), x.detach(), torch.ones(2))
+    _extra, loss, dw, dx = graph(torch.ones(2), torch.zeros(2), x.detach(), torch.ones(2))
     assert loss.item() == 5 and dw.tolist() == [1, 4] and dx.tolist() == [2, 4]
     inputs, outputs = names(graph)
     backward = signature.backward_signature
@@ -115,7 +115,9 @@ def test_the_loss_may_have_any_shape_of_one_element_and_be_an_input():
     assert loss.shape == (1, 1) and gradient.tolist() == [1, 1]
     graph, signature = export(lambda m, x: (x,), leaf(3.0), loss=0)
     loss, gradient = graph(torch.ones(2), torch.zeros(2), torch.tensor([3.0]))
-    assert loss.tolist() == [3] and gradient.tolist() == [1] and not signature.backward_signature.gradients_to_parameters
+    assert (
+        loss.tolist() == [3] and gradient.tolist() == [1] and not signature.backward_signature.gradients_to_parameters
+    )
 
 
 def test_loss_name_behind_written_inputs():
@@ -177,7 +179,9 @@ def test_refusals():
     with pytest.raises(RuntimeError, match="Found an input that received a metadata mutation"):
         export(lambda m, x: (x.resize_(9), (x + 1,))[1], torch.ones(2, 3))
     t = torch.ones(3)
-    with pytest.raises(RuntimeError, match="Encountered duplicated inputs that are mutated in the graph you are trying"):
+    with pytest.raises(
+        RuntimeError, match="Encountered duplicated inputs that are mutated in the graph you are trying"
+    ):
         export(lambda m, a, b: (a.neg_(), (a - b,))[1], t, t)
     with pytest.raises(RuntimeError, match="Encountered aliased inputs that are mutated in the graph you are trying"):
         export(lambda m, a, b: (a.neg_(), (a[0] - b,))[1], t, t[1:])
@@ -201,7 +205,7 @@ def test_state_that_has_no_name_is_refused():
 def test_tensors_that_the_program_finds_are_constants():
     """F-14"""
     table = torch.tensor([10.0, 20.0])
-    graph, signature = export(lambda m, x: (x + table,), torch.ones(2))
+    graph, _signature = export(lambda m, x: (x + table,), torch.ones(2))
     assert graph(torch.ones(2), torch.zeros(2), torch.ones(2))[0].tolist() == [11, 21]
     assert len(names(graph)[0]) == 3
 
@@ -218,7 +222,7 @@ def test_what_is_allowed():
 def test_duplicates_of_parameters_are_inputs_of_their_own():
     """X-8, D-1"""
     module = Net(lambda m, x: ((m.w * x).sum(),))
-    graph, signature = export(module, module.w, loss=0)
+    graph, _signature = export(module, module.w, loss=0)
     _, dw, dx = graph(torch.ones(2), torch.zeros(2), torch.full((2,), 7.0))
     assert dw.tolist() == [7, 7] and dx.tolist() == [1, 1]
 
@@ -240,7 +244,7 @@ def test_tied_parameters():
     graph, signature = export(module, x, loss=0)
     assert signature.parameters == ["a.weight", "b.weight"] and signature.ties == {"b.weight": "a.weight"}
     weight = module.a.weight.detach()
-    loss, *gradients = graph(weight, weight, x)
+    _loss, *gradients = graph(weight, weight, x)
     module(x)[0].backward()
     assert list(signature.backward_signature.gradients_to_parameters.values()) == ["a.weight"]
     assert torch.allclose(sum(gradients), module.a.weight.grad)
@@ -330,9 +334,7 @@ def test_tokens():
 def test_functional_random_numbers():
     """X-7, R-2"""
     with foregrad.config.patch(functionalize_rng_ops=True):
-        graph, signature = export(
-            lambda m, x: (nn.functional.dropout(x * m.w, 0.5).sum(),), torch.ones(64, 2), loss=0
-        )
+        graph, signature = export(lambda m, x: (nn.functional.dropout(x * m.w, 0.5).sum(),), torch.ones(64, 2), loss=0)
     assert sorted(signature.random_inputs.values())[-2:] == ["fwd_base_offset", "fwd_seed"]
     assert list(signature.random_outputs.values()) == ["fwd_offset"]
     random = [torch.tensor(5) if "seed" in role else torch.tensor(0) for role in signature.random_inputs.values()]
@@ -352,24 +354,26 @@ def test_bad_arguments():
 
 def test_signature_from_positions():
     """G-2"""
-    capture = foregrad.capture(lambda w, n, x: (n.add_(1), x.mul_(2), (x * w).sum())[2], *(torch.ones(2) for _ in range(3)))
+    capture = foregrad.capture(
+        lambda w, n, x: (n.add_(1), x.mul_(2), (x * w).sum())[2], *(torch.ones(2) for _ in range(3))
+    )
     from foregrad.export.api import export_config
     from foregrad.joint.metadata import describe
 
     facts = describe(capture.joint, export_config(True), None)
-    given = dict(
-        in_spec=None,
-        out_spec=None,
-        graph_input_names=["a", "b", "c"],
-        graph_output_names=["n2", "x2", "y"],
-        view_mutation_metadata=facts,
-        named_parameters=["w"],
-        named_buffers=["n"],
-        num_user_inputs=1,
-        num_user_outputs=1,
-        loss_index=None,
-        backward_signature=None,
-    )
+    given = {
+        "in_spec": None,
+        "out_spec": None,
+        "graph_input_names": ["a", "b", "c"],
+        "graph_output_names": ["n2", "x2", "y"],
+        "view_mutation_metadata": facts,
+        "named_parameters": ["w"],
+        "named_buffers": ["n"],
+        "num_user_inputs": 1,
+        "num_user_outputs": 1,
+        "loss_index": None,
+        "backward_signature": None,
+    }
     signature = GraphSignature.from_tracing_metadata(**given)
     assert signature.buffers_to_mutate == {"n2": "n"} and signature.user_inputs_to_mutate == {"x2": "c"}
     assert signature.user_outputs == ["y"] and signature.inputs_to_parameters == {"a": "w"}

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from export.models import MODELS, build
 from torch import nn
 
+from export.models import MODELS, build
 from foregrad import ForegradError, aot_export_module
 from foregrad.export import export, load
 
@@ -58,7 +58,10 @@ def test_switches_and_composites_stay():
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("name", MODELS)
+OLD_LSTM = pytest.mark.skipif(torch.__version__ < "2.13", reason="mkldnn_rnn_layer infers another shape for its state")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=OLD_LSTM) if n == "lstm" else n for n in MODELS])
 def test_models_can_be_differentiated(name):
     """X-3"""
     model, args = build(name)

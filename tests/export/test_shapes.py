@@ -35,7 +35,9 @@ def test_one_step_for_many_batch_sizes(tmp_path):
         for size in (2, 5, 31):
             args = call(size)
             found, gradients = program(*args)
-            wanted = F.cross_entropy(F.batch_norm(model.fc(args[0]), None, None, model.norm.weight, model.norm.bias, True), args[1])
+            wanted = F.cross_entropy(
+                F.batch_norm(model.fc(args[0]), None, None, model.norm.weight, model.norm.bias, True), args[1]
+            )
             expected = torch.autograd.grad(wanted, list(model.parameters()))
             assert torch.allclose(found, wanted)
             for gradient, eager in zip(gradients.values(), expected, strict=True):
@@ -82,7 +84,10 @@ class Body(nn.Module):
     ("body", "words"),
     [
         (lambda x: x + torch.ones(4, 3), "only where batch is 4"),
-        (lambda x: x * 2 if x.shape[0] > 3 else x, r"only where 4 <= batch <= int_oo. Say so: torch.export.Dim\('batch', min=4"),
+        (
+            lambda x: x * 2 if x.shape[0] > 3 else x,
+            r"only where 4 <= batch <= int_oo. Say so: torch.export.Dim\('batch', min=4",
+        ),
         (lambda x: x * 2 if x.shape[0] % 2 == 0 else x, "only where"),
     ],
 )

@@ -94,9 +94,9 @@ def test_a_token_is_no_user_value():
     """G-7"""
     token = TokenArgument("t")
     with pytest.raises(RuntimeError, match="is not a valid user inputs"):
-        ExportGraphSignature([InputSpec(InputKind.USER_INPUT, token, None)], []).user_inputs  # noqa: B018
+        ExportGraphSignature([InputSpec(InputKind.USER_INPUT, token, None)], []).user_inputs
     with pytest.raises(RuntimeError, match="is not a valid user output"):
-        ExportGraphSignature([], [OutputSpec(OutputKind.USER_OUTPUT, token, None)]).user_outputs  # noqa: B018
+        ExportGraphSignature([], [OutputSpec(OutputKind.USER_OUTPUT, token, None)]).user_outputs
 
 
 def test_one_loss():
@@ -110,25 +110,25 @@ def test_one_loss():
     assert backward.loss_output == "l" and backward.gradients_to_parameters == {"g": "w"}
     assert backward.gradients_to_user_inputs == {"h": "x"}
     with pytest.raises(AssertionError, match="one loss, not 2"):
-        ExportGraphSignature([], [loss, loss]).backward_signature  # noqa: B018
+        ExportGraphSignature([], [loss, loss]).backward_signature
 
 
 def specs(**changes):
-    given = dict(
-        user_inputs={"x"},
-        inputs_to_parameters={"p": "w"},
-        inputs_to_buffers={"b": "n"},
-        user_outputs={"add"},
-        buffer_mutations={"add": "n"},
-        user_input_mutations={},
-        grad_params={"g": "w"},
-        grad_user_inputs={"h": "x"},
-        loss_output="l",
-        inputs=[TokenArgument("t"), T("p"), T("b"), T("x"), ConstantArgument("k", 3)],
-        outputs=[TokenArgument("t2"), T("add"), T("add"), T("l"), T("g"), T("h")],
-        input_tokens=["t"],
-        output_tokens=["t2"],
-    )
+    given = {
+        "user_inputs": {"x"},
+        "inputs_to_parameters": {"p": "w"},
+        "inputs_to_buffers": {"b": "n"},
+        "user_outputs": {"add"},
+        "buffer_mutations": {"add": "n"},
+        "user_input_mutations": {},
+        "grad_params": {"g": "w"},
+        "grad_user_inputs": {"h": "x"},
+        "loss_output": "l",
+        "inputs": [TokenArgument("t"), T("p"), T("b"), T("x"), ConstantArgument("k", 3)],
+        "outputs": [TokenArgument("t2"), T("add"), T("add"), T("l"), T("g"), T("h")],
+        "input_tokens": ["t"],
+        "output_tokens": ["t2"],
+    }
     return _sig_to_specs(**{**given, **changes})
 
 
@@ -137,7 +137,14 @@ def test_classification_by_name_and_place():
     inputs, outputs = specs()
     assert [s.kind.name for s in inputs] == ["TOKEN", "PARAMETER", "BUFFER", "USER_INPUT", "USER_INPUT"]
     assert inputs[2].persistent is True
-    kinds = ["TOKEN", "BUFFER_MUTATION", "USER_OUTPUT", "LOSS_OUTPUT", "GRADIENT_TO_PARAMETER", "GRADIENT_TO_USER_INPUT"]
+    kinds = [
+        "TOKEN",
+        "BUFFER_MUTATION",
+        "USER_OUTPUT",
+        "LOSS_OUTPUT",
+        "GRADIENT_TO_PARAMETER",
+        "GRADIENT_TO_USER_INPUT",
+    ]
     assert [s.kind.name for s in outputs] == kinds
     with pytest.raises(AssertionError, match="Unknown tensor input kind"):
         specs(inputs=[T("who")])

@@ -6,10 +6,11 @@ import dataclasses
 import io
 import json
 import os
+import warnings
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._torch import pytree
 from ..errors import ExportError, ExportFileError
@@ -55,7 +56,10 @@ def load(path: str | os.PathLike[str], weights: Any = None) -> Exported:
         raise ExportFileError(f"{path} does not exist, or is no file.")
     try:
         with open(path, "rb") as file:
-            program = torch.export.load(io.BytesIO(file.read()), extra_files=beside)
+            stored = io.BytesIO(file.read())
+        with warnings.catch_warnings():  # before torch 2.13; the tensors are copied
+            warnings.filterwarnings("ignore", "The given buffer is not writable")
+            program = torch.export.load(stored, extra_files=beside)
     except Exception as error:
         raise ExportFileError(f"{path} does not hold an exported program that can be loaded: {error}") from error
     if not beside[_NAME]:
@@ -99,10 +103,16 @@ def _from_json(text: str, program: Any) -> Exported:
     for name in (*signature.parameters, *signature.buffers):
         first = signature.ties.get(name)
         held = program.constants if name in non_persistent else program.state_dict
-        state[name] = held[name] if first is None else state[first]
+        state[name] = _own(held[name]) if first is None else state[first]
     exported = Exported(graph, signature, state, non_persistent, program.example_inputs, program.range_constraints)
     exported.specs  # noqa: B018  the names of the signature are those of the graph, or this raises
     return exported
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """A copy: what was loaded may lie in memory that must not be written."""
+    copy = tensor.detach().clone()
+    return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
 
 
 def _with_names_of(signature: GraphSignature, theirs: Any) -> GraphSignature:

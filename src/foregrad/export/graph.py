@@ -13,7 +13,7 @@ import keyword
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -28,6 +28,8 @@ from ..ops import aten
 from ..slots import Buffer, Input, Output, Param, Primal, Token, Updated
 from .refusals import refuse_what_is_lost, refuse_written_shape
 from .signature import BackwardSignature, GraphSignature
+
+S = TypeVar("S", bound=Param | Buffer | Input)
 
 
 @dataclass(frozen=True)
@@ -220,14 +222,19 @@ class _Lowering:
 
     def _separate(self, outputs: _Outputs) -> None:
         """Signatures map names of nodes to what they belong to: no two updates, and no two gradients, share a node."""
-        for pairs in (outputs.updates, outputs.gradients):
-            used: set[int] = set()
-            for i, (slot, node) in enumerate(pairs):
-                if id(node) in used:
-                    node = self._call(aten.clone.default, node)
-                    node.backward = pairs is outputs.gradients
-                    pairs[i] = slot, node  # type: ignore[call-overload]
-                used.add(id(node))
+        outputs.updates = self._with_own_nodes(outputs.updates, backward=False)
+        outputs.gradients = self._with_own_nodes(outputs.gradients, backward=True)
+
+    def _with_own_nodes(self, pairs: list[tuple[S, Any]], backward: bool) -> list[tuple[S, Any]]:
+        used: set[int] = set()
+        separate = []
+        for slot, node in pairs:
+            if id(node) in used:
+                node = self._call(aten.clone.default, node)
+                node.backward = backward
+            used.add(id(node))
+            separate.append((slot, node))
+        return separate
 
     def _keep_live(self) -> None:
         live: set[int] = set()

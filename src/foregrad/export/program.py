@@ -106,7 +106,7 @@ def _lifted(exported: Exported, specs: ExportGraphSignature) -> tuple[fx.GraphMo
             copied[node] = _copy(graph, node, copied)
             _complete(copied[node])
         elif node.op == "output":
-            values = list(fx.node.map_arg(node.args[0], copied.__getitem__))  # type: ignore[arg-type]
+            values = list(fx.node.map_arg(node.args[0], copied.__getitem__))
             first = len(specs.output_tokens)
             for i in range(first, first + updates):
                 values[i] = _detached(graph, specs, i, values[i])
@@ -140,7 +140,7 @@ def _complete(node: fx.Node) -> None:
     """An operator of several results, made by a pass, says what they are through those that are used only."""
     if node.meta.setdefault("val", None) is not None or not isinstance(node.target, OpOverload):
         return
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])  # type: ignore[misc]
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     mode = next((v.fake_mode for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, FakeTensor)), None)
     if mode is not None and node.target._schema.returns:
         with mode, torch.no_grad():
@@ -173,9 +173,7 @@ def _theirs(specs: ExportGraphSignature) -> Any:
         theirs.InputSpec(theirs.InputKind[s.kind.name], argument(s.arg), s.target, s.persistent)
         for s in specs.input_specs
     ]
-    outputs = [
-        theirs.OutputSpec(theirs.OutputKind[s.kind.name], argument(s.arg), s.target) for s in specs.output_specs
-    ]
+    outputs = [theirs.OutputSpec(theirs.OutputKind[s.kind.name], argument(s.arg), s.target) for s in specs.output_specs]
     return theirs.ExportGraphSignature(input_specs=inputs, output_specs=outputs)
 
 

@@ -12,6 +12,7 @@ from ..errors import ExportError
 from ..frontend.capturing import Capture
 from ..joint.effects import GradAssigned, Moved
 from ..joint.inputs import InputFacts
+from ..record.engine import geometry_of
 from ..record.hooks import has_hooks
 from ..slots import Buffer, GradOf, Hidden, Input, Output, Param, Primal
 
@@ -53,8 +54,8 @@ def refuse_what_is_lost(capture: Capture, joint: bool) -> None:
 def _refuse_reshapes(facts: InputFacts) -> None:
     if facts.reshapes or facts.moved or facts.refitted:
         raise ExportError(
-            f"Found an input that received a metadata mutation, {facts.recorded.slot}: an exported graph can return new "
-            "data for an input but cannot change its shape or move it. Work on a view or a copy of it."
+            f"Found an input that received a metadata mutation, {facts.recorded.slot}: an exported graph can return "
+            "new data for an input but cannot change its shape or move it. Work on a view or a copy of it."
         )
 
 
@@ -62,12 +63,9 @@ def _refuse_shared_memory(capture: Capture) -> None:
     members = [t for memory in capture.shared for t in memory.members]
     slots = [s for s, t in capture.joint.recording.real_tensors.items() if any(t is m for m in members)]
     names = ", ".join(map(str, slots))
-    tensors = [t for t in members]
-    duplicated = len(tensors) > 1 and all(
-        (t.data_ptr(), t.shape, t.stride()) == (tensors[0].data_ptr(), tensors[0].shape, tensors[0].stride())
-        for t in tensors
-    )
-    if len(tensors) > 1:
+    first = members[0]
+    duplicated = all((t.data_ptr(), geometry_of(t)) == (first.data_ptr(), geometry_of(first)) for t in members)
+    if len(members) > 1:
         raise ExportError(
             f"Encountered {'duplicated' if duplicated else 'aliased'} inputs that are mutated in the graph you are "
             f"trying to export: {names} share memory. Pass copies, or one of them."
@@ -97,8 +95,8 @@ def _refuse_hidden(facts: InputFacts, joint: bool) -> None:
     slot = facts.recorded.slot
     if facts.data_changed:
         raise ExportError(
-            f"the program writes to {slot}, which is neither an argument nor a buffer: an exported graph would lose it. "
-            "Register it with register_buffer."
+            f"the program writes to {slot}, which is neither an argument nor a buffer: an exported graph would lose "
+            "it. Register it with register_buffer."
         )
     if joint and facts.requires_grad:
         raise ExportError(

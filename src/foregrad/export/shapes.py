@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor, nn
 
-from .._torch import FakeTensorMode, ShapeEnv, conditions_beside_ranges, expression_of, named_symbol, new_fake_mode, symbol_range
+from .._torch import (
+    FakeTensorMode,
+    ShapeEnv,
+    conditions_beside_ranges,
+    expression_of,
+    named_symbol,
+    new_fake_mode,
+    symbol_range,
+)
 from ..errors import ExportError
 
 
@@ -172,9 +180,7 @@ def _symbolic_tensor(tensor: Tensor, spec: Any, where: str, symbols: Symbols) ->
     if not any(isinstance(n, SymInt) for n in sizes):
         return tensor
     with symbols.mode, torch.no_grad():
-        fake = torch.empty_strided(
-            sizes, _strides(tensor, sizes, where), dtype=tensor.dtype, device=tensor.device
-        )
+        fake = torch.empty_strided(sizes, _strides(tensor, sizes, where), dtype=tensor.dtype, device=tensor.device)
     return fake.requires_grad_(tensor.requires_grad)
 
 

@@ -83,7 +83,7 @@ class AboveAutograd(Recorder):
                 )
 
     def _decompose(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A composite operator stays whole if what it consists of writes nothing, draws nothing and returns no alias."""
+        """A composite operator stays whole if its parts write nothing, draw nothing, and it returns no alias."""
         start = len(self.steps)
         out = super()._decompose(op, args, kwargs)
         if out is NotImplemented or op in self._decompositions or not op_info(op).composite:
