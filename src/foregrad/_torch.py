@@ -467,6 +467,12 @@ def is_composite(op: OpOverload) -> bool:
     return has_kernel(op.name(), "CompositeImplicitAutograd") and not has_kernel(op.name(), "CPU")
 
 
+def taken_apart(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a composition as eager runs it. `op.decompose` prefers torch's rewritings in Python, and that of `lstm` gives
+    a state of another shape before torch 2.13."""
+    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
 def auto_functionalizable(op: OpOverload) -> bool:
     """Whether torch can make an operator that writes functional by cloning what it writes to."""
     return bool(can_auto_functionalize(op))

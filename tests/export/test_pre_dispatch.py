@@ -58,10 +58,7 @@ def test_switches_and_composites_stay():
     assert torch.is_grad_enabled()
 
 
-OLD_LSTM = pytest.mark.skipif(torch.__version__ < "2.13", reason="mkldnn_rnn_layer infers another shape for its state")
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=OLD_LSTM) if n == "lstm" else n for n in MODELS])
+@pytest.mark.parametrize("name", MODELS)
 def test_models_can_be_differentiated(name):
     """X-3"""
     model, args = build(name)

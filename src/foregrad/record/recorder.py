@@ -29,6 +29,7 @@ from .._torch import (
     next_sequence_number,
     running_node_name,
     running_node_number,
+    taken_apart,
     without_function_modes,
 )
 from ..errors import CaptureError, DataDependentError, UnsupportedError
@@ -175,7 +176,7 @@ class Recorder(TorchDispatchMode):
                 return decomposition(*args, **kwargs)
         if op_info(op).composite:
             with self:
-                return op.decompose(*args, **kwargs)
+                return taken_apart(op, args, kwargs)
         if op_info(op).writes_list and lists_share_memory(args, kwargs):
             with self:
                 one_after_another(op, args, kwargs)
