@@ -69,3 +69,13 @@ def test_ties_survive_files(tmp_path):
     assert again.signature.ties == exported.signature.ties == {"head.weight": "tokens.weight"}
     assert again.state["head.weight"] is again.state["tokens.weight"]
     assert again.signature == exported.signature
+
+
+def test_the_example_trains_as_eager():
+    """X-4"""
+    example = pathlib.Path(__file__).parents[2] / "examples" / "train_exported.py"
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(foregrad.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, str(example)], check=True, env=environment, timeout=200, capture_output=True, text=True
+    )
+    assert "gradient of parameter layers.0.weight" in done.stdout and "largest difference over 30 steps" in done.stdout
