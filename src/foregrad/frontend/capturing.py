@@ -21,6 +21,7 @@ from ..record.memory import (
     SharedMemory,
     WholeMemoryNeeded,
     groups_by_storage,
+    has_views_among,
     lies_in_more,
     overlaps_somewhere,
     related_to,
@@ -28,7 +29,7 @@ from ..record.memory import (
 )
 from ..record.recording import GradNeeded, InputsFoundLate, Recording
 from ..record.stand_ins import Argument
-from ..slots import Buffer, Hidden, Input, Param, Primal
+from ..slots import Buffer, Hidden, Input, Param, Primal, Tangent
 from .escapes import Snapshot, refuse_assigned_attributes
 from .hook_state import refuse_private_state
 from .module_guard import ModuleGuard
@@ -276,7 +277,11 @@ def plan_memories(attempt: Attempt, needed: set[Primal]) -> list[SharedMemory]:
     """Storages that the program wrote to and that several inputs look at, where they may overlap (B-1)."""
     inputs = () if attempt.joint is None else attempt.joint.inputs
     written = {facts.recorded.slot for facts in inputs if facts.data_changed}
-    if not written and not needed:
+    if attempt.joint is not None:
+        written |= {write.of for write in attempt.joint.backward_writes if not isinstance(write.of, Tangent)}
+    counted = {facts.recorded.slot for facts in inputs if facts.version_change}
+    flagged = {facts.recorded.slot for facts in inputs if facts.made_to_require_grad}
+    if not (written or needed or counted or flagged):
         return []
     # Autograd takes a write to one view for a change of all of them: it counts versions by families.
     training = attempt.joint is not None and attempt.joint.is_training
@@ -284,9 +289,11 @@ def plan_memories(attempt: Attempt, needed: set[Primal]) -> list[SharedMemory]:
     plan: list[SharedMemory] = []
     for group in groups_by_storage(attempt.recording.real_tensors):
         several = len(group) > 1 and not written.isdisjoint(group)
-        if needed.isdisjoint(group) and not (
-            several and (overlaps_somewhere(group.values()) or related_to(group, rebased))
-        ):
+        shown = several and (overlaps_somewhere(group.values()) or related_to(group, rebased))
+        # A change of shape, or a write to nothing, shows in the versions of views that autograd follows.
+        differentiated = len(group) > 1 and any(tensor.requires_grad for tensor in group.values())
+        shown = shown or (differentiated and related_to(group, counted)) or has_views_among(group, flagged)
+        if needed.isdisjoint(group) and not shown:
             continue
         if any(isinstance(tensor, FakeTensor) for tensor in group.values()):
             names = ", ".join(map(str, group))

@@ -28,6 +28,7 @@ from ..locks import Lock, recording_lock
 from ..options import AOTConfig
 from ..record.lines import user_stack, where
 from ..runtime.program import Program, assemble
+from ..runtime.saved import SavedValue
 from ..schemas import ViewAndMutationMeta
 from ..slots import Input
 from .capturing import Capture, capture_call, show_joint
@@ -65,6 +66,22 @@ class Specialization:
     def backward_graph(self) -> fx.GraphModule | None:
         """What the backward compiler is given, if the program has a backward."""
         return self._program.backward_graph
+
+    @property
+    def saved(self) -> tuple[SavedValue, ...]:
+        """What is kept for backward, and once gradients were differentiated, what is kept for that.
+
+        >>> import foregrad, torch
+        >>> square = foregrad.aot_function(torch.exp, lambda graph, inputs: foregrad.make_boxed_func(graph.forward))
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> (gradient,) = torch.autograd.grad(square(x).sum(), x, create_graph=True)
+        >>> for value in square.specializations[0].saved:
+        ...     print(value)
+        order 1: exp, float32[2], 8 bytes
+        order 2: primals_1, float32[2], an input
+        order 2: primals_2, float32[2], an input
+        """
+        return self._program.saved
 
     @property
     def source(self) -> str:

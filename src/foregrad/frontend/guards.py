@@ -173,7 +173,9 @@ class GuardedEntry:
             if not isinstance(geometry(facts).storage_offset(), SymInt):
                 conditions.append(f"{name}.storage_offset() == {real.storage_offset()}")
         _require(writer, conditions, miss)
-        if any(facts.data_changed for facts in tensors):
+        # What is done to one input shows in those whose memory, or whose version counter, it shares.
+        changed = any(facts.data_changed or facts.version_change or facts.made_to_require_grad for facts in tensors)
+        if len(tensors) > 1 and (changed or self.shared or self.joint.backward_writes):
             pattern = sharing_pattern([self._real(facts) for facts in tensors])
             _require(
                 writer, [f"{writer.bind(sharing_pattern, 'sharing_pattern')}({tuple_of(names)}) == {pattern}"], miss
@@ -197,10 +199,11 @@ class GuardedEntry:
         conditions = []
         for memory in self.shared:
             for slot, real in self.joint.recording.real_tensors.items():
-                if any(real is member for member in memory.members) and root_of(real) is not real:
+                if any(real is member for member in memory.members):
                     family = next(f for f in memory.families if f.root is root_of(real))
-                    root = source_expression(writer, family.source)
-                    conditions.append(f"{writer.variable(slot)}._base is {root}")
+                    root, name = source_expression(writer, family.source), writer.variable(slot)
+                    found = name if root_of(real) is real else f"{name}._base"
+                    conditions += [f"{found} is {root}"] if found != root else []
             for one, other in itertools.pairwise(memory.families):
                 first, second = (source_expression(writer, family.source) for family in (one, other))
                 conditions.append(f"{first} is not {second}")

@@ -29,6 +29,8 @@ _BY_HAND: dict[OpOverload, OpOverload] = {
 }
 # Where the twin takes its arguments in another order: positions of the writer's.
 REORDERED = {aten.polygamma_.default: (1, 0)}
+# Operators that compute in the dtype of the written tensor, where the twin would widen integers.
+IN_OWN_DTYPE = frozenset({aten.cumsum_.default, aten.cumprod_.default})
 # Arguments that the functional operator takes for granted.
 _TAKEN_FOR_GRANTED = {aten.cudnn_batch_norm.default: frozenset({"training"})}
 # Batch norm writes to its running statistics only if it has them and trains: position of the flag.

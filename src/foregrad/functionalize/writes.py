@@ -6,6 +6,7 @@ Each is replaced by its functional twin, and the new values are stored in the wr
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._torch import OpOverload, auto_functionalizable, auto_functionalized
+from .._torch import OpOverload, auto_functionalizable, auto_functionalized, hint_of
 from ..errors import UnsupportedError
 from ..joint.ir import Node
 from ..ops import aten, op_info
@@ -26,7 +27,7 @@ from ..record.step import Step
 from .operators import RANDOM_FILL
 from .state import TensorState
 from .storages import fit_results
-from .variants import REORDERED, TRAINING_FLAG, Variant, functional_variant
+from .variants import IN_OWN_DTYPE, REORDERED, TRAINING_FLAG, Variant, functional_variant
 from .views import SCATTERS
 
 if TYPE_CHECKING:
@@ -121,8 +122,14 @@ def _call_arguments(step: Step, variant: Variant) -> tuple[list[Any], dict[str, 
     for position, default in variant.defaults:
         if position >= len(args) and names[position] not in kwargs:
             args.append(default)
+    if step.op in IN_OWN_DTYPE and kwargs.get("dtype") is None and not _is_inexact(args[0]):
+        kwargs["dtype"] = args[0].dtype
     order = REORDERED.get(step.op)
     return (args if order is None else [args[i] for i in order]), kwargs
+
+
+def _is_inexact(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _functional_call(walk: Functionalizer, step: Step, variant: Variant) -> Node:
@@ -195,13 +202,24 @@ def _result(walk: Functionalizer, step: Step, variant: Variant, target: Any) -> 
     tensors = [a for a in args if isinstance(a, Tensor)]
     like = shape.shape, shape.stride(), shape.dtype
     alike = torch.Tag.pointwise in variant.op.tags and all((t.shape, t.stride(), t.dtype) == like for t in tensors)
-    if alike and not has_gaps(shape) and (variant.op, shape.dtype) in _KEEPS_DTYPE:
+    alike = alike and _has_common_strides(shape)
+    numbers = tuple(type(a) for a in (*args, *kwargs.values()) if not isinstance(a, Tensor))
+    key = variant.op, shape.dtype, numbers  # a float among them makes integers floats
+    if alike and not has_gaps(shape) and key in _KEEPS_DTYPE:
         return None
     with torch.no_grad():
         result: Tensor = walk.engine.run(variant.op, (type(target),), tuple(args), kwargs)
     if alike and len(tensors) == len(list(tensors_in((*args, *kwargs.values())))) and result.dtype == shape.dtype:
-        _KEEPS_DTYPE.add((variant.op, shape.dtype))
+        _KEEPS_DTYPE.add(key)
     return result
+
+
+def _has_common_strides(tensor: Tensor) -> bool:
+    """Whether a kernel gives its result these strides: those of dimensions of size one lead nowhere, and may change."""
+    sizes, strides = [hint_of(n) for n in tensor.shape], [hint_of(n) for n in tensor.stride()]
+    if 1 not in sizes:
+        return True
+    return strides == [math.prod(max(n, 1) for n in sizes[d + 1 :]) for d in range(len(sizes))]
 
 
 def _several(walk: Functionalizer, step: Step, variant: Variant) -> list[Any] | None:
@@ -214,7 +232,7 @@ def _several(walk: Functionalizer, step: Step, variant: Variant) -> list[Any] | 
 
 
 # Pointwise operators that were seen to give the dtype of their tensors, if these are all of one.
-_KEEPS_DTYPE: set[tuple[OpOverload, torch.dtype]] = set()
+_KEEPS_DTYPE: set[tuple[OpOverload, torch.dtype, tuple[type, ...]]] = set()
 
 
 # -------------------------------------------------------------------------------------------- operators of users

@@ -27,6 +27,7 @@ from .ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
 from .loss import loss_target
 from .outputs import Constant, Number, OutputClassifier, OutputFacts, SameAsInput
 from .random import RandomFacts, random_facts
+from .reshaped import refuse_reshaped_views
 from .tape import Tape, program_targets
 
 
@@ -130,9 +131,11 @@ def build_joint(
         hidden.add_escapes(escapes)
         hooks = HookEffects(recording, hidden)
         outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay).classify()
+    refuse_reshaped_views(recording, outputs)
     primals = _primals(graph, facts)
     targets = _targets(config, list(facts.values()), outputs, len(leaves))
     tape = Tape(recording, functionalizer, [facts.recorded for facts in primals], targets)
+    tape.written_views |= {facts.recorded.seen.grad_fn for facts in primals if _is_written_view(facts, recording)}
     if recording.depend_on(list(tape.targets.values()), outputs.fresh_leaves):
         raise UnsupportedError(
             "the program returns a tensor that it made require grad together with a result that is computed from it, "
@@ -229,6 +232,12 @@ def _primals(graph: FlatGraph, facts: dict[Primal, InputFacts]) -> tuple[InputFa
             kept.append((node, primal))
     graph.placeholders[:] = [node for node, _ in kept]
     return tuple(primal for _, primal in kept)
+
+
+def _is_written_view(facts: InputFacts, recording: Recording) -> bool:
+    """Whether autograd saw a write to an input that is a view; it was recorded as if it were none."""
+    real = recording.real_tensors.get(facts.recorded.slot)
+    return facts.written and facts.write_seen_by_autograd and real is not None and real._is_view()
 
 
 def _if_changed(before: Any, after: Any) -> Any:

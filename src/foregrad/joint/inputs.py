@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .._torch import refusal_of_write
+from .._torch import creation_of, refusal_of_write
 from ..errors import UnsupportedError
 from ..functionalize.storages import changes_memory, moves_storage, place_again, resizes
 from ..functionalize.views import repeats_elements
@@ -62,8 +62,10 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
     lazy = before.tensor.is_conj() or before.tensor.is_neg()  # what is written is not what lies in memory
     if writes and recorded.parent is None and (lazy or repeats_elements(before.tensor)):
         raise WholeMemoryNeeded(recorded.slot)
-    without_grad = bool(writes) and not any(write.step.grad_enabled for write in writes)
-    tracked = bool(writes) and _is_tracked(functionalizer, recorded, place, without_grad)
+    if _may_go_stale(functionalizer, recorded):
+        raise WholeMemoryNeeded(recorded.slot)
+    tracked = bool(writes) and _is_tracked(functionalizer, recorded, place)
+    without_grad = bool(writes) and not tracked and not any(write.step.grad_enabled for write in writes)
     written = bool(writes) and (recorded.parent is None or (isinstance(recorded.slot, Root) and tracked))
     stays = not (place.refitted or place.moved) and geometry_of(seen) == geometry_of(before.tensor)
     through = recorded.parent is None or any(write.goes_through(recorded) for write in writes)
@@ -105,7 +107,9 @@ def _place(functionalizer: Functionalizer, recorded: RecordedInput) -> _Place:
         _refuse_move(recorded, before.tensor, functionalizer.real_tensors.get(recorded.slot))
     refitted = moved is None and any(map(changes_memory, steps))
     moves = any(map(moves_storage, steps))
-    cancelled = geometry_of(seen) == geometry_of(before.tensor) and (moves or not refitted)
+    # A change that autograd follows is carried out even if the next one takes it back: views of the tensor see it.
+    followed = recorded.required_grad and any(step.grad_enabled for step in steps)
+    cancelled = geometry_of(seen) == geometry_of(before.tensor) and (moves or not (refitted or followed))
     if moves:  # away and back again
         steps = (*filter(resizes, steps), place_again(steps[-1], seen))
     # An input that is the root of shared memory changes its shape itself.
@@ -133,7 +137,20 @@ def _refuse_move(recorded: RecordedInput, before: Tensor, real: Tensor | None) -
         )
 
 
-def _is_tracked(functionalizer: Functionalizer, recorded: RecordedInput, place: _Place, without_grad: bool) -> bool:
+def _may_go_stale(functionalizer: Functionalizer, recorded: RecordedInput) -> bool:
+    """Whether an input was changed that autograd then forbids to use: a view under no_grad, one of several results.
+
+    The recording sees so only if the input is a view there too.
+    """
+    real = functionalizer.real_tensors.get(recorded.slot)
+    if real is None or recorded.parent is not None or not recorded.required_grad:
+        return False
+    if recorded.was_inference or not recorded.seen._version:
+        return False
+    return real._is_view() and creation_of(real) != "DEFAULT"
+
+
+def _is_tracked(functionalizer: Functionalizer, recorded: RecordedInput, place: _Place) -> bool:
     """Whether autograd saw that the input was written; what it forbids to write is refused."""
     if not _is_own(recorded) or recorded.seen.grad_fn is recorded.start_node:
         return False
@@ -143,7 +160,11 @@ def _is_tracked(functionalizer: Functionalizer, recorded: RecordedInput, place: 
         raise refusal
     if not place.moved and not place.refitted:
         return True
-    if not without_grad and (recorded.required_grad or recorded.seen.requires_grad):
+    node = recorded.seen.grad_fn
+    for step in functionalizer.reshapes.get(id(recorded.seen), ()) if recorded.required_grad else ():
+        if step.grad_enabled and not resizes(step) and node is not None and node is not recorded.start_node:
+            node = node.next_functions[0][0]
+    if node is not recorded.start_node and (recorded.required_grad or recorded.seen.requires_grad):
         raise UnsupportedError(
             f"the program writes to {recorded.slot} and moves it to other memory, which cannot be differentiated yet. "
             "Write to a copy of it."
@@ -154,6 +175,8 @@ def _is_tracked(functionalizer: Functionalizer, recorded: RecordedInput, place: 
 def _is_made_to_require_grad(recorded: RecordedInput, written: bool) -> bool:
     seen = recorded.seen
     made = not is_stale(seen) and seen.requires_grad and not recorded.required_grad and seen.is_leaf
+    if made and seen._base is not None and seen._base.requires_grad:  # what it is a view of was made so
+        return False
     if made and (written or not _is_own(recorded)):
         raise UnsupportedError(
             f"the program makes {recorded.slot} require grad and writes to its memory, which cannot be compiled yet. "

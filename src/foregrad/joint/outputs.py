@@ -18,6 +18,7 @@ from ..functionalize.state import TensorState
 from ..functionalize.walk import Functionalizer
 from ..ops import Kind, ViewStep, aten, op_info
 from ..record.engine import geometry_of
+from ..record.overlap import tensors_in, written_arguments
 from ..record.recording import Recording
 from ..record.stand_ins import RecordedInput, is_start_node
 from ..schemas import OutputType
@@ -35,6 +36,7 @@ class Rebuild:
     hides_base: bool  # autograd does not know that the view belongs to its base
     becomes_leaf: bool  # the program made the view itself require grad
     leaf_by_force: bool = False  # a view taken under no_grad seems to require grad already
+    renewed: bool = False  # autograd took it again by its geometry, for its memory changed after it was taken
     early: bool = False  # it is taken before anything is written, and goes stale by the writes as it does in eager
 
 
@@ -161,8 +163,22 @@ class OutputClassifier:
     def classify(self) -> OutputFacts:
         """The case of each output, in order."""
         results = tuple(self._case(i, leaf) for i, leaf in enumerate(self._leaves))
+        self._refuse_two_histories(results)
         tensors = tuple(leaf if isinstance(leaf, Tensor) else None for leaf in self._leaves)
         return OutputFacts(results, tensors, tuple(self._bases))
+
+    def _refuse_two_histories(self, results: Sequence[Result]) -> None:
+        """Results that are one value of the graph and two tensors for autograd: one of them was written by itself."""
+        computed = [r.tensor for r in results if isinstance(r, Plain) and r.differentiable]
+        written = [t for t in computed if self._state(t).storage.writes]
+        nodes = {id(t): self._functionalizer.node_of(t) for t in written}
+        for i, tensor in enumerate(written):
+            for other in written[:i]:
+                if nodes[id(other)] is nodes[id(tensor)] and _root(other) is not _root(tensor):
+                    raise UnsupportedError(
+                        "the program returns two tensors that share memory and have histories of their own, because "
+                        "it has written to an alias that was detached: this cannot be compiled yet. Return a clone."
+                    )
 
     def _state(self, tensor: Tensor) -> TensorState:
         return self._functionalizer.state_of(tensor)
@@ -180,13 +196,15 @@ class OutputClassifier:
             return SameAsOutput(self._position[id(leaf)])
         if is_stale(leaf):
             return self._stale(leaf, owner, self._paths[i])
-        if owner is not None:
-            return self._in_memory_of(owner, leaf)
-        if leaf.requires_grad and leaf.grad_fn is None and leaf._base is not None and leaf._base.requires_grad:
+        base = leaf._base
+        without_history = leaf.requires_grad and leaf.grad_fn is None and base is not None and base.requires_grad
+        if without_history and id(base) not in self._roots:
             raise UnsupportedError(
                 f"{self._paths[i]} is a view, taken under no_grad, of a tensor that is differentiable: this cannot be "
                 "compiled yet. Return a detached tensor instead."
             )
+        if owner is not None:
+            return self._in_memory_of(owner, leaf)
         return self._view_of_intermediate(leaf) or self._twin_of_output(leaf) or self._plain(leaf, OutputType.non_alias)
 
     def _in_memory_of(self, owner: RecordedInput, leaf: Tensor) -> Result:
@@ -214,23 +232,38 @@ class OutputClassifier:
         root = leaf if leaf._base is None else leaf._base
         if id(root) not in self._roots:
             return True
-        return self._is_from_custom_function(leaf)
+        return self._is_from_custom_function(leaf) or self._is_from_fresh_leaf(leaf)
 
     def _is_from_custom_function(self, leaf: Tensor) -> bool:
         """Whether a custom function, which has a derivative of its own, is among the views that led here."""
+        node = self._behind_views(leaf)
+        return is_custom_function_node(node) and not is_start_node(node)
+
+    def _is_from_fresh_leaf(self, leaf: Tensor) -> bool:
+        """Whether the views that led here start at a view that the program itself made require grad."""
+        start = getattr(self._behind_views(leaf), "variable", None)
+        return start is not None and self._recording.made_to_require_grad(start) and id(start) not in self._roots
+
+    def _behind_views(self, leaf: Tensor) -> Any:
+        """The first node on the tape that does not belong to a view, as far as views can lead."""
         node, views = leaf.grad_fn, len(self._state(leaf).path_to_root())
         for _ in range(views):
-            if node is None or is_custom_function_node(node):
+            if node is None or is_custom_function_node(node) or hasattr(node, "variable"):
                 break
             node = node.next_functions[0][0] if node.next_functions else None
-        return is_custom_function_node(node) and not is_start_node(node)
+        return node
 
     def _stale(self, leaf: Tensor, owner: RecordedInput | None, path: str) -> Result:
         """A view that autograd no longer lets anybody use: what it was taken from was written with gradients on."""
         steps = None
         if owner is not None:
             steps = self._state(leaf).chain_from(self._functionalizer.state_before(owner))
-        if owner is None or steps is None or any(map(_is_symbolic, steps)) or creation_of(leaf) == "IN_CUSTOM_FUNCTION":
+        base = leaf._base
+        fresh = base is not None and id(base) not in self._roots and self._recording.made_to_require_grad(base)
+        unknown = owner is None or fresh or creation_of(leaf) == "IN_CUSTOM_FUNCTION"
+        # Views do not lead through a detached tensor, unless the input itself was moved to one.
+        moved = steps is not None and any(step.op is aten.detach.default for step in steps)
+        if owner is None or unknown or steps is None or moved or any(map(_is_symbolic, steps)):
             raise UnsupportedError(
                 f"{path} is a view that may not be used any more, because what it is a view of was written: this "
                 "cannot be compiled yet. Take the view after the write."
@@ -283,7 +316,14 @@ class OutputClassifier:
 
     def _rebuild(self, leaf: Tensor, base: Tensor, start: TensorState | None = None) -> Rebuild:
         steps = self._state(leaf).chain_from(start or self._state(base))
-        if steps is not None and (any(map(_is_symbolic, steps)) or not (self._replay or leaf.dtype != base.dtype)):
+        if steps is not None and any(map(_is_symbolic, steps)):
+            if leaf.requires_grad and leaf.grad_fn is not None and not all(step.with_grad for step in steps):
+                raise UnsupportedError(
+                    "a view of a symbolic size, taken under no_grad in part, cannot be compiled yet. Take it with "
+                    "gradients on or off."
+                )
+            steps = None
+        elif steps is not None and not (self._replay or leaf.dtype != base.dtype):
             steps = None
         symbolic = any(isinstance(n, SymInt) for n in (*leaf.shape, *leaf.stride()))
         if steps is None and symbolic and self._state(leaf).storage.writes and hint_of(base.storage_offset()):
@@ -296,7 +336,19 @@ class OutputClassifier:
             hides_base=base.requires_grad and cut_off,
             becomes_leaf=leaf.requires_grad and cut_off,
             leaf_by_force=cut_off and self._recording.made_to_require_grad(leaf),
+            renewed=not cut_off and self._is_renewed(leaf, steps or ()),
         )
+
+    def _is_renewed(self, leaf: Tensor, steps: Sequence[ViewStep]) -> bool:
+        """Whether the views that gave a tensor say less than its geometry: `as_strided` may reach beyond its base."""
+        if not any(step.op is aten.as_strided.default for step in steps):
+            return False
+        forward = self._recording.steps[: self._recording.forward_end]
+        taken = max((i for i, step in enumerate(forward) if any(t is leaf for t in tensors_in([step.out]))), default=0)
+        later = [step for step in forward[taken + 1 :] if op_info(step.op).kind in (Kind.WRITE, Kind.RESHAPE)]
+        storage = self._state(leaf).storage
+        changed = [t for step in later for t in tensors_in(written_arguments(step.op, step.args, step.kwargs))]
+        return any(self._state(t).storage is storage for t in changed)
 
     def _plain(self, leaf: Tensor, kind: OutputType) -> Plain:
         differentiable = leaf.requires_grad and leaf.grad_fn is not None
@@ -313,6 +365,10 @@ def _constant(value: Any, path: str) -> Constant:
             "with torch.utils._pytree.register_pytree_node, or return its tensors in a tuple, list or dict."
         )
     return Constant(value)
+
+
+def _root(tensor: Tensor) -> Tensor:
+    return tensor if tensor._base is None else tensor._base
 
 
 def _is_symbolic(step: ViewStep) -> bool:

@@ -108,6 +108,7 @@ class Tape:
         self._tangent_nodes: dict[Returned, Node] = {}
         self._by_name: dict[str, Node] = {}  # of an order's own graph
         self._freed: dict[tuple[Returned, ...], frozenset[Any]] = {}
+        self.written_views: set[Any] = set()  # nodes of writes to inputs that are views: eager frees what wraps them
         for slot, target in targets.items():
             tangent = self.tangents[slot] = recording.engine.like(target, dense=True)
             node = self._tangent_nodes[slot] = functionalizer.graph.placeholder(Tangent(slot), tangent)
@@ -232,13 +233,16 @@ class Tape:
         known = self._freed.get(slots)
         if known is None:
             nodes = tape_nodes([self.targets[slot] for slot in slots])
-            known = self._freed[slots] = frozenset(node for node in nodes if frees_when_run(node))
+            known = self._freed[slots] = frozenset(node for node in nodes if self._is_freed(node))
         return known
+
+    def _is_freed(self, node: Any) -> bool:
+        return node in self.written_views or frees_when_run(node)
 
     @cached_property
     def frees_anything(self) -> bool:
         """Whether eager would refuse a second backward."""
-        return any(frees_when_run(node) for node in tape_nodes(list(self.targets.values())))
+        return any(map(self._is_freed, tape_nodes(list(self.targets.values()))))
 
     def partial_backward(
         self, slots: Sequence[Returned], saved: Sequence[str], writes: Sequence[BackwardWrite]

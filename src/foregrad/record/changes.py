@@ -31,6 +31,8 @@ class Changes:
         self._steps = steps  # so far
         self.shapes_before: dict[int, list[tuple[int, Tensor]]] = {}  # by id: number of the step, metadata before it
         self._reshaped_views: list[Tensor] = []
+        self._detached: list[Tensor] = []  # in place, after a view was taken
+        self.reshaped_without_grad: list[tuple[int, Tensor, Tensor]] = []  # number of the step, metadata before it
 
     def before(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack) -> Shapes:
         """Refuse what eager refuses; gives the tensors whose shape the operator may change, as they are now."""
@@ -38,6 +40,8 @@ class Changes:
             self._before_reshape(op, args[0], stack)
             return ()
         written = written_arguments(op, args, kwargs)
+        if self._detached:
+            self._refuse_write_behind_views(op, written, stack)
         if self._reshaped_views and torch.is_grad_enabled():
             self._refuse_rebase_of_reshaped(op, written, stack)
         others = (*args, *kwargs.values())
@@ -49,6 +53,8 @@ class Changes:
                     "depends on the order in which it does so, and cannot be compiled. Pass a clone."
                 )
         may_resize = op_info(op).has_out
+        if may_resize and any(a is t for a in args for t in written if isinstance(t, Tensor)):
+            ask_eager(op, args, kwargs)  # a result that is an argument as well is not resized
         return [(t, t.shape, self._metadata(t) if may_resize else None) for t in written if isinstance(t, Tensor)]
 
     def after(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Shapes) -> None:
@@ -80,9 +86,26 @@ class Changes:
                 f"{op}, at {where(stack)}, changes the shape of a tensor of which a view was taken before: this cannot "
                 "be compiled yet. Change the shape first, or take a view of another shape instead."
             )
-        self._note(tensor, self._metadata(tensor))
+        before = self._metadata(tensor)
+        self._note(tensor, before)
+        if not torch.is_grad_enabled() and tensor.requires_grad:
+            self.reshaped_without_grad.append((len(self._steps), tensor, before))
         if tensor._is_view():
             self._reshaped_views.append(tensor)
+
+    def note_detached(self, tensor: Tensor) -> None:
+        """A tensor is detached in place; views of it that were taken before still know its history."""
+        if tensor.requires_grad and any(t._base is tensor for step in self._steps for t in tensors_in([step.out])):
+            self._detached.append(tensor)
+
+    def _refuse_write_behind_views(self, op: OpOverload, written: Sequence[Any], stack: Stack) -> None:
+        """Eager takes these views again by their geometry, and says that they still require grad."""
+        storages = {storage_of(t) for t in tensors_in(written)}
+        if any(storage_of(tensor) in storages for tensor in self._detached):
+            raise UnsupportedError(
+                f"{op}, at {where(stack)}, writes to a tensor that was detached in place after a view of it was taken: "
+                "this cannot be compiled yet. Use detach()."
+            )
 
     def _refuse_rebase_of_reshaped(self, op: OpOverload, written: Sequence[Any], stack: Stack) -> None:
         """Autograd takes a view of an abstract tensor again in the shape that it was made with."""

@@ -124,6 +124,12 @@ def related_to(group: dict[Primal, Tensor], rebased: set[Primal]) -> bool:
     return any(slot in rebased and roots.count(id(root_of(tensor))) > 1 for slot, tensor in group.items())
 
 
+def has_views_among(group: dict[Primal, Tensor], slots: set[Primal]) -> bool:
+    """Whether some inputs are views of one of these: autograd asks it when they are asked whether they require grad."""
+    bases = [tensor for slot, tensor in group.items() if slot in slots]
+    return any(root_of(tensor) is base and tensor is not base for tensor in group.values() for base in bases)
+
+
 def may_overlap(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of one storage may have memory in common.
 

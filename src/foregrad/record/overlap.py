@@ -60,8 +60,14 @@ def storage_of(tensor: Tensor) -> int:
 def ask_eager(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise eager's error if it refuses such a call."""
     storages: dict[int, torch.UntypedStorage] = {}
+    known: dict[int, Tensor] = {}  # the same tensor, given twice, is the same there too
 
     def real(tensor: Tensor) -> Tensor:
+        if id(tensor) not in known:
+            known[id(tensor)] = lie_like(tensor)
+        return known[id(tensor)]
+
+    def lie_like(tensor: Tensor) -> Tensor:
         key = storage_of(tensor)
         if key not in storages:
             count = hint_of(tensor.untyped_storage().nbytes())
@@ -71,6 +77,21 @@ def ask_eager(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
     with disable_modes(), without_function_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         op(*_map(real, args), **_map(real, kwargs))
+
+
+_SMALL = 1 << 24  # bytes; more are not made only to ask for an error
+
+
+def error_of_eager(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
+    """What eager says to a call that an abstract kernel refuses: kernels do not all look at the same things first."""
+    given = list(tensors_in((*args, *kwargs.values())))
+    if sum(hint_of(tensor.untyped_storage().nbytes()) for tensor in given) > _SMALL:
+        return None
+    try:
+        ask_eager(op, args, kwargs)
+    except Exception as error:
+        return error
+    return None
 
 
 def overlap_in_part(written: Sequence[Any], arguments: Sequence[Any]) -> bool:

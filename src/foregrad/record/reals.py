@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .._torch import is_functorch_wrapped, set_version
+from .._torch import disable_modes, is_functorch_wrapped, set_version, without_function_modes
 from ..errors import DataDependentError, UnsupportedError
 from ..ops import aten
 from .engine import Engine
@@ -64,12 +64,14 @@ class RealTensors(TorchFunctionMode):
         adopt: Callable[[Tensor], Tensor],
         need_grad: Callable[[Tensor], None],
         before_requiring_grad: Callable[[Tensor, Tensor], None],
+        before_detaching: Callable[[Tensor], None],
     ) -> None:
         super().__init__()
         self._abstract = engine.is_abstract
         self._knows_value = engine.knows_value
         self._need_grad = need_grad  # raises if a tensor holds a gradient that is no input
         self._before_requiring_grad = before_requiring_grad  # raises if eager's views would see it otherwise
+        self._before_detaching = before_detaching
         self.data_assigned: set[int] = set()  # ids of tensors that `.data =` moved last
         self.made_to_require_grad: set[int] = set()  # ids of tensors that `requires_grad_()` was called on
         self.grads_looked_at: set[int] = set()  # ids of what stands for tensors whose `.grad` was read or set
@@ -190,10 +192,15 @@ class RealTensors(TorchFunctionMode):
             return self.hooks.register(func, *self._swap(args), **kwargs)
         if func is Tensor.requires_grad_:
             self._require_grad(args[0])
-        elif func is Tensor.detach_ and args[0].requires_grad and self._is_input(args[0]):
-            raise UnsupportedError(
-                f"an input is detached in place, at {where(user_stack(2))}, which cannot be compiled yet. Use detach()."
-            )
+        elif func is Tensor.detach_ and self._arguments.get(id(args[0]), args[0])._is_view():
+            _a_view().detach_()  # raises eager's error: the recording does not know that it is a view
+        elif func is Tensor.detach_ and args[0].requires_grad:
+            if self._is_input(args[0]):
+                raise UnsupportedError(
+                    f"an input is detached in place, at {where(user_stack(2))}, which cannot be compiled yet. Use "
+                    "detach()."
+                )
+            self._before_detaching(args[0])
         elif func is Tensor.set_:
             self.data_assigned.discard(id(args[0]))
         result = func(*self._swap(args), **{name: self._swap(value) for name, value in kwargs.items()})
@@ -201,3 +208,8 @@ class RealTensors(TorchFunctionMode):
             real = self._reals[id(result)]()
             return result if real is None else real
         return result
+
+
+def _a_view() -> Tensor:
+    with disable_modes(), without_function_modes():
+        return torch.zeros(1).view(1)

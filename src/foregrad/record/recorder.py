@@ -32,14 +32,15 @@ from .._torch import (
     taken_apart,
     without_function_modes,
 )
-from ..errors import CaptureError, DataDependentError, UnsupportedError
+from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
 from ..ops import Kind, op_info
 from .changes import Changes
 from .engine import Engine, is_empty
+from .lenient import error_missed
 from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
 from .lists import lists_share_memory, one_after_another
 from .objects import ScriptObjects
-from .overlap import tensors_in
+from .overlap import error_of_eager, tensors_in
 from .randomness import Generators
 from .step import AutogradNode, Step
 from .tape import tape_edges
@@ -122,6 +123,14 @@ class Recorder(TorchDispatchMode):
                 f"{op}, at {where(stack)}, has no shape inference. Register one (torch.library.register_fake), or "
                 "compile with fallback='eager'."
             ) from error
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            told = error_of_eager(op, args, kwargs) if op.namespace == "aten" else None
+            if told is None or isinstance(error, ForegradError):
+                raise
+            raise told from error
+        missed = error_missed(op, args, kwargs, out)
+        if missed is not None:
+            raise missed
         if changes:
             self.changes.after(op, args, kwargs, shapes)
         if info.takes_objects:

@@ -119,6 +119,7 @@ class Recording:
             lambda real: self._adopt(Argument(place_of(real), real)),
             self._need_grad,
             self._refuse_late_requires_grad,
+            self.recorder.changes.note_detached,
         )
         self._reals = reals
         for argument in state:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import SymInt, Tensor
@@ -24,13 +22,19 @@ from ..joint.outputs import (
     ViewOfInput,
     ViewOfOutput,
 )
-from ..ops import ViewStep, aten
+from ..ops import aten
 from ..slots import Base, Output, Slot
 from .stage import Stage
-from .text import arguments_text, literal, op_name
+from .text import arguments_text, grad_mode, literal, op_name
 from .writer import Writer
 
-Taken = dict[tuple[str, bool], str]  # variables that hold all pieces of a split, by the call and its grad mode
+
+@dataclass(frozen=True)
+class Taken:
+    """Splits that were called already, each once for all its pieces; but no two outputs are the same piece."""
+
+    pieces: dict[tuple[str, bool], str] = field(default_factory=dict)  # variables, by the call and its grad mode
+    given: set[tuple[str, int]] = field(default_factory=set)  # variables and numbers of pieces that are outputs
 
 
 @dataclass(frozen=True)
@@ -43,10 +47,10 @@ class Aliases(Stage):
     def enter(self, writer: Writer) -> None:
         for i, result in enumerate(self.outputs.results):
             if isinstance(result, ViewOfInput) and result.rebuild.early:
-                self._take(writer, Output(i), result.input.slot, result.rebuild, {})
+                self._take(writer, Output(i), result.input.slot, result.rebuild, Taken())
 
     def leave(self, writer: Writer) -> None:
-        taken: Taken = {}
+        taken = Taken()
         results = list(enumerate(self.outputs.results))
         # What stands for itself comes first: a view may be of a later output.
         for i, result in results:
@@ -78,7 +82,7 @@ class Aliases(Stage):
         name = writer.variables[output]
         del writer.variables[output]
         with writer.block(f"with {writer.bind(torch.no_grad, 'no_grad')}():"):
-            self._take(writer, output, base, replace(rebuild, becomes_leaf=False), {})
+            self._take(writer, output, base, replace(rebuild, becomes_leaf=False), Taken())
         writer.line(f"{name}.data = {writer.variables[output]}")
         writer.variables[output] = name
 
@@ -96,45 +100,52 @@ class Aliases(Stage):
             writer.line(f"{name} = {source}.as_strided({geometry}){detached}")
         else:
             name = writer.variables[output] = writer.fresh(str(output))
-            self._replay(writer, name, source, rebuild.steps, taken)
+            self._replay(writer, name, source, rebuild, taken)
             is_cut = any(step.op is aten.detach.default for step in rebuild.steps)
             if rebuild.hides_base and not rebuild.becomes_leaf and not is_cut:
                 writer.line(f"{name} = {name}.detach()")
+        if rebuild.renewed:
+            setter = writer.bind(set_version, "set_version")
+            writer.line(f"{setter}({name}, {name}._version + 1)")
+            _take_back_version(writer, name, followed=True)
         if rebuild.leaf_by_force:
             writer.line(f"{name}.requires_grad_()")
         elif rebuild.becomes_leaf:  # a view made under no_grad requires grad already, and has nothing to differentiate
             writer.line(f"if not {name}.requires_grad: {name}.requires_grad_()")
 
-    def _replay(self, writer: Writer, name: str, source: str, steps: Sequence[ViewStep], taken: Taken) -> None:
+    def _replay(self, writer: Writer, name: str, source: str, rebuild: Rebuild, taken: Taken) -> None:
         """Call the recorded views one after another; a split is called once for all its pieces."""
-        current = source
+        current, steps = source, rebuild.steps or ()
+        followed = not (rebuild.early or rebuild.hides_base or rebuild.becomes_leaf)
         for step in steps:
             arguments = [current, *arguments_text(writer, step.args, step.kwargs)]
             # Under no_grad a change of shape leaves the history of the tensor alone, where a view would have none.
             on_itself = step.in_place is not None and not step.with_grad and current != source
             op = step.in_place if step.in_place is not None and on_itself else step.op
             call = f"{op_name(writer, op)}({', '.join(arguments)})"
-            pieces = taken.get((call, step.with_grad))
+            pieces = taken.pieces.get((call, step.with_grad))
+            if pieces is not None and step is steps[-1] and (pieces, step.index) in taken.given:
+                pieces = None
             if pieces is None:
                 result = name if step.index is None else writer.fresh("pieces")
-                with self._grad_mode(writer, step.with_grad):
+                with grad_mode(writer, step.with_grad, self.grad_enabled):
                     writer.line(f"{result} = {call}")
             if on_itself:
-                setter = writer.bind(set_version, "set_version")
-                writer.line(f"{setter}({name}, {name}._version - 1)")
+                _take_back_version(writer, name, followed)
             if step.index is not None:
-                pieces = taken.setdefault((call, step.with_grad), pieces or result)
+                pieces = taken.pieces[call, step.with_grad] = pieces or result
+                taken.given.update([(pieces, step.index)] if step is steps[-1] else ())
                 writer.line(f"{name} = {pieces}[{step.index}]")
             current = name
         if not steps:
             writer.line(f"{name} = {writer.bind(aten.alias.default, 'alias')}({source})")
 
-    def _grad_mode(self, writer: Writer, enabled: bool) -> contextlib.AbstractContextManager[None]:
-        """A block in the grad mode in which a view was taken."""
-        if enabled == self.grad_enabled:
-            return contextlib.nullcontext()
-        mode = writer.bind(torch.enable_grad, "enable_grad") if enabled else writer.bind(torch.no_grad, "no_grad")
-        return writer.block(f"with {mode}():")
+
+def _take_back_version(writer: Writer, name: str, followed: bool) -> None:
+    """Autograd takes a view that it follows again, by its geometry, if its version says that it was changed."""
+    if followed:
+        writer.line(f"{name}.grad_fn")
+    writer.line(f"{writer.bind(set_version, 'set_version')}({name}, {name}._version - 1)")
 
 
 def is_symbolic(tensor: Tensor) -> bool:

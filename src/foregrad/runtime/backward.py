@@ -30,37 +30,11 @@ from ..slots import Returned, Tangent
 from .anomaly import watched
 from .compilers import Boxed, checked, compile_graph, example_values
 from .randomness import with_state
+from .saved import Saved, SavedValue
 from .stash import SECOND_TIME, Stash
 from .tokens import count_tokens, hiding_last_tokens, unlift_last_tokens, without_last_tokens
 
 log = logging.getLogger("foregrad")
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """What the forward hands to the backward: names of the nodes, tensors first in the forward's outputs."""
-
-    tensors: tuple[fx.Node, ...]
-    sizes: tuple[fx.Node, ...]
-
-    @property
-    def names(self) -> list[str]:
-        """In the order in which the backward takes them."""
-        return [node.name for node in (*self.sizes, *self.tensors)]
-
-    @property
-    def nbytes(self) -> int:
-        """How much memory the tensors take, by the sizes of the recording."""
-        values = [node.meta["val"] for node in self.tensors]
-        return sum(hint_of(value.numel()) * value.element_size() for value in values)
-
-
-def saved_between(forward: fx.GraphModule, returned: int) -> Saved:
-    """Read off a partitioned forward what it saves behind its own outputs."""
-    outputs: Sequence[Any] = forward.graph.output_node().args[0][returned:]  # type: ignore[index, assignment]
-    tensors = tuple(node for node in outputs if isinstance(node.meta.get("val"), Tensor))
-    sizes = tuple(node for node in outputs if not isinstance(node.meta.get("val"), Tensor))
-    return Saved(tensors, sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +96,7 @@ class Backward:
         self._orders: dict[Any, Any] = {}  # backwards that can be differentiated themselves
         self._live = self.live_positions()
         # Whether eager would keep what is saved, however often backward is called: custom functions can do that.
-        self.keeps = bool(saved.tensors) and not frees and not self._live
+        self.keeps = bool(saved.tensors) and not frees
         self._readers: list[frozenset[int]] | None = None
 
     # -------------------------------------------------------------------------------------- the usual backward
@@ -291,12 +265,15 @@ class Backward:
                 needed |= positions
         return needed
 
+    def described(self, order: int = 1) -> list[SavedValue]:
+        """What is saved for this backward, and for the orders above it that were asked for so far."""
+        higher = [value for running in self._orders.values() for value in running.backward.described(order + 1)]
+        return [*self._saved.described(order), *higher]
+
     def saved_values(self, ctx: Any) -> list[Any]:
         """What the forward saved, sizes first, with the caller's own tensors among it."""
         sizes = ctx.sizes if self._saved.sizes else ()
-        if self.keeps:
-            return [*sizes, *ctx.kept]
-        held = iter(ctx.saved_tensors)  # autograd refuses where they are gone
+        held = iter(ctx.kept if self.keeps else ctx.saved_tensors)  # autograd refuses where they are gone
         live = self._live
         return [*sizes, *(ctx.live[live[i]] if i in live else next(held) for i in range(len(self._saved.tensors)))]
 

@@ -22,7 +22,8 @@ from ..joint.build import Joint
 from ..joint.outputs import Number, Plain, Result, SameAsInput, ViewOfBase, ViewOfInput, ViewOfOutput
 from ..ops import Kind, op_info
 from ..slots import Output, Primal, Returned, Updated
-from .backward import Backward, Edges, Saved, anchor, restride
+from .backward import Backward, Edges, anchor, restride
+from .saved import Saved
 from .writer import Writer, tuple_of, unpack
 
 
@@ -258,7 +259,7 @@ class TrainingCore:
             for i, (name, node) in enumerate(zip(tensors, self._saved.tensors, strict=True))
             if i not in self._live
         ]
-        if detached and self._backward.keeps:
+        if self._backward.keeps:
             writer.line(f"ctx.kept = {tuple_of(detached)}")
             detached = []
         elif not detached and not anchors and self._is_spent:
@@ -313,12 +314,19 @@ class TrainingCore:
                     writer.line(f"{writer.bind(self._backward.refuse_nondeterminism, 'refuse_nondeterminism')}()")
             with writer.block(f"if {' or '.join(self._unusual(writer, tangents, anchors))}:"):
                 rare = writer.bind(self._backward.rare, "rare_backward")
-                writer.line(f"return ({lead}*{rare}(ctx, {tuple_of(tangents)}, {tuple_of(anchors)}),)")
+                spark = "None, " if self._alone else ""
+                writer.line(f"return ({lead}*{rare}(ctx, {tuple_of(tangents)}, {tuple_of(anchors)}), {spark})")
             if joint.backward_writes:
                 writer.line(f"given = {tuple_of(tangents)}")
             for name, value in zip(tangents, joint.tangent_values, strict=True):
                 self._coerce(writer, name, value)
-            writer.line(f"g = backward_graph([{', '.join([*self._saved_values(writer), *tangents])}])")
+            writer.line(f"graph_inputs = [{', '.join([*self._saved_values(writer), *tangents])}]")
+            if self._saved.tensors and not self._backward.keeps:
+                writer.line(
+                    "ctx.maybe_clear_saved_tensors()  # only the list holds them now, and the graph may empty it"
+                )
+            writer.line(f"del {', '.join(tangents)}")
+            writer.line("g = backward_graph(graph_inputs)")
             if joint.backward_writes:
                 write = writer.bind(self._backward.carry_out_writes, "carry_out_writes")
                 writer.line(f"{write}(ctx, g, given)")

@@ -11,9 +11,10 @@ from torch import Tensor, fx
 from .._torch import boundary_apply, deterministic_enabled, garbage_collection_paused
 from ..joint.tape import Order
 from ..options import AOTConfig
-from .backward import Backward, Edges, anchor, saved_between
+from .backward import Backward, Edges, anchor
 from .compilers import compile_graph, example_values
 from .partitioning import partitioned
+from .saved import saved_between
 from .tokens import count_tokens, unlift_first_tokens, unlift_last_tokens, without_first_tokens
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 
 from .._torch import OpOverload, any_autocast_enabled, deterministic_enabled
+from ..errors import UnsupportedError
 from ..joint.build import Joint
 from ..joint.graph import to_fx
 from ..joint.inputs import InputFacts
@@ -20,12 +22,13 @@ from ..ops import Kind, op_info
 from ..options import AOTConfig
 from ..schemas import ViewAndMutationMeta
 from ..slots import Primal
-from .backward import Backward, Saved, saved_between
+from .backward import Backward
 from .boundary import InferenceCore, TrainingCore, edges_of
 from .compilers import Boxed, checked, compile_graph, example_values
 from .entry import Entry
 from .partitioning import partitioned
 from .randomness import around_backward, around_forward
+from .saved import Saved, SavedValue, saved_between
 from .stages import stages_of
 from .tokens import hiding_first_tokens, unlift_first_tokens, unlift_last_tokens
 from .writer import Writer
@@ -44,6 +47,25 @@ class Program:
     source: str
     call: Callable[..., Any]
     strides: Sequence[Any] | None  # of what the forward graph returns, if its compiler reported them
+    backward: Backward | None
+
+    @property
+    def saved(self) -> tuple[SavedValue, ...]:
+        """What is kept between forward and backward, also for the higher orders that were asked for so far."""
+        return () if self.backward is None else tuple(self.backward.described())
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """The graphs of a program behind what runs them."""
+
+    core: InferenceCore | TrainingCore
+    forward: fx.GraphModule
+    backward_graph: fx.GraphModule | None
+    metadata: ViewAndMutationMeta
+    strides: Sequence[Any] | None
+    backward: Backward | None
+    counted: Mapping[Primal, int] = field(default_factory=dict)  # inputs whose changes count before they are made
 
 
 def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
@@ -54,17 +76,19 @@ def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
     kind = "training" if joint.is_training else "inference"
     writer = Writer(f"Foregrad program {number}: {kind}, {len(joint.inputs)} inputs, {joint.visible} outputs.")
     autocast = any_autocast_enabled()
-    core: InferenceCore | TrainingCore
-    if joint.is_training:
-        core, parts = _training(joint, config, entry, writer, autocast)
-    else:
-        core, parts = _inference(joint, config, entry, writer, autocast)
-    _write(joint, config, entry, writer, core)
+    made = (_training if joint.is_training else _inference)(joint, config, entry, writer, autocast)
+    _write(joint, config, entry, writer, made)
     writer.run(f"<foregrad program {number}>")
-    return Program(joint, parts[2], parts[0], parts[1], writer.source, writer.namespace["call"], parts[3])
-
-
-Parts = tuple[fx.GraphModule, fx.GraphModule | None, ViewAndMutationMeta, Sequence[Any] | None]
+    return Program(
+        joint=joint,
+        metadata=made.metadata,
+        forward_graph=made.forward,
+        backward_graph=made.backward_graph,
+        source=writer.source,
+        call=writer.namespace["call"],
+        strides=made.strides,
+        backward=made.backward,
+    )
 
 
 def _install(writer: Writer, name: str) -> Callable[[Boxed], None]:
@@ -81,9 +105,7 @@ def _forward_examples(joint: Joint, config: AOTConfig) -> list[Any]:
     return example_values(joint.recording.engine, [*joint.primal_values[hidden:], *joint.random.values[:2]])
 
 
-def _inference(
-    joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool
-) -> tuple[InferenceCore, Parts]:
+def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool) -> _Compiled:
     name = around_forward(writer, "inference_graph", joint)
     module = joint.module
     if config.options.unlift_effect_tokens and joint.signature.tokens:
@@ -97,12 +119,11 @@ def _inference(
     install = _install_forward(joint, config, writer, name)
     install(checked(compiled, "inference", module, install))
     metadata = describe(joint, config, saved_sizes=None)
-    return InferenceCore(joint, entry.guarded, autocast, entry.frees), (module, None, metadata, strides)
+    core = InferenceCore(joint, entry.guarded, autocast, entry.frees)
+    return _Compiled(core, module, None, metadata, strides, None)
 
 
-def _training(
-    joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool
-) -> tuple[TrainingCore, Parts]:
+def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool) -> _Compiled:
     signature, unlifted = joint.signature, config.options.unlift_effect_tokens
     tokens, backward_tokens = len(signature.tokens), len(signature.backward_tokens)
     returned = tokens + len(signature.returned) + len(joint.random.forward_outputs)
@@ -135,41 +156,52 @@ def _training(
     runner.install(_install(writer, around_backward(writer, "backward_graph", joint, backward)))
     metadata = describe(joint, config, saved_sizes=len(saved.sizes))
     core = TrainingCore(joint, saved, runner, entry.guarded, autocast, counted)
-    return core, (forward, backward, metadata, strides)
+    return _Compiled(core, forward, backward, metadata, strides, runner, counted)
 
 
 def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
     """Inputs that the backward needs as they are, and that change their shape or their place: by how many versions."""
     names = {_origin(node).name for node in saved.tensors}
-    return {
+    counted = {
         facts.recorded.slot: facts.version_change
         for node, facts in zip(joint.primal_nodes, joint.primals, strict=True)
-        if node.name in names and facts.version_change and _changes_later(facts)
+        if node.name in names and facts.version_change and _changes_later(joint, facts)
     }
+    moving = {n.name for n, f in zip(joint.primal_nodes, joint.primals, strict=True) if f.recorded.slot in counted}
+    for node in saved.tensors:
+        if node.target is operator.getitem and node is not _origin(node) and _origin(node).name in moving:
+            raise UnsupportedError(
+                "the backward needs one of several views (of a split, an unbind) of an input whose shape the program "
+                "changes: this cannot be compiled yet. Take the views one by one, or of a clone."
+            )
+    return counted
 
 
-def _changes_later(facts: InputFacts) -> bool:
-    """Whether the shape or the place of an input changes once the graph has run."""
-    return not facts.data_changed and bool(facts.reshapes or facts.refitted or facts.moved)
+def _changes_later(joint: Joint, facts: InputFacts) -> bool:
+    """Whether the shape or place of an input, or of one that looks at its memory, changes once the graph has run."""
+    members = [f for f in joint.inputs if f.recorded.parent is facts.recorded]
+    return not facts.data_changed and any(f.reshapes or f.refitted or f.moved for f in (facts, *members))
 
 
 def _origin(node: fx.Node) -> fx.Node:
-    """What a view, or a view of a view, was taken from."""
-    while isinstance(node.target, OpOverload) and op_info(node.target).kind is Kind.VIEW:
-        node = node.args[0]  # type: ignore[assignment]
-    return node
+    """What a view, or a view of a view, was taken from; a piece of a split is a view too."""
+    while True:
+        source: Any = node.args[0] if node.target is operator.getitem else node
+        if not isinstance(source.target, OpOverload) or op_info(source.target).kind is not Kind.VIEW:
+            return node
+        node = source.args[0]
 
 
-def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, core: InferenceCore | TrainingCore) -> None:
+def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, made: _Compiled) -> None:
     """The text of the program: stages in, the graphs, stages out."""
     debug = config.options.debug_assert and not entry.guarded
-    stages = stages_of(joint, debug, config.num_params_buffers, config.aot_id)
-    core.define(writer)
+    stages = stages_of(joint, debug, config.num_params_buffers, config.aot_id, made.counted)
+    made.core.define(writer)
     with writer.block(entry.open(writer)):
         entry.enter(writer)
         for stage in stages:
             stage.enter(writer)
-        core.write(writer, [writer.variable(facts.recorded.slot) for facts in joint.primals])
+        made.core.write(writer, [writer.variable(facts.recorded.slot) for facts in joint.primals])
         for stage in reversed(stages):
             stage.leave(writer)
         entry.leave(writer, joint.visible)

@@ -6,6 +6,8 @@ that a program does not have adds no stage, and so no line.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +19,7 @@ from .._torch import (
     set_autocast_state,
     set_grad_enabled,
     set_version,
+    shares_version_counter,
 )
 from ..errors import AssumptionError
 from ..joint.build import Joint
@@ -28,7 +31,7 @@ from ..slots import Grown, Memory, Output, Primal, Returned, Root, Updated
 from .aliases import Aliases
 from .hooks import RegisterHooks
 from .stage import Stage
-from .text import arguments_text, literal, op_name
+from .text import arguments_text, grad_mode, literal, op_name
 from .writer import Writer
 
 
@@ -79,32 +82,87 @@ class RequireGrad(Stage):
 
 
 @dataclass(frozen=True)
+class Counting:
+    """How the version counters of inputs are kept right, where what the run time does to them does not say it."""
+
+    training: bool
+    when_saved: Mapping[Primal, int]  # what was counted already when autograd saved an input
+
+    def in_memory(self, facts: InputFacts) -> bool:
+        """Whether the recording had one counter for the input and for others whose memory it shares."""
+        return has_version(facts) and facts.recorded.parent is not None
+
+    def at_the_end(self, facts: InputFacts) -> bool:
+        """Whether no change counts by itself, but all of them together at the end.
+
+        Other inputs may share the counter: it is never set to a number, but moved on.
+        """
+        return self.is_special(facts) and not self.in_memory(facts)
+
+    def is_special(self, facts: InputFacts) -> bool:
+        """Whether it is not known how often a counter moves by itself."""
+        counts_by_moving = facts.moved is not None and not facts.moved_uncounted
+        counted_before = self.training and facts.reshapes  # perhaps: before it was saved
+        special = counted_before or facts.refitted or counts_by_moving
+        return has_version(facts) and (self.in_memory(facts) or bool(special))
+
+
+def has_version(facts: InputFacts) -> bool:
+    """Whether anybody can look at the version counter."""
+    return not facts.recorded.was_inference and not isinstance(facts.recorded.slot, (Memory, Root))
+
+
+@dataclass(frozen=True)
 class WriteBack(Stage):
     """Inputs that the program changed: first their shape, then their data, in input order."""
 
     inputs: tuple[InputFacts, ...]
     returned: frozenset[Returned]  # by the graph
+    counting: Counting
+    grad_enabled: bool  # by the caller
 
     def leave(self, writer: Writer) -> None:
         early = [facts for facts in self.inputs if facts.keeps_place]
         for facts in early:
             self._write(writer, facts)
         for facts in self.inputs:
-            for step in facts.reshapes:
-                _reshape(writer, writer.variable(facts.recorded.slot), step)
+            if facts.reshapes:
+                with self._counted_later(writer, facts):
+                    for step in facts.reshapes:
+                        self._reshape(writer, writer.variable(facts.recorded.slot), step)
         for facts in self.inputs:
             if facts not in early:
                 self._write(writer, facts)
             if Grown(facts.recorded.slot) in self.returned:
                 grown = writer.variable(Grown(facts.recorded.slot))
-                writer.line(f"{writer.variable(facts.recorded.slot)}.detach().copy_({grown})")
+                with self._counted_later(writer, facts):
+                    writer.line(f"{writer.variable(facts.recorded.slot)}.detach().copy_({grown})")
 
     def _write(self, writer: Writer, facts: InputFacts) -> None:
         if facts.written and not facts.written_in_graph:
             target, new = writer.variable(facts.recorded.slot), writer.variable(Updated(facts.recorded.slot))
             # A write that autograd did not see in eager must not be seen here.
             unseen = facts.requires_grad and not facts.write_seen_by_autograd
-            writer.line(f"{target}{'.detach()' if unseen else ''}.copy_({new})")
+            seen = self.grad_enabled or facts.write_seen_by_autograd
+            with self._counted_later(writer, facts), grad_mode(writer, seen, self.grad_enabled):
+                writer.line(f"{target}{'.detach()' if unseen else ''}.copy_({new})")
+
+    def _reshape(self, writer: Writer, target: str, step: Step) -> None:
+        """Change the shape of the caller's tensor as the program did."""
+        arguments = [target, *arguments_text(writer, step.args[1:], step.kwargs)]
+        with grad_mode(writer, step.grad_enabled, self.grad_enabled):
+            writer.line(f"{op_name(writer, step.op)}({', '.join(arguments)})")
+
+    @contextlib.contextmanager
+    def _counted_later(self, writer: Writer, facts: InputFacts) -> Iterator[None]:
+        """Lines that leave the version of an input alone, if all of its changes are counted at the end."""
+        if not self.counting.at_the_end(facts):
+            yield
+            return
+        name, version = writer.variable(facts.recorded.slot), writer.fresh("version")
+        writer.line(f"{version} = {name}._version")
+        yield
+        writer.line(f"{writer.bind(set_version, 'set_version')}({name}, {version})")
 
 
 @dataclass(frozen=True)
@@ -112,14 +170,14 @@ class Versions(Stage):
     """Version counters say what they would say in eager, however often the run time itself has written."""
 
     inputs: tuple[InputFacts, ...]
-    training: bool
+    counting: Counting
 
     def enter(self, writer: Writer) -> None:
-        """Note versions where what moves them by itself is not known: in shared memory, and by changes of shape."""
+        """Note versions in shared memory, where one counter stands for several inputs."""
         for facts in filter(self._counts_at_once, self.inputs):
             name, setter = writer.variable(facts.recorded.slot), writer.bind(set_version, "set_version")
             writer.line(f"{setter}({name}, {name}._version + {self._missing(facts)})")
-        for facts in filter(self._is_noted, self.inputs):
+        for facts in filter(self.counting.in_memory, self.inputs):
             name = writer.variable(facts.recorded.slot)
             version = writer.variables["version of", name] = writer.fresh("version")
             writer.line(f"{version} = {name}._version")
@@ -129,47 +187,30 @@ class Versions(Stage):
         for facts in self.inputs:
             name = writer.variable(facts.recorded.slot)
             missing = self._missing(facts)
-            if self._is_noted(facts):
+            if self.counting.in_memory(facts):
                 version = writer.variables["version of", name]
                 writer.line(f"{setter}({name}, {version} + {facts.version_change - self._later_moves(facts)})")
-            elif missing and _has_version(facts) and not self._counts_at_once(facts):
+            elif missing and has_version(facts) and not self._counts_at_once(facts):
                 writer.line(f"{setter}({name}, {name}._version + {missing})")
 
     def _missing(self, facts: InputFacts) -> int:
-        return facts.version_change - facts.written - len(facts.reshapes) - self._later_moves(facts)
+        counted = self.counting.when_saved.get(facts.recorded.slot, 0)
+        if not self.counting.at_the_end(facts):
+            counted += facts.written + len(facts.reshapes)
+        return facts.version_change - counted - self._later_moves(facts)
 
     def _counts_at_once(self, facts: InputFacts) -> bool:
         """Writes to nothing only count: they do so before anything is saved, for others may share the counter."""
         nothing_to_do = not (facts.written or facts.moved or facts.reshapes) and self._missing(facts) > 0
-        return nothing_to_do and _has_version(facts) and not self._is_noted(facts)
+        return nothing_to_do and has_version(facts) and not self.counting.is_special(facts)
 
     def _later_moves(self, facts: InputFacts) -> int:
         """How often `set_` will still count for an input: once for itself, and for those whose counter it shares."""
         memory = facts.recorded.parent
         family = [f for f in self.inputs if f is facts or (memory is not None and f.recorded.parent is memory)]
-        return sum(f.moved is not None and not f.moved_uncounted for f in family)
-
-    def _is_noted(self, facts: InputFacts) -> bool:
-        in_memory = facts.recorded.parent is not None
-        counts_by_moving = facts.moved is not None and not facts.moved_uncounted
-        counted_before = self.training and facts.reshapes  # perhaps: before it was saved
-        noted = in_memory or counted_before or facts.refitted or counts_by_moving
-        return _has_version(facts) and bool(noted)
-
-
-def _has_version(facts: InputFacts) -> bool:
-    """Whether anybody can look at the version counter."""
-    return not facts.recorded.was_inference and not isinstance(facts.recorded.slot, (Memory, Root))
-
-
-def _reshape(writer: Writer, target: str, step: Step) -> None:
-    """Change the shape of the caller's tensor as the program did."""
-    call = f"{op_name(writer, step.op)}({', '.join([target, *arguments_text(writer, step.args[1:], step.kwargs)])})"
-    if step.grad_enabled:
-        writer.line(call)
-    else:
-        with writer.block(f"with {writer.bind(torch.no_grad, 'no_grad')}():"):
-            writer.line(call)
+        moving = [f for f in family if f.moved is not None and not f.moved_uncounted]
+        seen = facts.recorded.seen
+        return sum(f is facts or shares_version_counter(f.recorded.seen, seen) for f in moving)
 
 
 @dataclass(frozen=True)
@@ -235,8 +276,8 @@ class AutocastAfter(Stage):
         writer.line(f"{setter}({writer.bind(self.state, 'autocast_state')})")
 
 
-def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list[Stage]:
-    """The stages that a program needs, outermost first."""
+def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int, counted: Mapping[Primal, int]) -> list[Stage]:
+    """The stages that a program needs, outermost first; `counted` is what was counted when inputs were saved."""
     stages: list[Stage] = []
     if debug_assert:
         stages.append(Assumptions(joint.inputs, state, aot_id))
@@ -259,8 +300,10 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int) -> list
     stages.append(Aliases(joint.outputs, joint.recording.grad_enabled))
     if joint.touched:
         # Before views are taken: they would take a new version for a write.
-        stages.append(Versions(tuple(joint.touched), joint.is_training))
-        stages.append(WriteBack(tuple(joint.touched), frozenset(joint.signature.returned)))
+        touched, returned = tuple(joint.touched), frozenset(joint.signature.returned)
+        counting = Counting(joint.is_training, counted)
+        stages.append(Versions(touched, counting))
+        stages.append(WriteBack(touched, returned, counting, joint.recording.grad_enabled))
     return stages
 
 

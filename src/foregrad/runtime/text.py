@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from .._torch import (
     OpOverload,
@@ -26,3 +29,11 @@ def literal(writer: Writer, value: Any) -> str:
     if type(value) in (list, tuple) and all(type(v) in (bool, int) for v in value):
         return repr(value)
     return writer.bind(value, type(value).__name__)
+
+
+def grad_mode(writer: Writer, wanted: bool, now: bool) -> contextlib.AbstractContextManager[None]:
+    """A block in a grad mode; none if gradients are on, or off, already."""
+    if wanted == now:
+        return contextlib.nullcontext()
+    mode = writer.bind(torch.enable_grad, "enable_grad") if wanted else writer.bind(torch.no_grad, "no_grad")
+    return writer.block(f"with {mode}():")

@@ -90,12 +90,13 @@ def _runs(
         return eager, compiled
 
     forward = both(FORWARD_ONLY)
-    yield Run(f"{variant.name}, {FORWARD_ONLY.name}"), forward, FORWARD_ONLY
+    raised = forward[0].forward_error is not None
+    yield Run(f"{variant.name}, {FORWARD_ONLY.name}", eager_raised=raised), forward, FORWARD_ONLY
     if not training:
         return
     made, skipped = scenarios_for(forward[0].outlook)
     for scenario in made:
-        yield Run(f"{variant.name}, {scenario.name}"), both(scenario), scenario
+        yield Run(f"{variant.name}, {scenario.name}", eager_raised=raised), both(scenario), scenario
     for name, reason in skipped.items():
         yield Run(f"{variant.name}, {name}", reason), None, FORWARD_ONLY
 

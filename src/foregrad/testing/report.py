@@ -41,10 +41,12 @@ class Run:
     Args:
         name: What was run.
         skipped: Why it was not run; empty for a run that was made.
+        eager_raised: Whether eager raised an error in the forward.
     """
 
     name: str
     skipped: str = ""
+    eager_raised: bool = False
 
 
 @dataclass(frozen=True)

@@ -126,17 +126,22 @@ class _Body:
             statement = self._draw_statement(block)
             if statement is None:
                 continue
+            shapes = self._shapes()
             try:
                 self._run(statement)
-            except NothingFits:
-                continue
             except Exception as error:
-                if _can_agree(error) and self._rng.random() < KEPT_ERRORS:
+                kept = not isinstance(error, NothingFits) and _can_agree(error) and self._rng.random() < KEPT_ERRORS
+                if kept:
                     self.statements.append(statement)
+                # What was thrown away may have resized something: the next statements would not fit.
+                if kept or self._shapes() != shapes:
                     return
             else:
                 self.statements.append(statement)
                 left -= 1
+
+    def _shapes(self) -> list[torch.Size]:
+        return [tensor.shape for tensor in self.tensors.values()]
 
     def _draw_block(self) -> tuple[str, int]:
         chance = self._rng.random()

@@ -23,6 +23,10 @@ _WRITTEN_SINCE = "RuntimeError: one of the variables needed for gradient computa
 # A program that raises leaves its caller's grad mode as it was; eager leaves it as the program had set it.
 _GRAD_MODE = "grad mode after forward"
 
+# A gradient that is zero whatever the input is may require grad in eager, where a write to a view made it, and not
+# here; its own gradient is then zeros there and None here.
+_OF_GRADIENTS = "gradients of gradients"
+
 _LONGEST_MESSAGE = 140
 
 
@@ -150,7 +154,8 @@ def examine(program: FuzzProgram, compile: Compile | None = None) -> Outcome:
         except Exception as error:
             text = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
             return Outcome(program.name, eager_error=eager_error, broken=f"check raised {anonymous(text)}")
-    counted = [difference for difference in report.differences if not _is_accepted(difference, eager_error)]
+    raised = {run.name for run in report.runs if run.eager_raised}
+    counted = [difference for difference in report.differences if not _is_accepted(difference, raised)]
     refused = [difference for difference in counted if _is_refusal(difference)]
     # A run that was refused has nothing else to compare.
     without = {difference.run for difference in refused}
@@ -159,10 +164,18 @@ def examine(program: FuzzProgram, compile: Compile | None = None) -> Outcome:
     return Outcome(program.name, differences, refusals, eager_error)
 
 
-def _is_accepted(difference: Difference, eager_error: str) -> bool:
+def _is_accepted(difference: Difference, raised: set[str]) -> bool:
     if _MISSING_TANGENT in difference.run and difference.compiled.startswith(_WRITTEN_SINCE):
         return True
-    return eager_error != "" and difference.where == _GRAD_MODE
+    if _OF_GRADIENTS in difference.run and _is_about_zeros(difference):
+        return True
+    return difference.run in raised and difference.where == _GRAD_MODE
+
+
+def _is_about_zeros(difference: Difference) -> bool:
+    if difference.aspect == "gradient presence":
+        return difference.eager.startswith("zeros") and difference.compiled == "None"
+    return difference.aspect == "gradient requires_grad" and difference.eager == "True"
 
 
 def _eager_error(script: Loaded, training: bool) -> str:

@@ -280,7 +280,7 @@ _COMPUTE = """
 {r} = torch.zeros_like({a})
 {r} = torch.ones({shape})
 {r} = {a}.new_zeros({shape})
-{r} = torch.nn.functional.layer_norm({a}, {a}.shape[-1:])
+{r} = torch.nn.functional.layer_norm({a}, {a}.shape[-1:], eps=0.1)
 {r} = torch.nn.functional.pad({a}, (1, 0))
 {r} = torch.nn.functional.gelu({a})
 {r} = torch.einsum("i...,j...->ij", {a}, {b})

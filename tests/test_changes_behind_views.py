@@ -1,0 +1,388 @@
+"""Changes that autograd notices in another tensor: versions that inputs share, views that it takes again."""
+
+import pytest
+import torch
+from torch.autograd import Function
+
+import foregrad
+from checking import check_core
+from foregrad.errors import UnsupportedError
+from helpers import leaf, nop, plain
+
+
+def result(*shape):
+    return leaf(*shape) * 1
+
+
+def shift_(x):
+    """A write that autograd knows nothing of, and that counts."""
+    with torch.no_grad():
+        x.add_(1)
+
+
+class Scaled(Function):
+    """Writes to its input, and says so."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x.mul_(2))
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+class Counted(Function):
+    """Writes to a tensor that it was given, in backward."""
+
+    @staticmethod
+    def forward(ctx, x, count):
+        ctx.count = count
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.count.add_(1)
+        return gradient * 2, None
+
+
+# ----------------------------------------------------------------------------------------------- version counters
+def moved_beside_an_empty_view(x, y):
+    x.set_(x.detach())
+    y.add_(1)
+    x.add_(1)
+
+
+def moved_beside_a_resized_view(x, y):
+    y.resize_((0,))
+    x.set_(x.detach())
+
+
+def reshaped_in_turn(x, y):
+    x.unsqueeze_(0)
+    y.unsqueeze_(0)
+    x.unsqueeze_(0)
+    return x * y.sum()
+
+
+@pytest.mark.parametrize("program", [moved_beside_an_empty_view, moved_beside_a_resized_view])
+def test_inputs_that_lie_apart_may_share_a_version_counter(program):
+    """M-10: the counter moves by what was done to all of them."""
+    x = plain(2, 3)
+    check_core(program, x, x.view(-1)[:0])
+
+
+@pytest.mark.parametrize("make", [plain, result])
+def test_inputs_side_by_side_change_their_shape(make):
+    """M-3, M-10"""
+    x = make(4)
+    check_core(reshaped_in_turn, x[:2], x[2:])
+
+
+def test_a_program_for_inputs_of_one_family_is_not_for_others():
+    """F-2, B-8: the version of the other input moves only if it is a view of the one that changes."""
+    program = torch.no_grad()(lambda y, z: z.view(1, -1).unsqueeze_(-1) is None)
+    compiled = foregrad.aot_function(program, nop)
+    z = leaf(3)
+    together, apart = (z[..., :1].expand(3), z), (leaf(3)[..., :1].expand(3), leaf(3))
+    for _ in range(2):
+        compiled(*together)
+        compiled(*apart)
+    assert [t._version for t in (*together, *apart)] == [2, 2, 0, 2]
+
+
+def test_a_detached_input_that_moves_counts_for_itself():
+    """M-7, M-10: `.data` has a counter of its own."""
+
+    def program(x, y):
+        negative = y * -1
+        y[1:] *= 0.5
+        y.set_(negative)
+
+    x = leaf(3)
+    check_core(program, x, x.data[1:])
+
+
+def test_what_is_saved_may_lie_in_memory_whose_view_changes_its_shape():
+    """M-3, J-9: the change counts before anything is saved, as it does in eager."""
+
+    def program(x):
+        x.as_strided_((1,), (3,), 0)
+        return x * x
+
+    check_core(program, result(3)[::2])
+
+
+# ------------------------------------------------------------------------------------ views that are taken again
+def viewed_then_written(y):
+    view = y.as_strided((1, 3), (2, 1), 0)
+    shift_(y)
+    return view
+
+
+def viewed_then_reshaped(x, y):
+    x.squeeze_()
+    y.as_strided_((1, 1), (3, 3), 0)
+    return y
+
+
+def written_view_unsqueezed_without_grad(x, y):
+    view = y.view(-1)
+    view.sub_(x)
+    with torch.no_grad():
+        view.unsqueeze_(-1)
+    return view
+
+
+def test_a_view_reaches_beyond_its_base_once_its_memory_was_written():
+    """A-3: autograd then takes it for a view of all the memory."""
+    check_core(viewed_then_written, leaf(3)[1:])
+
+
+def test_a_change_of_shape_that_changes_nothing_is_still_seen_by_views():
+    """M-3, A-3"""
+    x = result(3)
+    check_core(viewed_then_reshaped, x, x[1:])
+
+
+def test_a_returned_view_whose_shape_was_changed_without_grad():
+    """M-3, A-3"""
+    check_core(written_view_unsqueezed_without_grad, leaf(3), plain(3))
+
+
+# --------------------------------------------------------------------------------------------- views that go stale
+def part_of_written(x):
+    part = x[..., :1]
+    with torch.no_grad():
+        x.zero_()
+    return part
+
+
+def alias_beside_an_empty_write(x, y):
+    alias = torch.ops.aten.alias(x)
+    y.cumsum_(-1)
+    return alias
+
+
+@torch.no_grad()
+def transposed_in_place(x):
+    view = x.unflatten(0, (1, -1))
+    view.t_()
+    return view
+
+
+def diagonal_beside_a_transposed_base(x, y):
+    diagonal = y.diagonal()
+    x.swapdims_(2, 1)
+    return diagonal
+
+
+def test_one_of_several_views_goes_stale():
+    """A-3, M-9"""
+    check_core(part_of_written, leaf(2, 3).chunk(2)[0])
+
+
+def test_a_view_taken_without_grad_goes_stale_by_its_own_change_of_shape():
+    """A-3, M-3"""
+    check_core(transposed_in_place, leaf(3), training=False)
+
+
+def test_views_go_stale_when_another_input_of_the_family_changes():
+    """A-3, B-1: without gradients, as in eager."""
+    x = leaf(3)
+    check_core(alias_beside_an_empty_write, x, x.view(-1)[:0], training=False)
+    x = result(2, 2, 2)
+    check_core(diagonal_beside_a_transposed_base, x, x[..., 1], training=False)
+
+
+# -------------------------------------------------------------------------------------------- requires_grad_()
+def flagged_base(x, y):
+    x.requires_grad_()
+    return y.flip(0), y, y[:1]
+
+
+def flagged_view(x):
+    view = x.hsplit(2)[1]
+    view.requires_grad_()
+    return torch.ops.aten.alias(view)
+
+
+def test_views_require_grad_with_what_they_are_views_of():
+    """J-3, B-1"""
+    x = plain(3)
+    check_core(flagged_base, x, x[2:])
+
+
+def test_a_view_of_a_view_that_the_program_made_require_grad():
+    """A-2, J-3"""
+    check_core(flagged_view, plain(2, 2, 2))
+
+
+# -------------------------------------------------------------------------------------------------- grad modes
+def test_a_write_with_gradients_on_in_a_call_without():
+    """M-2: the caller's tensor continues the tape."""
+
+    @torch.enable_grad()
+    def program(x, z):
+        x.add_(z)
+
+    check_core(program, plain(3), leaf(3), training=False)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_view_taken_without_grad_in_part(dynamic):
+    """A-3: nothing flows back through it."""
+
+    def program(x):
+        with torch.no_grad():
+            rows = x.chunk(2)
+        return rows[1].chunk(2, -1)[1]
+
+    check_core(program, leaf(4, 4), compile=lambda fn: foregrad.aot_function(fn, nop, dynamic=dynamic))
+
+
+# --------------------------------------------------------------------------------------------- writes in backward
+def test_a_backward_writes_to_memory_that_another_input_looks_at():
+    """W-1, B-1: what was saved of the other one has changed."""
+    x = leaf(3)
+    report = check_core(lambda x, y: (Counted.apply(y, y), x.abs()), x, x[::2], raise_on_difference=False)
+    first = [d for d in report.differences if "tangent for" not in d.run and "one output after" not in d.run]
+    assert not first
+
+
+# ------------------------------------------------------------------------------------------------ results, dtypes
+@pytest.mark.parametrize("name", ["cumsum_", "cumprod_"])
+def test_cumulative_operators_keep_the_dtype_of_what_they_write(name):
+    """M-1: with eager's own error where its kernel has none for bool."""
+
+    def program(x):
+        positive = x > 2
+        getattr(positive, name)(0)
+        return positive
+
+    check_core(program, torch.tensor(3.0))
+    check_core(lambda x: getattr(x, name)(0), torch.tensor([3, 200], dtype=torch.uint8))
+    compiled = foregrad.aot_function(program, nop)
+    with pytest.raises(NotImplementedError, match="not implemented for 'Bool'"):
+        compiled(plain(3))
+
+
+def test_strides_of_single_rows_do_not_depend_on_earlier_programs():
+    """M-1: a part of nothing shows the stride of its base."""
+
+    def program(y):
+        y.mul_(-1)
+        return y[0:0].sort(0)[1]
+
+    check_core(lambda y: y.mul_(-1), plain(2, 3))
+    check_core(program, plain(2, 3)[1::2])
+
+
+def test_a_number_that_does_not_fit_is_refused_whatever_ran_before():
+    """M-1"""
+    check_core(lambda x: x.mul_(2), torch.ones(3, dtype=torch.int64))
+    check_core(lambda x: x.mul_(0.5), torch.ones(3, dtype=torch.int64))
+
+
+def test_the_error_is_that_of_eagers_kernel():
+    """F-7: abstract kernels look at other things first."""
+    check_core(lambda x: x[0:0].argmax(0), plain(3) * 1j)
+    with pytest.raises(RuntimeError, match="does not support complex input"):
+        foregrad.aot_function(lambda x: x[0:0].argmax(0), nop)(plain(3) * 1j)
+
+
+def test_what_is_added_to_a_product_must_expand_to_it():
+    """F-7: also where nobody uses the result."""
+    check_core(lambda x: torch.addmm(x, x, x.t()) is None, plain(1, 3))
+    check_core(lambda x, y: torch.addmv(x, y, y[0]) is None, plain(4), plain(1, 2))
+
+
+def test_a_view_is_not_detached_in_place():
+    """M-7"""
+    check_core(lambda x: x.detach_() is None, plain(4).chunk(2)[1])
+
+
+def test_the_same_piece_of_two_splits_is_two_tensors():
+    """A-5"""
+    check_core(lambda x: (x.unbind(0)[1], x.unbind(0)[-1], x.unbind(0)[0]), plain(2, 3))
+    check_core(lambda x: (x.unbind(0)[1], x.unbind(0)[-1], x.unbind(0)[0]), result(2, 3))
+
+
+def test_a_result_that_is_an_argument_too_is_not_resized():
+    """M-4"""
+    check_core(lambda x: torch.mul(t := x.norm(), x, out=t), plain(3))
+
+
+# ------------------------------------------------------------------------------------------------------ not yet
+@torch.no_grad()
+def transpose_(x):
+    x.t_()
+
+
+def stale_view_of_a_fresh_leaf(x):
+    fresh = x.detach().requires_grad_()
+    view = fresh.t()
+    with torch.no_grad():
+        fresh.add_(1)
+    return view
+
+
+def two_histories(x):
+    copy = x.clone()
+    alias = copy.detach()
+    alias[0] = x[1]
+    return alias, copy
+
+
+def piece_of_reshaped(x):
+    x.squeeze_(0)
+    return x.chunk(2)[1].amax(0)
+
+
+@torch.no_grad()
+def stale_view_of_moved(x):
+    x.set_(x.detach())
+    view = x.expand(2, 3)
+    x.fill_(1.5)
+    return view
+
+
+def view_of_a_fresh_leaf(x):
+    fresh = x.detach().requires_grad_()
+    with torch.no_grad():
+        return fresh.unbind(0)[1]
+
+
+REFUSED = {
+    "a view without grad of a leaf that the program made": (view_of_a_fresh_leaf, plain(2, 3)),
+    "a stale view of an input that was moved": (stale_view_of_moved, leaf(2, 3)),
+    "two results in one memory, each with its history": (two_histories, leaf(3)),
+    "a piece, saved for backward, of an input that changes its shape": (piece_of_reshaped, result(1, 3)),
+    "a view of an input, transposed without grad, then used": (lambda x: (transpose_(x), x * 2)[1], result(3, 2)[1:]),
+    "a view, transposed without grad, then used": (
+        lambda x: (v := (x * 2)[1:], transpose_(v), v * 2)[2],
+        result(3, 2),
+    ),
+    "a view, transposed without grad, then returned": (
+        lambda x: (v := (x * 2)[1:], transpose_(v), v)[2],
+        result(3, 2),
+    ),
+    "written by a custom function, then restrided": (
+        lambda x: (Scaled.apply(x), x.as_strided_((2,), (1,), 0))[0],
+        result(3),
+    ),
+    "written after a view of it was taken and it was detached in place": (
+        lambda x: (y := x.exp(), v := y.view(-1), y.detach_(), y.abs_(), v)[4],
+        leaf(3),
+    ),
+    "a stale view of a fresh leaf": (torch.no_grad()(stale_view_of_a_fresh_leaf), plain(2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_autograd_would_take_otherwise_on_abstract_tensors_is_refused(name):
+    """M-3, A-3: never wrong."""
+    program, x = REFUSED[name]
+    with pytest.raises(UnsupportedError, match="cannot be"):
+        foregrad.aot_function(program, nop)(x)
