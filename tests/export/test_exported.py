@@ -264,3 +264,74 @@ def test_random_numbers_by_seed():
     assert torch.equal(first, again) and not torch.equal(first, other) and offsets["fwd_offset"] > 0
     with pytest.raises(ForegradError, match="seed"):
         program(torch.ones(64))
+
+
+class Write(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, b):
+        ctx.save_for_backward(b)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        ctx.saved_tensors[0].add_(1)
+        return g * 2, None
+
+
+class Print(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        torch.ops.aten._print("backward")
+        return g * 2
+
+
+class Apply(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+        self.w = nn.Parameter(torch.ones(2))
+        self.register_buffer("n", torch.zeros(2))
+
+    def forward(self, x):
+        return self.body(self, x)
+
+
+def test_a_backward_that_writes_comes_behind_a_forward_that_does():
+    """M-17, X-2"""
+    program = export(Apply(lambda m, x: (m.n.add_(10), Write.apply(x * m.w, m.n).sum())[1]), (torch.ones(2),), loss=0)
+    loss, gradients = program(torch.ones(2))
+    assert loss.item() == 4 and gradients["w"].tolist() == [2, 2] and program.state["n"].tolist() == [11, 11]
+
+
+def test_effects_of_the_backward_follow_those_of_the_forward(capfd):
+    """E-5"""
+
+    def body(m, x):
+        torch.ops.aten._print("forward")
+        return Print.apply(x * m.w).sum()
+
+    program = export(Apply(body), (torch.ones(2),), loss=0)
+    assert len(program.signature.input_tokens) == len(program.signature.output_tokens) == 1
+    program(torch.ones(2))
+    assert capfd.readouterr().out.split() == ["forward", "backward"]
+    only = export(Apply(lambda m, x: Print.apply(x * m.w).sum()), (torch.ones(2),), loss=0)
+    assert len(only.signature.input_tokens) == 1
+    only(torch.ones(2))
+    assert capfd.readouterr().out.split() == ["backward"]
+
+
+def test_objects_stay_here():
+    """X-8"""
+
+    class To(nn.Module):
+        def forward(self, x, dtype):
+            return x.to(dtype)
+
+    program = export(To(), (torch.ones(2), torch.float64))
+    assert program(torch.ones(2), torch.float64).dtype is torch.float64
+    with pytest.raises(ExportError, match="cannot store"):
+        program.to_exported_program()

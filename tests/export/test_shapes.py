@@ -55,7 +55,7 @@ def test_calls_outside_of_the_range():
         exported(call(4)[0], call(5)[1])
 
 
-def test_fake_inputs_with_a_shape_environment():
+def test_fake_inputs_with_a_shape_environment(tmp_path):
     """F-11"""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -69,6 +69,10 @@ def test_fake_inputs_with_a_shape_environment():
 
     graph, _ = aot_export_module(Sum(), (x,), trace_joint=False)
     assert graph(torch.ones(7, 3))[0].item() == 3
+    exported = export(Sum(), (x,))
+    exported.save(tmp_path / "p.pt2")
+    for program in (exported, load(tmp_path / "p.pt2")):
+        assert len(program.ranges) == 2 and program(torch.ones(9, 3))[0].item() == 3
 
 
 class Body(nn.Module):

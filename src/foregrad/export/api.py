@@ -17,7 +17,7 @@ from ..options import AOTConfig, Loss, config, next_aot_id
 from .exported import Exported, state_of_module
 from .graph import export_graph
 from .refusals import refuse_subclasses
-from .shapes import with_symbolic_sizes
+from .shapes import ranges_of_fakes, with_symbolic_sizes
 from .signature import GraphSignature
 
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -66,7 +66,7 @@ def export(
     wanted = Loss(loss) if loss is not None else False
     capture = capture_for_export(mod, args, kwargs, wanted, decompositions, pre_dispatch)
     graph, signature = export_graph(capture, mod.forward, loss)
-    ranges = {} if symbols is None else symbols.ranges()
+    ranges = ranges_of_fakes((args, kwargs)) if symbols is None else symbols.ranges()
     return Exported(graph, signature, *state_of_module(mod, capture), example=given, ranges=ranges)
 
 

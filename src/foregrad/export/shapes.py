@@ -11,12 +11,14 @@ import torch
 from torch import SymInt, Tensor, nn
 
 from .._torch import (
+    FakeTensor,
     FakeTensorMode,
     ShapeEnv,
     conditions_beside_ranges,
     expression_of,
     named_symbol,
     new_fake_mode,
+    pytree,
     symbol_range,
 )
 from ..errors import ExportError
@@ -107,6 +109,17 @@ class Symbols:
                 f"the program works only where {condition} ({names}): it cannot be exported for all of these sizes."
             )
         return found
+
+
+def ranges_of_fakes(values: Any) -> dict[Any, Any]:
+    """The ranges of the symbols in fake arguments that the caller has made."""
+    found: dict[Any, Any] = {}
+    for leaf in pytree.tree_leaves(values):
+        if isinstance(leaf, FakeTensor) and leaf.fake_mode.shape_env is not None:
+            for size in leaf.shape:
+                for symbol in expression_of(size).free_symbols if isinstance(size, SymInt) else ():
+                    found[symbol] = symbol_range(leaf.fake_mode.shape_env, symbol)
+    return found
 
 
 def _hint(dim: Any) -> str | None:
