@@ -335,3 +335,30 @@ def test_objects_stay_here():
     assert program(torch.ones(2), torch.float64).dtype is torch.float64
     with pytest.raises(ExportError, match="cannot store"):
         program.to_exported_program()
+
+
+class Swap(nn.Module):
+    """Two buffers change places, and the old values are returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("a", torch.tensor([1.0, 2.0]))
+        self.register_buffer("b", torch.tensor([3.0, 4.0]))
+
+    def forward(self, x):
+        old, part = self.a, self.a.view(1, 2)
+        self.a, self.b = self.b, self.a
+        return old, part, x * self.a
+
+
+def test_buffers_that_change_places(tmp_path):
+    """X-13, X-2"""
+    model, program = Swap(), export(Swap(), (torch.ones(2),))
+    program.save(tmp_path / "p.pt2")
+    module = program.to_exported_program().module()
+    for _ in range(2):
+        wanted = [t.tolist() for t in model(torch.ones(2))]
+        assert [t.tolist() for t in program(torch.ones(2))] == wanted
+    assert program.state["a"].tolist() == [1, 2] and program.state["b"].tolist() == [3, 4]
+    assert [t.tolist() for t in module(torch.ones(2))] == [[1, 2], [[1, 2]], [3, 4]]
+    assert [t.tolist() for t in load(tmp_path / "p.pt2")(torch.ones(2))] == [[1, 2], [[1, 2]], [3, 4]]

@@ -250,6 +250,24 @@ def test_tied_parameters():
     assert torch.allclose(sum(gradients), module.a.weight.grad)
 
 
+def test_tied_buffers_are_written_once():
+    """X-1, X-2, D-2"""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.BatchNorm1d(2, affine=False), nn.BatchNorm1d(2, affine=False)
+            self.b.running_mean = self.a.running_mean
+
+        def forward(self, x):
+            self.a.running_mean.add_(1)
+            return (x * self.b.running_mean,)
+
+    graph, signature = export(Two(), torch.ones(2))
+    assert list(signature.buffers_to_mutate.values()) == ["a.running_mean"]
+    assert signature.ties == {"b.running_mean": "a.running_mean"} and len(names(graph)[0]) == 7
+
+
 def test_equal_gradients_and_equal_updates_keep_their_names():
     """G-2, G-3"""
 
@@ -348,6 +366,8 @@ def test_bad_arguments():
         aot_export_module(lambda x: x, (torch.ones(2),), trace_joint=False)
     with pytest.raises(ForegradError, match="tuple or a list"):
         aot_export_module(Net(lambda m, x: (x,)), torch.ones(2), trace_joint=False)
+    with pytest.raises(ForegradError, match="has no shape yet"):
+        aot_export_module(nn.LazyLinear(3), (torch.ones(1, 2),), trace_joint=False)
     with pytest.raises(ForegradError, match="must be a dict"):
         aot_export_module(Net(lambda m, x: (x,)), (torch.ones(2),), trace_joint=False, kwargs=[1])
 

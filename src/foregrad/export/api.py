@@ -131,6 +131,9 @@ def _call_of(
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise ExportError(f"the example keyword arguments must be a dict, not {type(kwargs).__name__}.")
     state = [*mod.named_parameters(), *mod.named_buffers()]
+    for name, tensor in state:
+        if nn.parameter.is_lazy(tensor):
+            raise ExportError(f"{name} has no shape yet. Run the module once before you export it.")
     flat = flatten((tuple(args), dict(kwargs or {})), "")
     refuse_subclasses([*state, *zip(flat.paths, flat.leaves, strict=True)])
     return without_duplicates(flat, [tensor for _, tensor in state])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ def state_of_module(module: nn.Module, capture: Capture) -> tuple[dict[str, Tens
     return state, hidden & buffers
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Exported:
     """A program as one graph without side effects, with everything that is needed to run it.
 
@@ -51,12 +52,20 @@ class Exported:
         """The signature place by place."""
         return classify(self.graph_module, self.signature, self.non_persistent)
 
+    @cached_property
+    def _specs(self) -> ExportGraphSignature:
+        return self.specs
+
+    @cached_property
+    def _user_inputs(self) -> list[fx.Node]:
+        wanted = set(self.signature.user_inputs)
+        return [node for node in self.graph_module.graph.find_nodes(op="placeholder") if node.name in wanted]
+
     # ------------------------------------------------------------------------------------------- running
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        specs = self.specs
+        specs = self._specs
         flat = self._flat_arguments(args, kwargs)
-        nodes = list(self.graph_module.graph.find_nodes(op="placeholder"))
-        check_call(nodes[len(nodes) - len(flat) :], flat, self.ranges)
+        check_call(self._user_inputs, flat, self.ranges)
         users = iter(flat)
         values = [self._input(spec, users) for spec in specs.input_specs]
         with torch.no_grad():

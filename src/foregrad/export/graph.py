@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import inspect
 import keyword
+import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +19,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, fx
 
-from .._torch import disable_modes, pytree
+from .._torch import OpOverload, disable_modes, pytree
 from ..frontend.capturing import Capture
 from ..frontend.tree import unflatten
 from ..joint.effects import Assigned
 from ..joint.graph import Part, to_fx
 from ..joint.ir import Node, get_constant, name_nodes, nodes_in
-from ..ops import aten
+from ..ops import Kind, aten, op_info
 from ..slots import Buffer, Input, Output, Param, Primal, Token, Updated
 from .refusals import refuse_what_is_lost, refuse_written_shape
 from .signature import BackwardSignature, GraphSignature
@@ -195,8 +196,22 @@ class _Lowering:
         offsets = (("fwd_offset", joint.random.forward_outputs), ("bwd_offset", joint.random.backward_outputs))
         found.offsets = [(role, self._value(node)) for role, nodes in offsets for node in nodes]
         found.gradients = [(slot, self._value(node)) for slot, node in self._gradients()]
+        self._copy_what_is_overwritten(found)
         self._separate(found)
         return found
+
+    def _copy_what_is_overwritten(self, outputs: _Outputs) -> None:
+        """What the graph returns must not lie in an input that the runner then gives another value."""
+        written = {id(self.state.get(slot) or self.inputs.get(slot)) for slot, _ in outputs.updates}  # type: ignore[arg-type]
+
+        def safe(value: Any) -> Any:
+            overwritten = isinstance(value, Node) and id(_memory_of(value)) in written
+            return self._call(aten.clone.default, value) if overwritten else value
+
+        if written:
+            outputs.updates = [(slot, safe(node)) for slot, node in outputs.updates]
+            outputs.results = [safe(node) for node in outputs.results]
+            outputs.gradients = [(slot, safe(node)) for slot, node in outputs.gradients]
 
     def _new_values(self) -> dict[Primal, Any]:
         """What the program leaves in its inputs: by writing, by assigning a buffer, by writing in its backward."""
@@ -296,6 +311,15 @@ class _Lowering:
             random_inputs={node.name: role for role, node in self.random.items()},
             random_outputs={node.name: role for role, node in outputs.offsets},
         )
+
+
+def _memory_of(node: Node) -> Node:
+    """The node whose memory a view looks at."""
+    while node.op is operator.getitem or (isinstance(node.op, OpOverload) and op_info(node.op).kind is Kind.VIEW):
+        if not isinstance(node.args[0], Node):
+            break
+        node = node.args[0]
+    return node
 
 
 def _without_history(value: Tensor) -> Tensor:

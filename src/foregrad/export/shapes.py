@@ -117,8 +117,9 @@ def ranges_of_fakes(values: Any) -> dict[Any, Any]:
     for leaf in pytree.tree_leaves(values):
         if isinstance(leaf, FakeTensor) and leaf.fake_mode.shape_env is not None:
             for size in leaf.shape:
-                for symbol in expression_of(size).free_symbols if isinstance(size, SymInt) else ():
-                    found[symbol] = symbol_range(leaf.fake_mode.shape_env, symbol)
+                if isinstance(size, SymInt):
+                    env = leaf.fake_mode.shape_env
+                    found |= {symbol: symbol_range(env, symbol) for symbol in expression_of(size).free_symbols}
     return found
 
 
