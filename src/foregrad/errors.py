@@ -89,7 +89,7 @@ class WeightsError(ExportError):
     """Weights do not fit an exported program: a name is missing or unknown, or a shape or dtype differs."""
 
 
-class AssignedAttributeError(ForegradError, ValueError):
+class AssignedAttributeError(ExportError, ValueError):
     """The program assigns a tensor to an attribute that an exported graph would lose."""
 
 

@@ -144,6 +144,24 @@ def test_eagers_own_refusal():
     """X-3, M-7"""
     with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
         pre_dispatch(Body(lambda m, x: m.w.mul_(2)), torch.ones(2))
+    with pytest.raises(RuntimeError, match="a view of a leaf Variable that requires grad"):
+        pre_dispatch(Body(lambda m, x: m.w[0].mul_(2)), torch.ones(2))
+
+
+def test_writes_through_views_and_draws():
+    """X-3"""
+
+    def body(m, x):
+        y = x * m.w
+        y[0].mul_(y[1].clone())
+        return (nn.functional.dropout(y, 0.5) * y).sum()
+
+    module, x = Body(body), torch.randn(4, 2)
+    graph, signature = pre_dispatch(module, x)
+    torch.manual_seed(3)
+    mine = gradients_of(graph, signature, module, (x,))
+    torch.manual_seed(3)
+    assert torch.allclose(mine[0], torch.autograd.grad(module(x)[0], module.w)[0])
 
 
 def test_writes_that_autograd_sees_or_need_not_see():

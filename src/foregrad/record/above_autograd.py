@@ -32,6 +32,7 @@ class AboveAutograd(Recorder):
         self._inference = torch.is_inference_mode_enabled()
         self._made_with_grad: dict[int, bool] = {}  # storages of results, and whether gradients were on
         self._followed: set[int] = set()  # storages of inputs that require grad
+        self._of_leaves: set[int] = set()  # those among them that eager does not let anybody write to
         self._detached: set[int] = set()  # storages at which autograd looks in two ways
 
     @contextlib.contextmanager
@@ -68,13 +69,19 @@ class AboveAutograd(Recorder):
 
     def _look_at(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse a write whose functional form autograd would see otherwise."""
-        self._followed.update(storage_of(t) for t in tensors_in([*args, *kwargs.values()]) if t.requires_grad)
+        for tensor in tensors_in([*args, *kwargs.values()]):
+            if tensor.requires_grad:
+                self._followed.add(storage_of(tensor))
+                if tensor.is_leaf:
+                    self._of_leaves.add(storage_of(tensor))
         if op_info(op).kind not in (Kind.WRITE, Kind.RESHAPE):
             return
         for tensor in tensors_in([args[i] for i in op_info(op).written if i < len(args)]):
             memory = storage_of(tensor)
-            if torch.is_grad_enabled() and tensor.requires_grad and tensor.is_leaf:
-                raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+            if torch.is_grad_enabled() and memory in self._of_leaves and memory not in self._detached:
+                is_view = any(t is tensor for step in self.steps for t in tensors_in([step.out]))
+                what = "view of a leaf Variable" if is_view else "leaf Variable"
+                raise RuntimeError(f"a {what} that requires grad is being used in an in-place operation.")
             hidden = not torch.is_grad_enabled() and self._made_with_grad.get(memory, memory in self._followed)
             if hidden or memory in self._detached:
                 raise UnsupportedError(
