@@ -13,6 +13,7 @@ from .._torch import FakeTensor, garbage_collection_paused
 from ..errors import ExportError, GraphOutputError
 from ..frontend.capturing import Capture, capture_call
 from ..frontend.tree import Flat, Items, flatten, unflatten
+from ..joint.verify import verify_graph
 from ..options import AOTConfig, Loss, config, next_aot_id
 from .exported import Exported, state_of_module
 from .graph import export_graph
@@ -65,7 +66,7 @@ def export(
         args, kwargs, symbols = with_symbolic_sizes(mod, args, kwargs, dynamic_shapes)
     wanted = Loss(loss) if loss is not None else False
     capture = capture_for_export(mod, args, kwargs, wanted, decompositions, pre_dispatch)
-    graph, signature = export_graph(capture, mod.forward, loss)
+    graph, signature = _graph_of(capture, mod, loss)
     ranges = ranges_of_fakes((args, kwargs)) if symbols is None else symbols.ranges()
     return Exported(graph, signature, *state_of_module(mod, capture), example=given, ranges=ranges)
 
@@ -117,7 +118,14 @@ def aot_export_module(
             "Graph output must be a tuple() or list(): Expected forward output to be either a tensor or a list/tuple "
             "of tensors, in one of them. Return (result,)."
         )
-    return export_graph(capture, mod.forward, loss)
+    return _graph_of(capture, mod, loss)
+
+
+def _graph_of(capture: Capture, mod: nn.Module, loss: int | None) -> tuple[fx.GraphModule, GraphSignature]:
+    graph, signature = export_graph(capture, mod.forward, loss)
+    if config.verify:
+        verify_graph(graph)
+    return graph, signature
 
 
 def _call_of(
