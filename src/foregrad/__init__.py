@@ -5,6 +5,8 @@ backward, as functional graphs to any compiler, behind a callable that does exac
 """
 
 from .errors import ForegradError
+from .export import aot_export_joint_simple, aot_export_module
+from .export.joint_simple import _aot_export_function as _aot_export_function
 from .frontend.api import (
     aot_function,
     aot_module,
@@ -31,6 +33,8 @@ __all__ = [
     "OutputAliasInfo",
     "OutputType",
     "ViewAndMutationMeta",
+    "aot_export_joint_simple",
+    "aot_export_module",
     "aot_function",
     "aot_module",
     "aot_module_simplified",

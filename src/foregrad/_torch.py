@@ -54,6 +54,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,
     is_traceable_wrapper_subclass,
 )
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy  # what bounds a symbolic size
 from torch.utils.checkpoint import CheckpointFunction
 
 LazyGraphModule = _LazyGraphModule
@@ -465,6 +466,12 @@ def is_composite(op: OpOverload) -> bool:
     return has_kernel(op.name(), "CompositeImplicitAutograd") and not has_kernel(op.name(), "CPU")
 
 
+def taken_apart(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a composition as eager runs it. `op.decompose` prefers torch's rewritings in Python, and that of `lstm` gives
+    a state of another shape before torch 2.13."""
+    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
 def auto_functionalizable(op: OpOverload) -> bool:
     """Whether torch can make an operator that writes functional by cloning what it writes to."""
     return bool(can_auto_functionalize(op))
@@ -755,3 +762,50 @@ def local_source(name: str) -> Any:
     from torch._dynamo.source import ConstantSource
 
     return ConstantSource(name)
+
+
+def named_symbol(shape_env: ShapeEnv, name: str, value: int, low: int | None, high: int | None) -> Any:
+    """A symbolic size between two bounds; sizes 0 and 1 are left out, as programs decide by them."""
+    source = local_source(name)
+    symbol = shape_env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)
+    known = shape_env.var_to_range[symbol]
+    bounds = ValueRanges(known.lower if low is None else max(low, 2), known.upper if high is None else high)
+    shape_env._update_var_to_range(symbol, known & bounds)
+    return shape_env.create_symintnode(symbol, hint=value, source=source)
+
+
+def symbol_range(shape_env: ShapeEnv, symbol: Any) -> Any:
+    """The values that a symbol may take, as the shape environment knows them now."""
+    return shape_env.var_to_range[symbol]
+
+
+def conditions_beside_ranges(shape_env: ShapeEnv) -> list[Any]:
+    """What a recording assumed about symbols that the ranges of the symbols do not say."""
+    conditions = [shape_env.replace(guard.expr) for guard in shape_env.guards]
+    return [c for c in conditions if not bool(bound_sympy(c, shape_env.var_to_range) == ValueRanges.wrap(True))]
+
+
+# The operator behind torch.no_grad and torch.enable_grad: function modes see it, and graphs above autograd hold it.
+SET_GRAD_ENABLED: Any = torch._C._set_grad_enabled
+
+
+def autograd_left_out() -> Any:
+    """Leave autograd out: operators reach modes as they were called, without being taken apart."""
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+@contextlib.contextmanager
+def custom_functions_refused(refuse: Callable[[str], None]) -> Iterator[None]:
+    """Call `refuse` where the running thread applies a custom function: no mode sees it without autograd."""
+    apply, thread = torch.autograd.Function.__dict__["apply"], threading.get_ident()
+
+    def refuse_here(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            refuse(cls.__name__)
+        return apply.__get__(None, cls)(*args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(refuse_here)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]

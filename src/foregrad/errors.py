@@ -85,6 +85,26 @@ class InfeasibleBudgetError(BudgetError):
     """No plan that was found stays within a memory budget; the message says what the best one needs."""
 
 
+class ExportError(ForegradError, RuntimeError):
+    """A program cannot be exported as it stands, or was asked for in a way that contradicts itself."""
+
+
+class ExportFileError(ExportError):
+    """A file does not hold an exported program that can be loaded."""
+
+
+class WeightsError(ExportError):
+    """Weights do not fit an exported program: a name is missing or unknown, or a shape or dtype differs."""
+
+
+class AssignedAttributeError(ExportError, ValueError):
+    """The program assigns a tensor to an attribute that an exported graph would lose."""
+
+
+class SignatureError(ForegradError, AssertionError):
+    """Parts of a signature contradict each other."""
+
+
 class VerificationError(ForegradError, AssertionError):
     """An internal check on a graph failed: a defect in Foregrad, please report it."""
 

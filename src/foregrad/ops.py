@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ._torch import HigherOrderOperator, OpOverload, is_composite, takes_script_objects
+from ._torch import SET_GRAD_ENABLED, HigherOrderOperator, OpOverload, is_composite, takes_script_objects
 
 aten = torch.ops.aten
 
@@ -25,6 +25,7 @@ class Kind(Enum):
     WRITE = auto()
     RESHAPE = auto()  # changes size, stride or storage of its own argument: t_, unsqueeze_, set_
     HIGHER_ORDER = auto()
+    SWITCH = auto()  # of the grad mode, in a program that is recorded above autograd
 
 
 # Operators that write to running statistics although their schema does not say so.
@@ -103,6 +104,8 @@ def op_info(op: OpOverload | HigherOrderOperator) -> OpInfo:
 def _classify(op: OpOverload | HigherOrderOperator) -> OpInfo:
     if isinstance(op, HigherOrderOperator):
         return OpInfo(Kind.HIGHER_ORDER, (), False, False, True, False, False, False)
+    if op is SET_GRAD_ENABLED:
+        return OpInfo(Kind.SWITCH, (), False, False, True, False, False, False)
     arguments = op._schema.arguments
     declared = tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
     written = SILENT_WRITERS.get(op, declared)

@@ -90,6 +90,13 @@ def next_aot_id() -> int:
     return next(_aot_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The one result that an exported program differentiates, by its place among the flat results."""
+
+    index: int
+
+
 @dataclass(frozen=True)
 class AOTConfig:
     """Everything that one compilation was asked for, fixed when it was asked.
@@ -114,6 +121,7 @@ class AOTConfig:
     pre_dispatch: bool = False
     cache_key: str | None = None
     options: Config = field(default_factory=config.copy)
+    differentiate: bool | Loss = True  # everything that can be, nothing, or the loss alone
 
     def __post_init__(self) -> None:
         if self.pre_dispatch and not self.is_export:

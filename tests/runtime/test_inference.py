@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import foregrad
-from helpers import grab, leaf, plain
+from helpers import grab, leaf, nop, plain
 
 
 def watching(modes, fail=False):
@@ -82,3 +82,13 @@ def test_a_program_that_returns_nothing():
     x = plain(2)
     assert grab(lambda x: x.zero_() and None if False else x.mul_(2) is None or None)[0](x) is None
     assert x.tolist() == [2, 4]
+
+
+def test_compositions_run_as_eager_runs_them():
+    """F-7"""
+    lstm, x = torch.nn.LSTM(3, 2).double(), torch.randn(4, 5, 3, dtype=torch.float64)
+    compiled = foregrad.aot_module(lstm, nop)
+    with torch.inference_mode():
+        out, (h, c) = lstm(x)
+        found, (found_h, found_c) = compiled(x)
+    assert torch.equal(out, found) and torch.equal(h, found_h) and torch.equal(c, found_c)

@@ -31,7 +31,7 @@ from ..record.memory import (
 from ..record.recording import GradNeeded, InputsFoundLate, Recording
 from ..record.stand_ins import Argument
 from ..slots import Buffer, Hidden, Input, Param, Primal, Tangent
-from .escapes import Snapshot
+from .escapes import Snapshot, refuse_assigned_attributes
 from .hook_state import refuse_private_state
 from .module_guard import ModuleGuard
 from .places import Place, Surroundings
@@ -184,11 +184,14 @@ def _capture(
         engine = engine_for([(argument.slot, argument.value) for argument in (*found, *inputs)], dynamic)
         snapshot = Snapshot(surroundings)
         from_nodes = isinstance(function, fx.GraphModule)
-        recording = Recording(engine, dict(config.decompositions or {}), from_nodes)
+        recording = Recording(engine, dict(config.decompositions or {}), from_nodes, config.pre_dispatch)
         try:
             recording.run(program, given, around, place_of, shared, early, grads)
             result = flatten(recording.result, "output")
-            joint = build_joint(recording, result.leaves, result.paths, snapshot.assigned(recording), config)
+            escapes = snapshot.assigned(recording)
+            if config.is_export:
+                refuse_assigned_attributes(escapes, [p for a, p in state if isinstance(a.slot, Buffer)])
+            joint = build_joint(recording, result.leaves, result.paths, escapes, config)
             refuse_private_state(joint.hooks, surroundings, recording)
         except WholeMemoryNeeded as needed:
             snapshot.undo(recording)

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import EscapeError, StateChangeError, UnsupportedError
+from ..errors import AssignedAttributeError, EscapeError, StateChangeError, UnsupportedError
 from ..joint.effects import Escape
 from ..record.lines import where
 from ..record.recording import Recording
 from ..values import is_plain, same_value
 from .module_guard import module_dicts
-from .places import Surroundings
+from .places import Place, Surroundings
 
 _ABSENT = object()
 _DEPTH = 3
@@ -158,6 +158,20 @@ class Snapshot:
         return EscapeError(
             f"A tensor of the program escapes into {name}; it was made at {_origin(escaped, recording)}. While the "
             "program is recorded its tensors have no data: return the tensor instead, or compile with fallback='eager'."
+        )
+
+
+def refuse_assigned_attributes(escapes: Sequence[Escape], buffers: Iterable[Place]) -> None:
+    """An exported graph returns the new values of buffers; a tensor in any other attribute would be lost (X-12)."""
+    known = {(id(place.owner), place.key) for place in buffers}
+    others = [e for e in escapes if e.tensor is None or (id(e.table), e.key) not in known]
+    lost = [f"self.{escape.path.removeprefix('_export_root.')}" for escape in others]
+    if lost:
+        one = len(lost) == 1
+        raise AssignedAttributeError(
+            f"The tensor attribute{'' if one else 's'} {', '.join(lost)} {'was' if one else 'were'} assigned during "
+            f"export: the graph would lose {'it' if one else 'them'}. Register {'it' if one else 'them'} with "
+            "register_buffer, or return the value."
         )
 
 

@@ -52,6 +52,8 @@ class Functionalizer:
         self.backward_writes: list[Write] = []
         self.reshapes: dict[int, list[Step]] = {}  # in-place changes of shape, by id of the tensor
         self.tokens = Tokens()
+        # A graph that autograd will see must tell where the program detached something.
+        self._elided = IDENTITIES - {aten.detach.default} if recording.above_autograd else IDENTITIES
 
     # ------------------------------------------------------------------------------------------- reading
     def state_of(self, tensor: Tensor) -> TensorState:
@@ -87,7 +89,7 @@ class Functionalizer:
     def _replay(self, parent: Node, state: TensorState) -> Node:
         step = state.step
         assert step is not None
-        if op_info(step.op).identity:
+        if step.op in self._elided:
             return parent
         args, kwargs = self.args(step.args), self.kwargs(step.kwargs)
         node = self.graph.call(step.op, (parent, *args), kwargs, state.tensor)
@@ -163,6 +165,8 @@ class Functionalizer:
                 self._view(step)
             elif kind is Kind.WRITE:
                 write(self, step)
+            elif kind is Kind.SWITCH:
+                graph.call(step.op, step.args, {}, None).impure = True
             else:
                 reshape(self, step)
 

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from .._torch import AutocastState, effect_type, is_backward_state
 from ..errors import BackwardStateError, UnsupportedError
 from ..functionalize.walk import Functionalizer
-from ..options import AOTConfig
+from ..options import AOTConfig, Loss
 from ..record.recording import Recording
 from ..record.stand_ins import RecordedInput
 from ..slots import Base, Grad, Grown, Inner, Memory, Output, Primal, Returned, Root, Tangent, Token, Updated
@@ -26,6 +26,7 @@ from .graph import Part, to_fx
 from .hooks import HookEffect, HookEffects
 from .inputs import InputFacts, input_facts
 from .ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
+from .loss import loss_target
 from .outputs import Constant, Number, OutputClassifier, OutputFacts, SameAsInput
 from .random import RandomFacts, random_facts
 from .reshaped import refuse_reshaped_views
@@ -126,7 +127,7 @@ def build_joint(
         outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay).classify()
     refuse_reshaped_views(recording, outputs)
     primal_nodes, primals = _primals(graph, recording, facts)
-    targets = program_targets(list(facts.values()), outputs)
+    targets = _targets(config, list(facts.values()), outputs, len(leaves))
     tape = Tape(recording, functionalizer, [facts.recorded for facts in primals], targets)
     tape.written_views |= {facts.recorded.seen.grad_fn for facts in primals if _is_written_view(facts, recording)}
     if recording.depend_on(list(tape.targets.values()), outputs.fresh_leaves):
@@ -203,6 +204,19 @@ def _refuse_edges_into_wrappers(recording: Recording, tape: Tape) -> None:
                 f"the program differentiates {inside[0]}, a tensor inside of a tensor subclass, which cannot be "
                 "compiled yet. Pass it as an argument of its own."
             )
+
+
+def _targets(
+    config: AOTConfig, facts: Sequence[InputFacts], outputs: OutputFacts, visible: int
+) -> dict[Returned, Tensor]:
+    """What is differentiated: in export the loss alone, or nothing."""
+    match config.differentiate:
+        case Loss(index):
+            return loss_target(index, outputs, visible)
+        case False:
+            return {}
+        case _:
+            return program_targets(facts, outputs)
 
 
 _NO_CAPTURE = (

@@ -7,6 +7,7 @@ operators as they are; passes make sense of them later.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ from .._torch import (
     next_sequence_number,
     running_node_name,
     running_node_number,
+    taken_apart,
     without_function_modes,
 )
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
@@ -78,6 +80,10 @@ class Recorder(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # spares a wrapper around every call
+
+    def running(self) -> contextlib.AbstractContextManager[None]:
+        """What else holds while the program runs."""
+        return contextlib.nullcontext()
 
     def __torch_dispatch__(
         self, op: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -185,7 +191,7 @@ class Recorder(TorchDispatchMode):
                 return decomposition(*args, **kwargs)
         if info.composite:
             with self:
-                return op.decompose(*args, **kwargs)
+                return taken_apart(op, args, kwargs)
         if info.writes_list and lists_share_memory(args, kwargs):
             with self:
                 one_after_another(op, args, kwargs)

@@ -32,6 +32,7 @@ from .._torch import (
 from ..errors import StateChangeError, UnsupportedError
 from ..slots import GradOf, Hidden, Inner, Input, Primal
 from ..subclasses.layout import is_jagged, is_wrapper, layout_of, leaves_of, require_comparable, with_symbols
+from .above_autograd import AboveAutograd
 from .accumulate import accumulated, with_added
 from .engine import Engine
 from .hooks import Hooks, has_hooks
@@ -71,8 +72,15 @@ class InputsFoundLate(Exception):
 class Recording:
     """One run of a program on abstract tensors, with autograd's tape over it."""
 
-    def __init__(self, engine: Engine, decompositions: Mapping[Any, Callable[..., Any]], from_nodes: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        decompositions: Mapping[Any, Callable[..., Any]],
+        from_nodes: bool,
+        above_autograd: bool = False,
+    ) -> None:
         self.engine = engine
+        self.above_autograd = above_autograd
         self.inputs: list[RecordedInput] = []
         self.memories: list[RecordedInput] = []  # memory that inputs share, and roots in it
         self._shared: dict[int, SharedMemory] = {}  # by id of the real tensors that look at it
@@ -88,7 +96,8 @@ class Recording:
         self.grad_enabled_after = self.grad_enabled
         self.autocast: AutocastState = autocast_state()
         self.autocast_after: AutocastState = self.autocast
-        self.recorder = Recorder(engine, decompositions, from_nodes)
+        kind = AboveAutograd if above_autograd else Recorder
+        self.recorder = kind(engine, decompositions, from_nodes)
 
     @property
     def steps(self) -> list[Step]:
@@ -133,7 +142,8 @@ class Recording:
         with self._modes(reals):
             self.recorder.generators.begin()
             try:
-                self.result = program(seen)
+                with self.recorder.running():
+                    self.result = program(seen)
                 self.recorder.generators.check()
             except Exception as error:
                 _refuse_dynamo(error)

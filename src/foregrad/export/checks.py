@@ -1,0 +1,47 @@
+"""Whether a call of an exported program is one that its graph was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import SymInt, Tensor, fx
+
+from .._torch import expression_of
+from ..errors import ExportError
+from ..values import same_value
+
+
+def check_call(nodes: Sequence[fx.Node], values: Sequence[Any], ranges: dict[Any, Any]) -> None:
+    """Compare user inputs with what the graph was recorded on; symbolic sizes must agree and lie in their ranges."""
+    symbols: dict[Any, int] = {}
+    pending: list[tuple[str, Any, int]] = []
+    for node, value in zip(nodes, values, strict=True):
+        expected = node.meta.get("val")
+        if isinstance(expected, Tensor):
+            pending += _check_tensor(node.name, expected, value)
+        elif "val" in node.meta and not (type(value) is type(expected) and same_value(value, expected)):
+            raise ExportError(f"{node.name} is {expected!r} in the exported program, which was called with {value!r}.")
+    for place, size, actual in pending:
+        expression = expression_of(size)
+        if expression.is_symbol and expression not in symbols:
+            symbols[expression] = actual
+            if expression in ranges and actual not in ranges[expression]:
+                raise ExportError(f"{place} is {actual}, which is outside of {ranges[expression]}.")
+    for place, size, actual in pending:
+        wanted = expression_of(size).subs(symbols)
+        if wanted != actual:
+            raise ExportError(f"{place} is {actual}, but must be {wanted} ({expression_of(size)}).")
+
+
+def _check_tensor(name: str, expected: Tensor, value: Any) -> list[tuple[str, Any, int]]:
+    if not isinstance(value, Tensor):
+        raise ExportError(f"{name} must be a tensor, not {type(value).__name__}.")
+    fits = value.dtype == expected.dtype and value.dim() == expected.dim()
+    pairs = list(zip(expected.shape, value.shape, strict=False))
+    if not fits or any(not isinstance(n, SymInt) and n != m for n, m in pairs):
+        raise ExportError(
+            f"{name} has shape {tuple(value.shape)} and dtype {value.dtype}, but the program was exported for "
+            f"{tuple(expected.shape)} and {expected.dtype}."
+        )
+    return [(f"{name}.shape[{d}]", n, m) for d, (n, m) in enumerate(pairs) if isinstance(n, SymInt)]

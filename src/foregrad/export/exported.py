@@ -1,0 +1,169 @@
+"""An exported program: a graph, its signature, and the state of the module that it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from .._torch import pytree
+from ..errors import ExportError, WeightsError
+from ..frontend.capturing import Capture
+from ..slots import Buffer
+from .checks import check_call
+from .classify import classify
+from .signature import GraphSignature
+from .specs import ExportGraphSignature, InputKind, OutputKind
+
+
+def state_of_module(module: nn.Module, capture: Capture) -> tuple[dict[str, Tensor], frozenset[str]]:
+    """Parameters and buffers by name, and which buffers a state dict leaves out."""
+    state = {slot.path: place.owner[place.key] for slot, place in capture.state}  # type: ignore[union-attr]
+    hidden = frozenset(
+        f"{prefix}.{key}" if prefix else key
+        for prefix, child in module.named_modules(remove_duplicate=False)
+        for key in child._non_persistent_buffers_set
+    )
+    buffers = {slot.path for slot, _ in capture.state if isinstance(slot, Buffer)}
+    return state, hidden & buffers
+
+
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """A program as one graph without side effects, with everything that is needed to run it.
+
+    Calling it runs it on its state as the module would have run: new values of buffers are kept. A training step
+    returns its result and the gradients by name; those of user inputs have the names of their nodes.
+    """
+
+    graph_module: fx.GraphModule
+    signature: GraphSignature
+    state: dict[str, Tensor]  # parameters and buffers
+    non_persistent: frozenset[str] = frozenset()
+    example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    ranges: dict[Any, Any] = field(default_factory=dict)  # of symbolic sizes
+
+    @property
+    def specs(self) -> ExportGraphSignature:
+        """The signature place by place."""
+        return classify(self.graph_module, self.signature, self.non_persistent)
+
+    @cached_property
+    def _specs(self) -> ExportGraphSignature:
+        return self.specs
+
+    @cached_property
+    def _user_inputs(self) -> list[fx.Node]:
+        wanted = set(self.signature.user_inputs)
+        return [node for node in self.graph_module.graph.find_nodes(op="placeholder") if node.name in wanted]
+
+    # ------------------------------------------------------------------------------------------- running
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        specs = self._specs
+        flat = self._flat_arguments(args, kwargs)
+        check_call(self._user_inputs, flat, self.ranges)
+        users = iter(flat)
+        values = [self._input(spec, users) for spec in specs.input_specs]
+        with torch.no_grad():
+            outputs = self.graph_module(*values)
+        by_node = dict(zip((spec.arg.name for spec in specs.input_specs), values, strict=True))
+        results: list[Any] = []
+        gradients: dict[str, Tensor] = {}
+        writes: list[tuple[Tensor, Tensor]] = []
+        for spec, value in zip(specs.output_specs, outputs, strict=True):
+            match spec.kind:
+                case OutputKind.BUFFER_MUTATION | OutputKind.PARAMETER_MUTATION:
+                    writes.append((self.state[str(spec.target)], value))
+                case OutputKind.USER_INPUT_MUTATION:
+                    writes.append((by_node[str(spec.target)], value))
+                case OutputKind.GRADIENT_TO_PARAMETER | OutputKind.GRADIENT_TO_USER_INPUT:
+                    gradients[str(spec.target)] = value
+                case OutputKind.USER_OUTPUT | OutputKind.LOSS_OUTPUT:
+                    results.append(value)
+                case OutputKind.TOKEN:
+                    pass
+        with torch.no_grad():
+            for target, value in writes:
+                target.copy_(value)
+        result = pytree.tree_unflatten(results[: self.signature.out_spec.num_leaves], self.signature.out_spec)
+        return result if self.signature.backward_signature is None else (result, gradients)
+
+    def _flat_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        count = len(self.signature.parameters) + len(self.signature.buffers)
+        kwargs = _in_order(kwargs, self.signature.in_spec)
+        leaves, spec = pytree.tree_flatten(((*[0] * count, *args), kwargs))
+        if spec != self.signature.in_spec:
+            raise ExportError("the program is called with another structure of arguments than it was exported with.")
+        if self.signature.random_inputs:
+            raise ExportError(
+                "the graph takes its random numbers' seed and offset as inputs: run graph_module, and pass them."
+            )
+        return leaves[count:]
+
+    def _input(self, spec: Any, users: Iterator[Any]) -> Any:
+        match spec.kind:
+            case InputKind.PARAMETER | InputKind.BUFFER:
+                return self.state[spec.target].detach()
+            case InputKind.TOKEN:
+                return torch.empty(0)
+            case _:
+                value = next(users)
+                return value.detach() if isinstance(value, Tensor) else value
+
+    # ------------------------------------------------------------------------------------------- weights
+    @property
+    def state_dict(self) -> dict[str, Tensor]:
+        """Parameters and persistent buffers."""
+        return {name: tensor for name, tensor in self.state.items() if name not in self.non_persistent}
+
+    def load_state_dict(self, weights: Mapping[str, Tensor]) -> None:
+        """Put other weights in; nothing is changed unless all of them fit."""
+        wanted = self.state_dict
+        missing, unknown = wanted.keys() - weights.keys(), weights.keys() - wanted.keys()
+        if missing or unknown:
+            raise WeightsError(
+                f"the weights do not fit: missing {sorted(missing) or 'nothing'}, unknown {sorted(unknown) or 'none'}."
+            )
+        for name, tensor in wanted.items():
+            new = weights[name]
+            if not isinstance(new, Tensor):
+                raise WeightsError(f"{name} must be a tensor, not {type(new).__name__}.")
+            if new.shape != tensor.shape or new.dtype != tensor.dtype:
+                raise WeightsError(
+                    f"{name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype} in the exported program, but "
+                    f"{tuple(new.shape)} and {new.dtype} in the weights."
+                )
+        for name, first in self.signature.ties.items():
+            if name in wanted and not torch.equal(weights[name], weights[first]):
+                raise WeightsError(f"{name} and {first} are one tensor in the exported program and differ here.")
+        with torch.no_grad():
+            for name, tensor in wanted.items():
+                tensor.copy_(weights[name])
+
+    # ------------------------------------------------------------------------------------ printing, leaving
+    def __str__(self) -> str:
+        from .show import show
+
+        return show(self)
+
+    def to_exported_program(self) -> Any:
+        """The same as a `torch.export.ExportedProgram`. A training step returns (result, gradients by name)."""
+        from .program import to_exported_program
+
+        return to_exported_program(self)
+
+    def save(self, path: Any) -> None:
+        """Write the program, weights included, to a file that `load`, and `torch.export.load`, can read."""
+        from .files import save
+
+        save(self, path)
+
+
+def _in_order(kwargs: dict[str, Any], in_spec: Any) -> dict[str, Any]:
+    """Keyword arguments in the order in which the program was exported with them."""
+    order = in_spec.child(1).context if hasattr(in_spec, "child") else in_spec.children_specs[1].context
+    return {key: kwargs[key] for key in order if key in kwargs} | kwargs

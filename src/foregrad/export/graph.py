@@ -1,0 +1,363 @@
+"""From a captured program to one flat graph that anybody can run: every input and output has its name in a signature.
+
+The capture's joint graph takes what the run time finds convenient. Here its inputs are put into the order of export,
+tensors that the program found by itself become constants, the tangent of the loss becomes a one, and what the backward
+does comes right behind the forward.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import keyword
+import operator
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, fx
+
+from .._torch import OpOverload, disable_modes, pytree
+from ..frontend.capturing import Capture
+from ..frontend.tree import unflatten
+from ..joint.effects import Assigned
+from ..joint.graph import Part, to_fx
+from ..joint.ir import Node, get_constant, name_nodes, nodes_in
+from ..ops import Kind, aten, op_info
+from ..slots import Buffer, Input, Output, Param, Primal, Token, Updated
+from .refusals import refuse_what_is_lost, refuse_written_shape
+from .signature import BackwardSignature, GraphSignature
+
+S = TypeVar("S", bound=Param | Buffer | Input)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """How a program is called and what it returns, as trees."""
+
+    in_spec: Any  # of ((*parameters, *buffers, *args), kwargs)
+    out_spec: Any
+
+
+def export_graph(
+    capture: Capture, function: Callable[..., Any], loss: int | None
+) -> tuple[fx.GraphModule, GraphSignature]:
+    """The graph of a capture and what its inputs and outputs are; `function` gives names to the inputs."""
+    refuse_what_is_lost(capture, joint=loss is not None)
+    lowering = _Lowering(capture, function, loss)
+    return lowering.graph_module(), lowering.signature(structure_of(capture))
+
+
+def structure_of(capture: Capture) -> Structure:
+    """The trees of a program's arguments, its state in front of them, and of its result."""
+    args, kwargs = unflatten(capture.arguments.tree, [0] * len(capture.arguments.leaves))
+    result = unflatten(capture.result.tree, [0] * len(capture.result.leaves))
+    in_spec = pytree.tree_structure(((*[0] * len(capture.state), *args), kwargs))
+    return Structure(in_spec, pytree.tree_structure(result))
+
+
+@dataclass
+class _Outputs:
+    """The outputs of the graph by what they are, in their order."""
+
+    tokens: list[Node] = field(default_factory=list)
+    updates: list[tuple[Param | Buffer | Input, Any]] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+    offsets: list[tuple[str, Node]] = field(default_factory=list)
+    gradients: list[tuple[Param | Input, Node]] = field(default_factory=list)
+
+    def flat(self) -> list[Any]:
+        updates, offsets = [node for _, node in self.updates], [node for _, node in self.offsets]
+        return [*self.tokens, *updates, *self.results, *offsets, *(node for _, node in self.gradients)]
+
+
+class _Lowering:
+    """Copies the nodes of a joint graph with some of them replaced."""
+
+    def __init__(self, capture: Capture, function: Callable[..., Any], loss: int | None) -> None:
+        joint = capture.joint
+        self._capture = capture
+        self._joint = joint
+        self._loss = loss
+        self._new: dict[int, Any] = {}  # by id of the old node
+        self._nodes: list[Node] = []
+        self.tokens: list[Node] = []
+        self.state: dict[Param | Buffer, Node] = {}
+        self.inputs: dict[Input, Node] = {}
+        self.random: dict[str, Node] = {}
+        # Gradients are told apart by names of parameters and of input nodes: no input is called like a parameter.
+        self._taken = {node.name for node in joint.part.nodes} | {str(place.path) for _, place in capture.state}
+        self._add_placeholders(function)
+        self._copy_nodes()
+        self.outputs = self._collect()
+        self._keep_live()
+
+    # ------------------------------------------------------------------------------------------- inputs
+    def _add_placeholders(self, function: Callable[..., Any]) -> None:
+        joint, capture = self._joint, self._capture
+        nodes = zip(joint.primals, joint.primal_nodes, strict=True)
+        by_slot = {f.recorded.slot: node for f, node in nodes if isinstance(node, Node)}  # subclasses are refused
+        seen = {recorded.slot: recorded.seen for recorded in joint.recording.inputs}
+        heads = joint.part.placeholders
+        for i, token in enumerate(joint.signature.tokens):
+            self.tokens.append(self._placeholder(heads[i], token, f"token_{token.effect}", None))
+        for slot, _ in capture.state:
+            prefix = "p" if isinstance(slot, Param) else "b"
+            assert isinstance(slot, (Param, Buffer))
+            self.state[slot] = self._placeholder(by_slot.get(slot), slot, f"{prefix}_{slot.path}", seen[slot])
+        for slot, name in _input_names(function, [s for s in seen if isinstance(s, Input)]):
+            self.inputs[slot] = self._placeholder(by_slot.get(slot), slot, name, seen[slot])
+        for node in joint.random.placeholders:
+            self.random[str(node.slot)] = self._placeholder(node, node.slot, str(node.slot), None)
+        for hidden in capture.hidden:
+            real = joint.recording.real_tensors[hidden].detach()
+            self._new[id(by_slot[hidden])] = constant = Node(get_constant, (real,), {}, by_slot[hidden].value)
+            self._nodes.append(constant)
+        for head in _last(heads, len(joint.signature.backward_tokens)):
+            self._new[id(head)] = self._token_of_backward(head)
+
+    def _token_of_backward(self, head: Node) -> Any:
+        """The backward goes on where the forward's effects of the same kind ended, or takes a token of its own."""
+        assert isinstance(head.slot, Token)
+        if head.slot in self._joint.signature.tokens:
+            return self._joint.part.outputs[self._joint.signature.tokens.index(head.slot)]
+        self.tokens.append(self._placeholder(head, head.slot, f"token_{head.slot.effect}", None))
+        return self.tokens[-1]
+
+    def _placeholder(self, old: Node | None, slot: Any, name: str, seen: Any) -> Node:
+        new = Node(None, (), {}, old.value if old is not None else seen)
+        new.slot, new.name = slot, self._fresh_name(name)
+        if old is not None:
+            self._new[id(old)] = new
+        return new
+
+    def _fresh_name(self, wanted: str) -> str:
+        stem = re.sub(r"\W+|__+", "_", re.sub(r"\W+", "_", wanted)).strip("_") or "arg"
+        stem = f"_{stem}" if stem[0].isdigit() else stem
+        name, count = stem, 0
+        while name in self._taken or not name.isidentifier() or _is_reserved(name):
+            count += 1
+            name = f"{stem}_{count}"
+        self._taken.add(name)
+        return name
+
+    # -------------------------------------------------------------------------------------------- nodes
+    def _value(self, item: Any) -> Any:
+        if item.__class__ is Node:
+            new = self._new[id(item)]
+            return new if new is not None and id(new) not in self._new else self._value(new)
+        if item.__class__ is list or item.__class__ is tuple:
+            return item.__class__([self._value(x) for x in item])
+        return item
+
+    def _copy_nodes(self) -> None:
+        joint = self._joint
+        tangents = [node for node in joint.part.placeholders if id(node) not in self._new]
+        loss = None if self._loss is None else self._returned(Output(self._loss))
+        if loss is not None and id(loss) in self._new:  # it is an input
+            self._add_seed(tangents, loss)
+        for node in joint.part.nodes:
+            new = Node(node.op, self._value(node.args), {k: self._value(v) for k, v in node.kwargs.items()}, node.value)
+            new.name, new.meta, new.backward, new.impure = node.name, node.meta, node.backward, node.impure
+            new.stack, new.autograd_node = node.stack, node.autograd_node
+            self._new[id(node)] = new
+            self._nodes.append(new)
+            if node is loss:
+                self._add_seed(tangents, node)
+
+    def _add_seed(self, tangents: Sequence[Node], loss: Node) -> None:
+        """The gradient of the loss with respect to itself."""
+        seed = self._call(aten.ones_like.default, self._value(loss))
+        seed.backward = True
+        for tangent in tangents:
+            self._new[id(tangent)] = seed
+
+    def _call(self, op: Any, *args: Any) -> Node:
+        node = Node(op, args, {}, args[0].value)
+        self._nodes.append(node)
+        return node
+
+    # ------------------------------------------------------------------------------------------ outputs
+    def _returned(self, slot: Any) -> Any:
+        return self._joint.returned_nodes[self._joint.signature.returned.index(slot)]
+
+    def _collect(self) -> _Outputs:
+        joint, found = self._joint, _Outputs()
+        signature, part = joint.signature, joint.part
+        count = len(signature.tokens)
+        ends = dict(zip(signature.tokens, part.outputs[:count], strict=True))
+        late = _last(part.outputs, len(signature.backward_tokens) + len(joint.random.backward_outputs))
+        ends |= dict(zip(signature.backward_tokens, late, strict=False))
+        found.tokens = [self._value(node) for node in ends.values()]
+        new = self._new_values()
+        found.updates = [(slot, self._value(new[slot])) for slot in (*self.state, *self.inputs) if slot in new]
+        found.results = [self._value(self._returned(Output(i))) for i in range(joint.visible)]
+        offsets = (("fwd_offset", joint.random.forward_outputs), ("bwd_offset", joint.random.backward_outputs))
+        found.offsets = [(role, self._value(node)) for role, nodes in offsets for node in nodes]
+        found.gradients = [(slot, self._value(node)) for slot, node in self._gradients()]
+        self._copy_what_is_overwritten(found)
+        self._separate(found)
+        return found
+
+    def _copy_what_is_overwritten(self, outputs: _Outputs) -> None:
+        """What the graph returns must not lie in an input that the runner then gives another value."""
+        written = {id(self.state.get(slot) or self.inputs.get(slot)) for slot, _ in outputs.updates}  # type: ignore[arg-type]
+
+        def safe(value: Any) -> Any:
+            overwritten = isinstance(value, Node) and id(_memory_of(value)) in written
+            return self._call(aten.clone.default, value) if overwritten else value
+
+        if written:
+            outputs.updates = [(slot, safe(node)) for slot, node in outputs.updates]
+            outputs.results = [safe(node) for node in outputs.results]
+            outputs.gradients = [(slot, safe(node)) for slot, node in outputs.gradients]
+
+    def _new_values(self) -> dict[Primal, Any]:
+        """What the program leaves in its inputs: by writing, by assigning a buffer, by writing in its backward."""
+        joint = self._joint
+        new = {slot.of: self._returned(slot) for slot in joint.signature.returned if isinstance(slot, Updated)}
+        for effect in joint.effects:
+            if isinstance(effect, Assigned):
+                slot = next(s for s, p in self._capture.state if p.owner is effect.table and p.key == effect.key)
+                refuse_written_shape(slot, joint.outputs.tensors[effect.output], self.state[slot].value)  # type: ignore[index]
+                new[slot] = self._returned(Output(effect.output))
+        new |= {write.of: write.new for write in joint.backward_writes if isinstance(write.of, (Param, Buffer, Input))}
+        return new
+
+    def _gradients(self) -> Iterable[tuple[Param | Input, Node]]:
+        """Parameters first."""
+        joint = self._joint
+        if self._loss is None:
+            return []
+        start = len(joint.signature.tokens) + len(joint.signature.returned) + len(joint.random.forward_outputs)
+        slots = joint.signature.primals
+        gradients = dict(zip(slots, joint.part.outputs[start : start + len(slots)], strict=True))
+        return [(s, n) for s in (*self.state, *self.inputs) if (n := gradients.get(s)) is not None]  # type: ignore[misc]
+
+    def _separate(self, outputs: _Outputs) -> None:
+        """Signatures map names of nodes to what they belong to: no two updates, and no two gradients, share a node."""
+        outputs.updates = self._with_own_nodes(outputs.updates, backward=False)
+        outputs.gradients = self._with_own_nodes(outputs.gradients, backward=True)
+
+    def _with_own_nodes(self, pairs: list[tuple[S, Any]], backward: bool) -> list[tuple[S, Any]]:
+        used: set[int] = set()
+        separate = []
+        for slot, node in pairs:
+            if id(node) in used:
+                node = self._call(aten.clone.default, node)
+                node.backward = backward
+            used.add(id(node))
+            separate.append((slot, node))
+        return separate
+
+    def _keep_live(self) -> None:
+        live: set[int] = set()
+        pending = [*nodes_in(self.outputs.flat()), *(node for node in self._nodes if node.impure)]
+        while pending:
+            node = pending.pop()
+            if id(node) not in live:
+                live.add(id(node))
+                pending.extend(node.inputs())
+        self._nodes = [node for node in self._nodes if id(node) in live]
+
+    # ------------------------------------------------------------------------------------------- results
+    @property
+    def _placeholders(self) -> list[Node]:
+        return [*self.tokens, *self.state.values(), *self.inputs.values(), *self.random.values()]
+
+    def graph_module(self) -> fx.GraphModule:
+        """The graph in `torch.fx`."""
+        name_nodes(self._nodes, self._taken)
+        module = to_fx(Part(self._placeholders, self._nodes, self.outputs.flat()))
+        constants = {node.name: node.value for node in self.inputs.values() if not isinstance(node.value, Tensor)}
+        for node in module.graph.find_nodes(op="placeholder"):
+            if node.name in constants:
+                node.meta["val"] = constants[node.name]
+        for node in module.graph.nodes:  # the graph must not keep the recording's tape alive
+            if "val" in node.meta:
+                node.meta["val"] = pytree.tree_map_only(Tensor, _without_history, node.meta["val"])
+        return module
+
+    def signature(self, structure: Structure) -> GraphSignature:
+        """Names for every place of the graph."""
+        outputs, state = self.outputs, self.state
+        params = {node.name: slot.path for slot, node in state.items() if isinstance(slot, Param)}
+        buffers = {node.name: slot.path for slot, node in state.items() if isinstance(slot, Buffer)}
+        backward = None
+        if self._loss is not None:
+            backward = BackwardSignature(
+                {node.name: slot.path for slot, node in outputs.gradients if isinstance(slot, Param)},
+                {node.name: self.inputs[s].name for s, node in outputs.gradients if isinstance(s, Input)},
+                outputs.results[self._loss].name,
+            )
+        first = {r.slot: r.same_as.slot for r in self._joint.recording.inputs if r.same_as is not None}
+        return GraphSignature(
+            parameters=list(params.values()),
+            buffers=list(buffers.values()),
+            user_inputs=[node.name for node in self.inputs.values()],
+            user_outputs=[getattr(node, "name", None) for node in outputs.results],
+            inputs_to_parameters=params,
+            inputs_to_buffers=buffers,
+            buffers_to_mutate={n.name: s.path for s, n in outputs.updates if isinstance(s, Buffer)},
+            parameters_to_mutate={n.name: s.path for s, n in outputs.updates if isinstance(s, Param)},
+            user_inputs_to_mutate={n.name: self.inputs[s].name for s, n in outputs.updates if isinstance(s, Input)},
+            in_spec=structure.in_spec,
+            out_spec=structure.out_spec,
+            backward_signature=backward,
+            input_tokens=[node.name for node in self.tokens],
+            output_tokens=[node.name for node in outputs.tokens],
+            ties={s.path: f.path for s, f in first.items() if not isinstance(s, Input)},  # type: ignore[union-attr]
+            random_inputs={node.name: role for role, node in self.random.items()},
+            random_outputs={node.name: role for role, node in outputs.offsets},
+        )
+
+
+def _memory_of(node: Node) -> Node:
+    """The node whose memory a view looks at."""
+    while node.op is operator.getitem or (isinstance(node.op, OpOverload) and op_info(node.op).kind is Kind.VIEW):
+        if not isinstance(node.args[0], Node):
+            break
+        node = node.args[0]
+    return node
+
+
+def _without_history(value: Tensor) -> Tensor:
+    if not value.requires_grad:
+        return value
+    with disable_modes(), torch.no_grad():
+        return value.detach().requires_grad_(value.is_leaf)
+
+
+def _last(items: Sequence[Any], count: int) -> Sequence[Any]:
+    return items[len(items) - count :]
+
+
+def _is_reserved(name: str) -> bool:
+    return keyword.iskeyword(name) or hasattr(builtins, name) or name in ("torch", "device", "inf", "nan", "self")
+
+
+def _input_names(function: Callable[..., Any], slots: Sequence[Input]) -> list[tuple[Input, str]]:
+    """A name for each leaf of the arguments: that of the parameter of `forward`, and the way down from there."""
+    names = _parameter_names(function)
+    found = []
+    for slot in slots:
+        kind, rest = re.fullmatch(r"(args|kwargs)\[(.*)", slot.path).groups()  # type: ignore[union-attr]
+        first, _, below = rest.partition("]")
+        if kind == "args":
+            index = int(first)
+            name = names[index] if index < len(names) else f"args_{index}"
+        else:
+            name = first.strip("'\"")
+        found.append((slot, f"{name}_{below}" if below else name))
+    return found
+
+
+def _parameter_names(function: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters if p.kind in kinds]

@@ -1,0 +1,306 @@
+"""The signature of an exported program, place by place (G-5 to G-10).
+
+Two lists of specs are the truth: one for each input and one for each output of the graph. Everything else is derived
+from them when somebody asks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from ..errors import ExportError, SignatureError
+from .arguments import (
+    ArgumentSpec,
+    ConstantArgument,
+    CustomObjArgument,
+    SymIntArgument,
+    TensorArgument,
+    TokenArgument,
+)
+
+_ARGUMENTS = (TensorArgument, SymIntArgument, ConstantArgument, CustomObjArgument, TokenArgument)
+
+
+class InputKind(Enum):
+    """What an input of the graph is."""
+
+    USER_INPUT = auto()
+    PARAMETER = auto()
+    BUFFER = auto()
+    CONSTANT_TENSOR = auto()
+    CUSTOM_OBJ = auto()
+    TOKEN = auto()
+
+
+class OutputKind(Enum):
+    """What an output of the graph is."""
+
+    USER_OUTPUT = auto()
+    LOSS_OUTPUT = auto()
+    BUFFER_MUTATION = auto()
+    PARAMETER_MUTATION = auto()
+    GRADIENT_TO_PARAMETER = auto()
+    GRADIENT_TO_USER_INPUT = auto()
+    USER_INPUT_MUTATION = auto()
+    TOKEN = auto()
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of a graph: what it is, its node, and the qualified name of what is to be fed there."""
+
+    kind: InputKind
+    arg: ArgumentSpec
+    target: str | None
+    persistent: bool | None = None  # for buffers: whether a state dict has them
+
+    def __post_init__(self) -> None:
+        if self.kind is InputKind.BUFFER and self.persistent is None:
+            raise SignatureError("Failed to specify persistent flag on BUFFER.")
+        if not isinstance(self.arg, _ARGUMENTS):
+            raise SignatureError(f"the argument of an input must be one of the argument records, got {type(self.arg)}")
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """One output of a graph: what it is, its node, and what it belongs to.
+
+    `target` is the name of a buffer or a parameter, or the node of a user input.
+    """
+
+    kind: OutputKind
+    arg: ArgumentSpec
+    target: str | None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.arg, _ARGUMENTS):
+            raise SignatureError(f"the argument of an output must be one of the argument records, got {self.arg!r}")
+
+
+@dataclass(frozen=True)
+class ExportBackwardSignature:
+    """Where the loss and the gradients stand: nodes, and the parameter or user input that each is for."""
+
+    gradients_to_parameters: dict[str, str]
+    gradients_to_user_inputs: dict[str, str]
+    loss_output: str
+
+
+@dataclass
+class ExportGraphSignature:
+    """What every input and output of a graph is.
+
+    >>> weight = InputSpec(InputKind.PARAMETER, TensorArgument("p_w"), "w")
+    >>> loss = OutputSpec(OutputKind.LOSS_OUTPUT, TensorArgument("sum_1"), None)
+    >>> gradient = OutputSpec(OutputKind.GRADIENT_TO_PARAMETER, TensorArgument("mul"), "w")
+    >>> signature = ExportGraphSignature([weight], [loss, gradient])
+    >>> signature.parameters, signature.backward_signature.gradients_to_parameters
+    (['w'], {'mul': 'w'})
+    """
+
+    input_specs: list[InputSpec]
+    output_specs: list[OutputSpec]
+
+    # ------------------------------------------------------------------------------------------- inputs
+    def _targets(self, kind: InputKind) -> list[str]:
+        return [s.target for s in self.input_specs if s.kind is kind and isinstance(s.target, str)]
+
+    def _fed(self, kind: InputKind) -> dict[str, str]:
+        return {s.arg.name: s.target for s in self.input_specs if s.kind is kind and isinstance(s.target, str)}
+
+    @property
+    def parameters(self) -> list[str]:
+        """Qualified names of the parameters."""
+        return self._targets(InputKind.PARAMETER)
+
+    @property
+    def buffers(self) -> list[str]:
+        """Qualified names of the buffers."""
+        return self._targets(InputKind.BUFFER)
+
+    @property
+    def non_persistent_buffers(self) -> list[str]:
+        """Buffers that a state dict does not have."""
+        return [t for s in self.input_specs if s.persistent is False and (t := s.target) is not None]
+
+    @property
+    def lifted_tensor_constants(self) -> list[str]:
+        """Names of tensors that are part of the program."""
+        return self._targets(InputKind.CONSTANT_TENSOR)
+
+    @property
+    def lifted_custom_objs(self) -> list[str]:
+        """Names of script objects that are part of the program."""
+        return self._targets(InputKind.CUSTOM_OBJ)
+
+    @property
+    def user_inputs(self) -> tuple[int | float | bool | str | None, ...]:
+        """Nodes of the user's inputs; for a constant, its value."""
+        return tuple(_shown(s.arg, "inputs") for s in self.input_specs if s.kind is InputKind.USER_INPUT)
+
+    @property
+    def inputs_to_parameters(self) -> dict[str, str]:
+        """The parameter that each node is fed."""
+        return self._fed(InputKind.PARAMETER)
+
+    @property
+    def inputs_to_buffers(self) -> dict[str, str]:
+        """The buffer that each node is fed."""
+        return self._fed(InputKind.BUFFER)
+
+    @property
+    def inputs_to_lifted_tensor_constants(self) -> dict[str, str]:
+        """The constant that each node is fed."""
+        return self._fed(InputKind.CONSTANT_TENSOR)
+
+    @property
+    def inputs_to_lifted_custom_objs(self) -> dict[str, str]:
+        """The script object that each node is fed."""
+        return self._fed(InputKind.CUSTOM_OBJ)
+
+    @property
+    def input_tokens(self) -> list[str]:
+        """Nodes of the tokens that the graph takes."""
+        return [s.arg.name for s in self.input_specs if isinstance(s.arg, TokenArgument)]
+
+    # ------------------------------------------------------------------------------------------ outputs
+    def _given(self, kind: OutputKind) -> dict[str, str]:
+        return {s.arg.name: s.target for s in self.output_specs if s.kind is kind and isinstance(s.target, str)}
+
+    @property
+    def user_outputs(self) -> tuple[int | float | bool | str | None, ...]:
+        """Nodes of the user's outputs, the loss among them; for a constant, its value."""
+        kinds = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+        return tuple(_shown(s.arg, "output") for s in self.output_specs if s.kind in kinds)
+
+    @property
+    def buffers_to_mutate(self) -> dict[str, str]:
+        """The buffer that each of these nodes is the new value of."""
+        return self._given(OutputKind.BUFFER_MUTATION)
+
+    @property
+    def parameters_to_mutate(self) -> dict[str, str]:
+        """The parameter that each of these nodes is the new value of."""
+        return self._given(OutputKind.PARAMETER_MUTATION)
+
+    @property
+    def user_inputs_to_mutate(self) -> dict[str, str]:
+        """The input node that each of these nodes is the new value of."""
+        return self._given(OutputKind.USER_INPUT_MUTATION)
+
+    @property
+    def output_tokens(self) -> list[str]:
+        """Nodes of the tokens that the graph returns."""
+        return [s.arg.name for s in self.output_specs if isinstance(s.arg, TokenArgument)]
+
+    @property
+    def backward_signature(self) -> ExportBackwardSignature | None:
+        """The loss and the gradients, where there are any (G-8)."""
+        losses = [s.arg.name for s in self.output_specs if s.kind is OutputKind.LOSS_OUTPUT]
+        if len(losses) > 1:
+            raise SignatureError(f"a signature has one loss, not {len(losses)}: {', '.join(losses)}")
+        if not losses:
+            return None
+        return ExportBackwardSignature(
+            self._given(OutputKind.GRADIENT_TO_PARAMETER), self._given(OutputKind.GRADIENT_TO_USER_INPUT), losses[0]
+        )
+
+    @property
+    def assertion_dep_token(self) -> Mapping[int, str] | None:
+        """Always None: assertions are kept in order by effect tokens."""
+        return None
+
+    # ----------------------------------------------------------------------------------------- renaming
+    def replace_all_uses(self, old: str, new: str) -> None:
+        """Follow a node that a pass has renamed; what specs belong to (`target`) stays."""
+        if not isinstance(old, str) or not isinstance(new, str):
+            raise SignatureError(f"names of nodes are text, not {old!r} and {new!r}")
+        self.input_specs[:] = [_renamed(spec, old, new) for spec in self.input_specs]
+        self.output_specs[:] = [_renamed(spec, old, new) for spec in self.output_specs]
+
+    def get_replace_hook(self) -> Callable[[Any, str, Any], None]:
+        """A hook for a graph module that renames what the graph takes or returns."""
+
+        def rename(old: Any, new: str, user: Any) -> None:
+            if user.op in ("output", "input"):
+                self.replace_all_uses(old.name, new)
+
+        return rename
+
+
+def _shown(arg: ArgumentSpec, where: str) -> int | float | bool | str | None:
+    if isinstance(arg, TokenArgument):
+        raise ExportError(f"{arg} is not a valid user {where}")
+    return arg.value if isinstance(arg, ConstantArgument) else arg.name
+
+
+def _renamed(spec: Any, old: str, new: str) -> Any:
+    if isinstance(spec.arg, ConstantArgument) or spec.arg.name != old:
+        return spec
+    return dataclasses.replace(spec, arg=dataclasses.replace(spec.arg, name=new))
+
+
+def _sig_to_specs(
+    *,
+    user_inputs: Collection[str],
+    inputs_to_parameters: Mapping[str, str],
+    inputs_to_buffers: Mapping[str, str],
+    user_outputs: Collection[str],
+    buffer_mutations: Mapping[str, str],
+    user_input_mutations: Mapping[str, str],
+    grad_params: Mapping[str, str],
+    grad_user_inputs: Mapping[str, str],
+    loss_output: str | None,
+    inputs: Sequence[ArgumentSpec],
+    outputs: Sequence[ArgumentSpec],
+    input_tokens: Sequence[str],
+    output_tokens: Sequence[str],
+    parameter_mutations: Mapping[str, str] | None = None,
+) -> tuple[list[InputSpec], list[OutputSpec]]:
+    """Tell what each input and output is by its name, and for outputs by its place as well (G-9)."""
+    params_written = parameter_mutations or {}
+
+    def input_spec(arg: ArgumentSpec) -> InputSpec:
+        if isinstance(arg, TokenArgument):
+            return InputSpec(InputKind.TOKEN, arg, None)
+        if not isinstance(arg, TensorArgument) or arg.name in user_inputs:
+            return InputSpec(InputKind.USER_INPUT, arg, None)
+        if arg.name in inputs_to_parameters:
+            return InputSpec(InputKind.PARAMETER, arg, inputs_to_parameters[arg.name])
+        if arg.name in inputs_to_buffers:
+            return InputSpec(InputKind.BUFFER, arg, inputs_to_buffers[arg.name], persistent=True)
+        raise SignatureError(f"Unknown tensor input kind: {arg.name}")
+
+    written = len(buffer_mutations) + len(params_written) + len(user_input_mutations) + len(output_tokens)
+
+    def output_spec(i: int, arg: ArgumentSpec) -> OutputSpec:
+        if isinstance(arg, TokenArgument):
+            return OutputSpec(OutputKind.TOKEN, arg, None)
+        if not isinstance(arg, TensorArgument):
+            return OutputSpec(OutputKind.USER_OUTPUT, arg, None)
+        tables: tuple[tuple[OutputKind, Mapping[str, str]], ...]
+        if i < written:
+            tables = (
+                (OutputKind.BUFFER_MUTATION, buffer_mutations),
+                (OutputKind.PARAMETER_MUTATION, params_written),
+                (OutputKind.USER_INPUT_MUTATION, user_input_mutations),
+            )
+        elif arg.name in user_outputs:
+            return OutputSpec(OutputKind.USER_OUTPUT, arg, None)
+        else:
+            tables = (
+                (OutputKind.GRADIENT_TO_PARAMETER, grad_params),
+                (OutputKind.GRADIENT_TO_USER_INPUT, grad_user_inputs),
+            )
+        for kind, table in tables:
+            if arg.name in table:
+                return OutputSpec(kind, arg, table[arg.name])
+        if i >= written and arg.name == loss_output:
+            return OutputSpec(OutputKind.LOSS_OUTPUT, arg, None)
+        raise SignatureError(f"Unknown tensor {'mutation' if i < written else 'output'} kind: {arg.name}")
+
+    return [input_spec(arg) for arg in inputs], [output_spec(i, arg) for i, arg in enumerate(outputs)]
