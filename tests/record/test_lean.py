@@ -247,3 +247,10 @@ def test_threads_share_the_table():
     for thread in threads:
         thread.join()
     assert not seen and len(table) <= 64
+
+
+@pytest.mark.parametrize("function", [torch.add, torch.sub, torch.mul, torch.div])
+def test_a_number_before_a_tensor(function):
+    """A shape rule looks at what it is given: decompositions call operators so."""
+    foregrad.check(lambda x: function(2.0, x).sin(), leaf(3))
+    foregrad.check(lambda x: torch.ops.aten.rsub.Scalar(x, 1).exp(), leaf(3))

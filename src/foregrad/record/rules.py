@@ -172,8 +172,8 @@ def results_by_rule(
     op: Any, args: Sequence[Any], kwargs: dict[str, Any], metas: Sequence[Described]
 ) -> Sizes | tuple[int, ...] | None:
     """The sizes of the results, if the case is plain: `args` holds metadata in place of tensors."""
-    if not KEYWORDS.issuperset(kwargs):
-        return None
+    if not KEYWORDS.issuperset(kwargs) or not (args and hasattr(args[0], "stride")):
+        return None  # torch.sub(1, x) has a number in the first place
     if op in LOOSE_RULES:
         return LOOSE_RULES[op](*args)
     return RULES[op](*args) if _alike(*metas) and all(map(is_plain, metas)) else None
