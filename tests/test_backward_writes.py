@@ -397,3 +397,14 @@ def test_a_backward_write_under_no_grad_is_never_made():
 
     agree(saved, scene)
     agree(adds_one, scene)
+
+
+def test_what_a_backward_with_a_graph_may_not_write():
+    """M-14: gradients are on then, and the view of a leaf is refused as it is in eager."""
+    base = leaf(3)
+    for call in (InBackward.apply, foregrad.aot_function(InBackward.apply, nop)):
+        x = leaf(2)
+        y = call(x, base[:2], lambda g, b: b.add_(1))
+        with pytest.raises(RuntimeError, match="a view of a leaf Variable that requires grad"):
+            torch.autograd.grad(y, x, plain(2), create_graph=True)
+    assert torch.equal(base.detach(), plain(3))

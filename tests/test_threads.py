@@ -250,7 +250,7 @@ def test_anomaly_mode_is_not_touched_by_recordings():
 
 def test_a_program_that_computes_in_threads_of_its_own_is_refused():
     def program(x):
-        with ThreadPoolExecutor(2) as pool:
+        with ThreadPoolExecutor(1) as pool:
             a, b = pool.map(torch.sin, [x, x * 2])
         return a + b
 

@@ -115,6 +115,13 @@ class BackwardWrites:
         return found
 
 
+def written_by(step: Step) -> list[Tensor]:
+    """The tensors that a step writes to."""
+    if op_info(step.op).kind is not Kind.WRITE:
+        return []
+    return list(tensors_in([step.args[i] for i in _positions(step)]))
+
+
 def _renew(root: TensorState, node: Node) -> None:
     root.node = node
     root.storage.generation += 1

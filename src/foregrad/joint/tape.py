@@ -19,12 +19,13 @@ from ..functionalize.draws import RandomInputs
 from ..functionalize.effects import Chain
 from ..functionalize.walk import Functionalizer
 from ..record.memory import WholeMemoryNeeded
+from ..record.overlap import storage_of
 from ..record.recording import InputsFoundLate, Recording
 from ..record.stand_ins import RecordedInput
 from ..record.tape import tape_nodes
 from ..slots import Base, Inner, Output, Primal, Returned, Tangent, Updated
 from ..subclasses.layout import Layout, Wrapped, is_wrapper, layout_of, leaves_of, spread
-from .backward_writes import BackwardWrite, BackwardWrites, Held
+from .backward_writes import BackwardWrite, BackwardWrites, Held, written_by
 from .graph import Part, to_fx
 from .inputs import InputFacts
 from .ir import Node, name_nodes, nodes_in
@@ -61,6 +62,7 @@ class PartialBackward:
     module: fx.GraphModule
     saved: tuple[int, ...]
     layouts: tuple[Layout | None, ...]  # of gradients that are wrapper subclasses
+    checked: bool  # autograd finds what it wrote changed, when it is asked again
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +236,13 @@ class Tape:
             del recording.steps[end:]
         return False
 
-    def require_grad_afterwards(self, slots: Sequence[Returned], with_grad: Sequence[bool]) -> list[bool]:
-        """Which gradients require grad under `create_graph`; nothing of this backward is kept."""
+    def require_grad_afterwards(
+        self, slots: Sequence[Returned], with_grad: Sequence[bool]
+    ) -> tuple[list[bool], set[Primal | Tangent]]:
+        """Which gradients require grad under `create_graph`, and which inputs are written with gradients on.
+
+        Nothing of this backward is kept.
+        """
         recording = self.recording
         end = len(recording.steps)
         tangents = [tangent_like(recording.engine, self.targets[slot]) for slot in slots]
@@ -248,6 +255,12 @@ class Tape:
         ]
         targets = [self.targets[slot] for slot in slots]
         by_slot, others = recording.differentiate(targets, tangents, True, self._lower_tangents, create_graph=True)
+        written = [t for step in recording.steps[end:] if step.grad_enabled for t in written_by(step)]
+        exposed: set[Primal | Tangent] = {
+            slot
+            for slot, seen, _, _ in before
+            if any(t is seen or (t.requires_grad and storage_of(t) == storage_of(seen)) for t in written)
+        }
         del recording.steps[end:]
         for slot, seen, version, required in before:
             set_version(seen, version)
@@ -257,7 +270,7 @@ class Tape:
                     "compiled yet. Compile with fallback='eager', or write a detached value."
                 )
         found = [*(by_slot.get(recorded.slot) for recorded in self._primals), *others]
-        return [gradient is not None and gradient.requires_grad for gradient in found]
+        return [gradient is not None and gradient.requires_grad for gradient in found], exposed
 
     # -------------------------------------------------------------------------------- in part, and in order
     def freed_by(self, slots: tuple[Returned, ...]) -> frozenset[Any]:
@@ -298,7 +311,8 @@ class Tape:
         used = [i for i, node in enumerate(given) if id(node) in read]
         name_nodes([*given, *nodes], [node.name for node in (*graph.placeholders, *graph.nodes) if node.name])
         module = to_fx(Part([*(given[i] for i in used), *tangents], nodes, outputs))
-        return PartialBackward(module, tuple(used), derived.layouts)
+        checked = any(write.checked for write in derived.writes)
+        return PartialBackward(module, tuple(used), derived.layouts, checked)
 
     def order(
         self, slots: Sequence[Returned], with_grad: Sequence[bool], wanted: Sequence[bool], saved: Sequence[str]

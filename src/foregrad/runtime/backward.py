@@ -67,6 +67,7 @@ class _Graph:
     run: Boxed
     saved: Sequence[int]
     layouts: Sequence[Layout | None]  # of gradients that are wrapper subclasses
+    checked: bool  # autograd finds what it wrote changed, when it is asked again
 
 
 class Backward:
@@ -167,7 +168,7 @@ class Backward:
         for slot, tangent in zip(self._tape.targets, tangents, strict=True):
             if tangent is not None and slot in self._refused:
                 raise self._refused[slot]
-        marks = self._marks(mask, tangents) if self._writes and torch.is_grad_enabled() else None
+        marks = self._marks(ctx, mask, tangents) if self._writes and torch.is_grad_enabled() else None
         values = self._take(ctx, mask)
         given = [None if t is None else self._coerced(i, t) for i, t in enumerate(tangents)]
         if torch.is_grad_enabled() and not self._writes:
@@ -188,18 +189,22 @@ class Backward:
             run = WrapperEdge(len(graph.saved), self._recorded_tangents, graph.layouts).around(run)
         with autocast_off(), torch.no_grad():  # the casts are in the graph
             found: Sequence[Any] = run(arguments)
-        self.carry_out_writes(ctx, found, tangents)
+        self.carry_out_writes(ctx, found, tangents, graph.checked)
         if marks is None:
             return found
         spark = torch.empty(0, requires_grad=True)
         return [_NoSecondOrder.apply(spark, g) if marked else g for g, marked in zip(found, marks, strict=False)]
 
-    def _marks(self, mask: Sequence[bool], tangents: Sequence[Tensor | None]) -> list[bool]:
+    def _marks(self, ctx: Any, mask: Sequence[bool], tangents: Sequence[Tensor | None]) -> list[bool]:
         """Which gradients of a backward with writes require grad in eager: they refuse to be differentiated."""
         with self._lock:
-            return self._tape.require_grad_afterwards(
+            marks, exposed = self._tape.require_grad_afterwards(
                 self._slots(mask), [t.requires_grad for t in tangents if t is not None]
             )
+        for write, target in zip(self._writes, ctx.live, strict=True):
+            if write.of in exposed:
+                _refuse_write_to_a_leaf(target)
+        return marks
 
     def _graph(self, mask: tuple[bool, ...]) -> _Graph:
         """The graph for these tangents, under the autocast state of the caller."""
@@ -207,13 +212,13 @@ class Backward:
         if all(mask) and autocast is None:
             compiled = self.compile(lambda _: None) if self._compiled is None else self._compiled
             compiled = with_state(compiled, self.module, self._tape.random)
-            return _Graph(self.module, compiled, range(len(self._saved.names)), self._layouts)
+            return _Graph(self.module, compiled, range(len(self._saved.names)), self._layouts, self._is_checked)
         key = mask, autocast
         with self._lock:
             if key not in self._partial:
                 part = self._tape.partial_backward(self._slots(mask), self._saved.names, self._writes)
                 run = self._compile_partial(part.module)
-                self._partial[key] = _Graph(part.module, run, part.saved, part.layouts)
+                self._partial[key] = _Graph(part.module, run, part.saved, part.layouts, part.checked)
             return self._partial[key]
 
     def _compile_partial(self, module: fx.GraphModule) -> Boxed:
@@ -372,16 +377,21 @@ class Backward:
         writes = enumerate(self._writes)
         return {names.index(w.current.name): k for k, w in writes if w.current.name in names and not w.checked}
 
-    def carry_out_writes(self, ctx: Any, results: Sequence[Any], tangents: Sequence[Tensor | None]) -> None:
+    @property
+    def _is_checked(self) -> bool:
+        return any(write.checked for write in self._writes)
+
+    def carry_out_writes(
+        self, ctx: Any, results: Sequence[Any], tangents: Sequence[Tensor | None], checked: bool | None = None
+    ) -> None:
         """Write to inputs and tangents what the backward writes to them."""
         new_values = results[self._tape.gradients : self._tape.gradients + len(self._writes)]
-        done = [new is not None or bool(write.reshapes) for write, new in zip(self._writes, new_values, strict=True)]
-        if any(write.checked and carried for write, carried in zip(self._writes, done, strict=True)):
-            if getattr(ctx, "has_written", False):
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                    "the backward itself wrote to it when it ran before."
-                )
+        if (self._is_checked if checked is None else checked) and getattr(ctx, "has_written", False):
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: the "
+                "backward itself wrote to it when it ran before."
+            )
+        if any(new is not None or write.reshapes for write, new in zip(self._writes, new_values, strict=True)):
             ctx.has_written = True
         by_slot = dict(zip(map(Tangent, self._tape.targets), tangents, strict=True))
         for k, (write, new) in enumerate(zip(self._writes, new_values, strict=True)):
@@ -427,6 +437,16 @@ def _saved_read_by_tangents(module: fx.GraphModule, saved: int, count: int) -> l
         for tangent in tangents:
             readers[tangent] |= known
     return [frozenset(positions) for positions in readers]
+
+
+def _refuse_write_to_a_leaf(target: Tensor | None) -> None:
+    """Eager's own refusal."""
+    if target is None or not target.requires_grad:
+        return
+    base = target._base
+    if target.is_leaf or (base is not None and base.is_leaf and base.requires_grad):
+        what = "leaf Variable" if target.is_leaf else "view of a leaf Variable"
+        raise RuntimeError(f"a {what} that requires grad is being used in an in-place operation.")
 
 
 class _NoSecondOrder(torch.autograd.Function):
