@@ -2,6 +2,7 @@
 
 import copy
 import datetime
+import os
 import sys
 
 import torch
@@ -247,7 +248,11 @@ def main():
             MODULES.clear()
             globals()[name](mesh)
     if dist.is_initialized():
+        dist.barrier()
         dist.destroy_process_group()
+    sys.stdout.flush()
+    # What is left holds threads of gloo, which torch joins in no certain order when an interpreter ends, and may abort.
+    os._exit(0)
 
 
 if __name__ == "__main__":
