@@ -386,7 +386,12 @@ class Backward:
     ) -> None:
         """Write to inputs and tangents what the backward writes to them."""
         new_values = results[self._tape.gradients : self._tape.gradients + len(self._writes)]
-        if (self._is_checked if checked is None else checked) and getattr(ctx, "has_written", False):
+        if self._is_checked and getattr(ctx, "has_written", False):
+            if checked is False:  # what was saved is not what it would read now
+                raise UnsupportedError(
+                    "outputs are differentiated one after another, and the backward of one wrote to what the other "
+                    "needs: this cannot be compiled yet. Differentiate them together."
+                )
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: the "
                 "backward itself wrote to it when it ran before."
