@@ -271,3 +271,21 @@ def test_an_input_that_is_not_saved_is_not_kept_alive():
     y = compiled(torch.exp)(x)
     del x
     assert there() is None and y.requires_grad
+
+
+class HoldsItsInput(torch.autograd.Function):
+    """Autograd frees nothing of it, however often backward is called."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x = x
+        return x.square()
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * ctx.x
+
+
+def test_an_anchor_beside_what_the_program_keeps_itself():
+    """J-10"""
+    foregrad.check(lambda x, w: HoldsItsInput.apply(x) + w, leaf(3) * 1, leaf(3) * 1)

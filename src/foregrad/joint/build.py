@@ -128,8 +128,8 @@ def build_joint(
     refuse_reshaped_views(recording, outputs)
     primal_nodes, primals = _primals(graph, recording, facts)
     targets = _targets(config, list(facts.values()), outputs, len(leaves))
-    tape = Tape(recording, functionalizer, [facts.recorded for facts in primals], targets)
-    tape.written_views |= {facts.recorded.seen.grad_fn for facts in primals if _is_written_view(facts, recording)}
+    views = frozenset(facts.recorded.seen.grad_fn for facts in primals if _is_written_view(facts, recording))
+    tape = Tape(recording, functionalizer, [facts.recorded for facts in primals], targets, written_views=views)
     if recording.depend_on(list(tape.targets.values()), outputs.fresh_leaves):
         raise UnsupportedError(
             "the program returns a tensor that it made require grad together with a result that is computed from it, "

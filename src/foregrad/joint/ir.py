@@ -213,6 +213,18 @@ def name_nodes(nodes: Iterable[Node], taken: Iterable[str]) -> None:
         used.add(node.name)
 
 
+def ancestors(wanted: Iterable[Node], stop: Set[Node] = frozenset()) -> set[Node]:
+    """What the wanted nodes are computed from, themselves included, up to the nodes to stop at."""
+    found: set[Node] = set()
+    pending = [node for node in wanted if node not in stop]
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending.extend(item for item in node.inputs() if item not in stop)
+    return found
+
+
 def live_nodes(graph: FlatGraph, outputs: Iterable[Node | None]) -> list[Node]:
     """Dead code elimination: what the outputs need, and what must run anyway.
 

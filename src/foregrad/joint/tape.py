@@ -28,7 +28,7 @@ from ..subclasses.layout import Layout, Wrapped, is_wrapper, layout_of, leaves_o
 from .backward_writes import BackwardWrite, BackwardWrites, Held, written_by
 from .graph import Part, to_fx
 from .inputs import InputFacts
-from .ir import Node, name_nodes, nodes_in
+from .ir import Node, ancestors, name_nodes, nodes_in
 from .outputs import OutputFacts, Plain
 from .wrappers import tangent_like, wrapped_value
 
@@ -106,6 +106,7 @@ class Tape:
         targets: dict[Returned, Tensor],
         lower_tangents: Sequence[Tensor] = (),
         number: int = 1,
+        written_views: frozenset[Any] = frozenset(),
     ) -> None:
         self.recording = recording
         self._functionalizer = functionalizer
@@ -118,7 +119,7 @@ class Tape:
         self._tangent_nodes: dict[Returned, list[Node]] = {}  # several for a wrapper subclass
         self._by_name: dict[str, Node] = {}  # of an order's own graph
         self._freed: dict[tuple[Returned, ...], frozenset[Any]] = {}
-        self.written_views: set[Any] = set()  # nodes of writes to inputs that are views: eager frees what wraps them
+        self._written_views = written_views  # nodes of writes to inputs that are views: eager frees what wraps them
         for slot, target in targets.items():
             tangent = self.tangents[slot] = tangent_like(recording.engine, target)
             for place, leaf in zip(_places(slot, tangent), leaves_of(tangent), strict=True):
@@ -282,7 +283,7 @@ class Tape:
         return known
 
     def _is_freed(self, node: Any) -> bool:
-        return node in self.written_views or frees_when_run(node)
+        return node in self._written_views or frees_when_run(node)
 
     @cached_property
     def frees_anything(self) -> bool:
@@ -378,7 +379,7 @@ class Tape:
         used = [i for i, node in enumerate(given) if id(node) in read]
         used_tangents = [i for i, node in enumerate(tangents) if id(node) in read]
         placeholders = [*chain.heads, *(given[i] for i in used), *(tangents[i] for i in used_tangents)]
-        in_forward = {id(node) for node in _ancestors([*returned, *impure])}
+        in_forward = {id(node) for node in ancestors([*nodes_in(returned), *impure])}
         part = self._own_part(placeholders, own, nodes, outputs, in_forward)
         return Order(self, part, tuple(used), tuple(used_tangents), positions, len(chain.heads), derived.refused)
 
@@ -455,17 +456,6 @@ def _places(slot: Returned, tangent: Tensor) -> list[Any]:
 
 def _read_by(nodes: Sequence[Node], outputs: Sequence[Any]) -> set[int]:
     return {id(item) for node in nodes for item in node.inputs()} | {id(node) for node in nodes_in(outputs)}
-
-
-def _ancestors(wanted: Sequence[Node | None]) -> list[Node]:
-    found: dict[int, Node] = {}
-    pending = [node for node in wanted if node is not None]
-    while pending:
-        node = pending.pop()
-        if id(node) not in found:
-            found[id(node)] = node
-            pending.extend(node.inputs())
-    return list(found.values())
 
 
 def _between(given: Sequence[Node], wanted: Sequence[Node]) -> list[Node]:

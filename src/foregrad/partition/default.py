@@ -6,7 +6,7 @@ Of a few operators (`SAVED_FOR_HIGHER_ORDERS`) more is saved, as autograd does: 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import SymBool, SymFloat, SymInt, Tensor, fx
 from .._torch import expression_of, free_symbols
 from ..errors import PartitionError
 from ..joint.graph import Part, from_fx, to_fx
-from ..joint.ir import Node, get_constant, nodes_in
+from ..joint.ir import Node, ancestors, get_constant, nodes_in
 from ..ops import SAVED_FOR_HIGHER_ORDERS
 from .rules import is_marked_for_recomputation
 
@@ -58,11 +58,11 @@ def cut_plainly(joint: Part, num_fwd_outputs: int) -> tuple[Part, Part]:
     primals = [node for node in joint.placeholders if node not in tangents and node not in random]
     in_forward = _forward_set(joint, primals, tangents, forward_outputs)
     must_run = [node for node in joint.nodes if node.impure and node.backward]
-    needed = _ancestors([*nodes_in(backward_outputs), *must_run], stop=in_forward)
+    needed = ancestors([*nodes_in(backward_outputs), *must_run], stop=in_forward)
     saved = _saved_values(joint, in_forward, needed, backward_outputs)
     tensors = [node for node in saved if not is_symbolic(node)]
     sizes = saved_sizes(joint, in_forward, [node for node in saved if is_symbolic(node)], [*tensors, *tangents])
-    used = _ancestors([*nodes_in(forward_outputs), *tensors, *sizes, *_must_run(joint)], stop=set())
+    used = ancestors([*nodes_in(forward_outputs), *tensors, *sizes, *_must_run(joint)])
     forward_nodes = [node for node in joint.nodes if node in in_forward and node in used]
     backward_nodes = [node for node in joint.nodes if node in needed]
     return (
@@ -86,21 +86,9 @@ def _must_run(joint: Part) -> list[Node]:
     return [node for node in joint.nodes if node.impure and not node.backward]
 
 
-def _ancestors(wanted: Iterable[Node], stop: set[Node]) -> set[Node]:
-    """What the wanted nodes are computed from, themselves included, up to the nodes to stop at."""
-    found: set[Node] = set()
-    pending = [node for node in wanted if node not in stop]
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending.extend(item for item in node.inputs() if item not in stop)
-    return found
-
-
 def _forward_set(joint: Part, primals: Sequence[Node], tangents: Sequence[Node], outputs: Sequence[Any]) -> set[Node]:
     """Everything that the forward can be asked for: its outputs' operators, their single results, and sizes."""
-    found = _ancestors([*nodes_in(outputs), *_must_run(joint)], stop=set()) | set(primals)
+    found = ancestors([*nodes_in(outputs), *_must_run(joint)]) | set(primals)
     for tangent in tangents:
         if tangent in found:
             raise PartitionError(

@@ -349,10 +349,8 @@ class Backward:
 
     def _links(self, ctx: Any, nodes: Sequence[Any], values: Sequence[Any]) -> list[Tensor | None]:
         """For each edge a tensor with the history of what the program was applied to."""
-        first_anchor = len(self._saved.tensors) - len(self._live)
-        anchors = dict(
-            zip(self.edges.anchors, range(first_anchor, first_anchor + len(self.edges.anchors)), strict=True)
-        )
+        first = 0 if self.keeps else len(self._saved.tensors) - len(self._live)
+        anchors = {edge: first + i for i, edge in enumerate(self.edges.anchors)}
         links: list[Tensor | None] = []
         for edge, node in enumerate(nodes):
             if node is None:

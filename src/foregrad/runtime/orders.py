@@ -74,7 +74,6 @@ class RunningOrder:
         anchors = [anchor(tensor) for tensor in through]
         ctx.save_for_backward(*(value.detach() for value in saved), *anchors)
         ctx.sizes, ctx.order, ctx.stash = sizes, self, None
-        ctx.kept = ()
         box[:] = [g.detach() for g, tracked in zip(results, self._is_tracked, strict=True) if not tracked]
         return (*(g.detach() for g, tracked in zip(results, self._is_tracked, strict=True) if tracked), *anchors)
 
