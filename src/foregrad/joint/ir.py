@@ -9,7 +9,7 @@ import builtins
 import keyword
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 import torch
