@@ -31,6 +31,7 @@ from ..record.memory import (
 from ..record.recording import GradNeeded, InputsFoundLate, Recording
 from ..record.stand_ins import Argument
 from ..slots import Buffer, Hidden, Input, Param, Primal, Tangent
+from .calls import code_that_runs
 from .escapes import Snapshot, refuse_assigned_attributes
 from .hook_state import refuse_private_state
 from .module_guard import ModuleGuard
@@ -113,8 +114,9 @@ def capture_call(
     kwargs: dict[str, Any],
     module: nn.Module | None,
     config: AOTConfig,
+    once_more: bool = False,
 ) -> Capture:
-    """Record a function on the user's own arguments."""
+    """Record a function on the user's own arguments; once more, where no guards fit, with guards as exact as can be."""
     flat = flatten((args, kwargs), "")
     fixed = config.num_params_buffers if config.options.static_weight_shapes else 0
     inputs = [
@@ -135,7 +137,7 @@ def capture_call(
             )
         return result
 
-    return _capture(function, program, flat, inputs, state, config)
+    return _capture(function, program, flat, inputs, state, config, once_more)
 
 
 @_alone
@@ -163,8 +165,10 @@ def _capture(
     inputs: Sequence[Argument],
     state: Sequence[tuple[Argument, Place]],
     config: AOTConfig,
+    exact_guards: bool = False,
 ) -> Capture:
-    surroundings = Surroundings(function, zip(flat.paths, flat.leaves, strict=True))
+    arguments = list(zip(flat.paths, flat.leaves, strict=True))
+    surroundings = Surroundings(function, arguments)
     modules = ModuleGuard([m for _, m in surroundings.modules.values()]) if surroundings.modules else None
     found = [argument for argument, _ in state]
     hidden: dict[Hidden, Place] = {}
@@ -213,7 +217,10 @@ def _capture(
             raise refusal
         return Attempt(recording, joint, result)
 
-    joint, result, shared = settle(attempt)
+    with code_that_runs(exact_guards) as ran:
+        joint, result, shared = settle(attempt)
+    if ran is not None:
+        surroundings = Surroundings(function, arguments, ran)
     places = tuple((a.slot, place) for a, place in state)
     return Capture(joint, flat, result, places, hidden, surroundings, modules, tuple(shared))
 

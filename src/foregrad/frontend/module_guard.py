@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from .._torch import dict_version, global_module_hooks
 from ..values import Remembered, is_plain, same_value
 
-_TABLES = ("_parameters", "_buffers", "_modules")
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 def module_dicts(module: nn.Module) -> list[dict[Any, Any]]:
     """The dicts that make up a module: attributes, parameters, buffers, children."""
-    return [vars(module), *(vars(module)[name] for name in _TABLES)]
+    return [vars(module), *(vars(module)[name] for name in MODULE_TABLES)]
 
 
 def _hooks(module: nn.Module) -> list[Mapping[Any, Any]]:
@@ -32,7 +32,7 @@ def _facts(module: nn.Module) -> list[Any]:
     for name, value in vars(module).items():
         if isinstance(value, Tensor):
             attributes[name] = "a tensor"
-        elif name not in _TABLES and not name.endswith("_hooks"):
+        elif name not in MODULE_TABLES and not name.endswith("_hooks"):
             attributes[name] = value if is_plain(value) and not isinstance(value, (list, dict, set)) else id(value)
     children = [(name, id(child)) for name, child in module._modules.items()]
     hooks = [[id(hook) for hook in table.values()] for table in _hooks(module)]
