@@ -18,6 +18,7 @@ from ..locks import recording_lock
 from ..options import AOTConfig
 from ..record.choice import engine_for
 from ..record.engine import EngineReport
+from ..record.lines import starts_programs
 from ..record.memory import (
     SharedMemory,
     WholeMemoryNeeded,
@@ -340,6 +341,7 @@ def state_of(module: nn.Module, dynamic: bool) -> list[tuple[Argument, Place]]:
     return found
 
 
+@starts_programs
 def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the program; a graph is interpreted, so that its nodes tell which line of the user they come from."""
     if isinstance(function, fx.GraphModule) and not kwargs:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from ..record.lines import is_users_code
-from ..values import is_plain
+from ..values import PLAIN, is_plain
 from .calls import in_a_library, methods_of, names_in
 from .module_guard import MODULE_TABLES
 from .table_guard import is_settled
@@ -176,7 +176,8 @@ class Surroundings:
                     if tensor is not None:
                         self._found(tensor, Place(table, "item", key, _join(full, key)))
             for key, value in list(vars(child).items()):
-                self._visit_attribute(vars(child), key, value, _join(full, key))
+                if type(value) not in PLAIN and key not in MODULE_TABLES and "_hooks" not in key:
+                    self._visit_attribute(vars(child), key, value, _join(full, key))
 
     def _visit_attribute(self, table: dict[str, Any], key: str, value: Any, path: str) -> None:
         """Attributes of modules are guarded together; what they lead to is guarded here."""
@@ -184,7 +185,7 @@ class Surroundings:
             self._found(value, Place(table, "item", key, path))
         elif isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             self._enter_callable(value, path)
-        elif "_hooks" not in key and key not in MODULE_TABLES and not is_plain(value):
+        elif not is_plain(value):
             self._visit_parts(path, value, 1)
 
     # -------------------------------------------------------------------------------------------- values

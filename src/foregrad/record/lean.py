@@ -200,6 +200,23 @@ class LeanEngine(FakeEngine):
         vars(tensor).pop("_foregrad_meta", None)
         vars(tensor).pop("_foregrad_memory", None)
 
+    def device_of(self, tensor: Tensor) -> torch.device:
+        meta = vars(tensor).get("_foregrad_meta")
+        return super().device_of(tensor) if meta is None else meta.device
+
+    def detached(self, tensor: Tensor) -> Tensor:
+        meta = vars(tensor).get("_foregrad_meta")
+        if meta is None or torch.is_inference_mode_enabled():
+            return super().detached(tensor)
+        memory = vars(tensor).get("_foregrad_memory")
+        return self._shell(_memory_of(tensor) if memory is None else memory, meta)  # type: ignore[arg-type]
+
+    def _strided(self, size: Any, stride: Any, offset: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+        if offset or torch.is_inference_mode_enabled():
+            return super()._strided(size, stride, offset, dtype, device)
+        memory = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+        return self._shell(memory, _interned(tuple(size), tuple(stride), 0, dtype, device))
+
     def run(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kept = _KEPT.get(id(op)) or _kept(op)
         if kept.why_not is not None:
