@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dis
-import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -53,9 +52,19 @@ class Names(NamedTuple):
     attributes: frozenset[str]  # of anything, also where they are written as text
 
 
-@functools.cache
+_names: dict[int, tuple[types.CodeType, Names]] = {}  # by id: Python computes the hash of code anew each time
+
+
 def names_in(code: types.CodeType) -> Names:
-    """The names in a function; read from its bytes, since taking instructions apart would cost more than recording."""
+    """The names in a function."""
+    known = _names.get(id(code))
+    if known is None:
+        known = _names[id(code)] = code, _read_names(code)
+    return known[1]
+
+
+def _read_names(code: types.CodeType) -> Names:
+    """Read from the bytes of code, since taking instructions apart would cost more than recording."""
     inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
     texts = {constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()}
     loaded = {code.co_names[number >> 1] for number in _arguments(code, _LOAD_GLOBAL)}

@@ -20,7 +20,7 @@ from ..record.lines import is_users_code
 from ..values import PLAIN, is_plain
 from .calls import in_a_library, methods_of, names_in
 from .module_guard import MODULE_TABLES
-from .table_guard import is_settled
+from .table_guard import SETTLED
 
 _DEPTH = 3
 _MOST_ITEMS = 4096  # of a container that is looked into
@@ -34,11 +34,6 @@ class Place:
     how: Literal["cell", "item", "attribute", "held"]
     key: Any
     path: str  # in the user's words
-
-    @property
-    def is_in_table(self) -> bool:
-        """Whether it is an item of a dict."""
-        return self.how == "item" and isinstance(self.owner, dict)
 
     def expression(self, owner: str, key: str) -> str:
         """Python text that reads the place."""
@@ -68,6 +63,7 @@ class Surroundings:
     ) -> None:
         self.plain: list[tuple[Place, Any]] = []
         self.fixed: list[tuple[Place, Any]] = []
+        self.items: list[tuple[dict[Any, Any], Any, Any]] = []  # plain and fixed values in dicts
         self.whole_tables: list[dict[Any, Any]] = []  # to which nothing may be added
         self.containers: list[tuple[str, Any]] = []  # lists, dicts and sets
         self.objects: list[tuple[str, dict[str, Any]]] = []  # attributes of objects that are not modules
@@ -81,6 +77,7 @@ class Surroundings:
         self._unnamed: dict[str, list[Any]] = {}  # members of classes that no function has named yet
         self._functions: list[types.FunctionType] = []  # still to be looked at
         self._seen_classes: set[tuple[int, bool]] = set()
+        self._seen_globals: dict[int, set[str]] = {}  # by the id of a namespace
         self._enter_callable(root, "")
         for path, value in arguments:  # guarded as arguments; here for what is reached through them
             if isinstance(value, (nn.Module, types.FunctionType, types.MethodType, functools.partial)):
@@ -135,9 +132,7 @@ class Surroundings:
         if not is_users_code(code) or in_a_library(function.__module__):  # a wrapper around the user's function
             return
         names = names_in(code)
-        for variable in sorted(names.loaded & function.__globals__.keys()):
-            place = Place(function.__globals__, "item", variable, f"{variable} (global)")
-            self._visit(place, function.__globals__[variable], 1)
+        self._look_at_globals(function.__globals__, names.loaded)
         self.stored_globals += [(f"{v} (global)", function.__globals__, v) for v in sorted(names.stored)]
         for defaults in (function.__defaults__, function.__kwdefaults__):
             if defaults:
@@ -146,6 +141,18 @@ class Surroundings:
             self._names.add(new)
             for member in self._unnamed.pop(new, ()):
                 self._enter_function(member)
+
+    def _look_at_globals(self, namespace: dict[str, Any], names: frozenset[str]) -> None:
+        seen = self._seen_globals.setdefault(id(namespace), set())
+        for name in sorted(names - seen):
+            value = namespace.get(name)
+            kind: type = type(value)
+            if kind is types.FunctionType or (kind in SETTLED and name in namespace):
+                self.items.append((namespace, name, value))
+                self._enter_function(value)
+            elif kind not in SETTLED and kind is not types.ModuleType:
+                self._visit(Place(namespace, "item", name, f"{name} (global)"), value, 1)
+        seen |= names
 
     def _enter_class(self, kind: type, called: bool = False) -> None:
         """The functions of a class of the user's that the program may come to call, which read globals of their own.
@@ -190,16 +197,22 @@ class Surroundings:
 
     # -------------------------------------------------------------------------------------------- values
     def _visit(self, place: Place, value: Any, depth: int) -> None:
-        stays = isinstance(place.owner, tuple)  # no other value can come to this place
+        in_table, stays = isinstance(place.owner, dict), isinstance(place.owner, tuple)
         if isinstance(value, Tensor):
             self._found(value, place)
         elif is_plain(value):
-            if not (stays and is_settled(value)):
+            if type(value) not in SETTLED:
+                self.plain.append((place, value))
+            elif in_table:
+                self.items.append((place.owner, place.key, value))
+            elif not stays:  # in a tuple, to which no other value can come
                 self.plain.append((place, value))
             if isinstance(value, (list, dict, set)):
                 self.containers.append((place.path, value))
         elif not isinstance(value, types.ModuleType):
-            if not stays:
+            if in_table:
+                self.items.append((place.owner, place.key, value))
+            elif not stays:
                 self.fixed.append((place, value))
             if isinstance(value, nn.Module):
                 self._enter_module(value, place.path.split(" ")[0])

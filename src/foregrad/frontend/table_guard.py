@@ -10,15 +10,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from .._torch import dict_version
-from ..values import is_plain, same_value
+from ..values import same_value
 
 _ABSENT = object()
-_SETTLED = (bool, int, float, complex, str, bytes, type(None))
-
-
-def is_settled(value: Any) -> bool:
-    """Whether a value cannot change as long as it stays where it is, as far as a guard looks at it."""
-    return type(value) in _SETTLED or not is_plain(value)
+SETTLED = frozenset({bool, int, float, complex, str, bytes, type(None)})
+"""Plain values that cannot change as long as they stay where they are."""
 
 
 class TableGuard:
@@ -52,7 +48,7 @@ class _Table:
             return False
         for key, before in self.items.items():
             now = self.table.get(key, _ABSENT)
-            if now is not before and not (type(before) in _SETTLED and same_value(now, before)):
+            if now is not before and not (type(before) in SETTLED and same_value(now, before)):
                 return False
         self.version = version
         return True
