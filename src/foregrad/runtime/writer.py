@@ -71,9 +71,10 @@ class Writer:
 
     def variable(self, slot: Slot) -> str:
         """The variable of a slot, named after it when it is first asked for."""
-        if slot not in self.variables:
-            self.variables[slot] = self.fresh(str(slot))
-        return self.variables[slot]
+        name = self.variables.get(slot)
+        if name is None:
+            name = self.variables[slot] = self.fresh(str(slot))
+        return name
 
     @property
     def source(self) -> str:
