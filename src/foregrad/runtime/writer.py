@@ -60,6 +60,8 @@ class Writer:
     def bind(self, value: Any, hint: str) -> str:
         """A name in the namespace for an object."""
         name = self._bound.get(id(value))
+        if name is None and getattr(builtins, hint, None) is value:
+            return hint
         if name is None:
             name = self._bound[id(value)] = self.fresh(hint)
             self.namespace[name] = value
