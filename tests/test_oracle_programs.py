@@ -541,7 +541,7 @@ def a_conjugated_view_of_what_changes_its_shape(z):
     """A-1, M-4: the view is taken again by its geometry, and by its conj bit."""
     seen = z.conj()
     z.squeeze_()
-    return seen, seen.imag
+    return seen, seen[1:]
 
 
 @program(lambda: leaf(2, 4))

@@ -382,7 +382,9 @@ class OutputClassifier:
         if steps is None and symbolic and self._state(leaf).storage.writes and hint_of(base.storage_offset()):
             raise UnsupportedError("a view of a symbolic size, of memory that was written, cannot be compiled yet.")
         if steps is None and leaf.dtype != base.dtype:
-            raise UnsupportedError("a view of another dtype and of a symbolic size cannot be compiled yet.")
+            raise UnsupportedError(
+                "a view of another dtype, of a symbolic size or of an input whose shape changes, cannot be compiled yet."
+            )
         cut_off = not leaf.requires_grad or leaf.grad_fn is None
         return Rebuild(
             steps=None if steps is None else tuple(steps),
