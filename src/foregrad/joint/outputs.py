@@ -383,7 +383,7 @@ class OutputClassifier:
             raise UnsupportedError("a view of a symbolic size, of memory that was written, cannot be compiled yet.")
         if steps is None and leaf.dtype != base.dtype:
             raise UnsupportedError(
-                "a view of another dtype, of a symbolic size or of an input whose shape changes, cannot be compiled yet."
+                "a view of another dtype, of a symbolic size or of an input that changes its shape, cannot be compiled."
             )
         cut_off = not leaf.requires_grad or leaf.grad_fn is None
         return Rebuild(
