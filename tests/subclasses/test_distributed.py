@@ -50,8 +50,15 @@ def test_a_rank_that_fails(tmp_path):
     assert codes[0] != 0, outputs[0]
 
 
+def test_a_compiler_that_fails_on_one_rank(tmp_path):
+    """A clear error on the rank where it happened, and no hang"""
+    codes, outputs = run_two("failing_compiler", tmp_path)
+    assert "this compiler fails" in outputs[1] and codes[1] != 0
+    assert codes[0] != 0, outputs[0]
+
+
 def test_a_process_group_that_is_gone(tmp_path):
     """A clear error, and no hang"""
     codes, outputs = run_two("group_gone", tmp_path)
     assert codes == [0, 0], "\n".join(outputs)
-    assert all("raised:" in output for output in outputs)
+    assert all(output.count("raised: Could not resolve the process group") == 3 for output in outputs)

@@ -321,6 +321,20 @@ def test_source_is_readable():
     f(pair(2, grad=True))
     source = f.specializations[0].source
     assert "plain_forward_graph([i0.p, i0.q])" in source and "unflatten_Pair({'p': r[0], 'q': r[1]}, 'std'" in source
+    f = foregrad.aot_module_simplified(Sine(), [pair(2)], nop)
+    lines = f.specializations[0].source.splitlines()
+    assert lines.count("    args_0_p = args_0.p") == 1 and not any("def inference_graph" in line for line in lines)
+
+
+class Sine(torch.nn.Module):
+    def forward(self, x):
+        return (x.sin(),)
+
+
+def test_unread_inner_tensors_are_not_read():
+    """Where autograd takes the wrapper, the call around it does not look into it"""
+    f = foregrad.aot_module_simplified(Sine(), [pair(2, grad=True)], nop)
+    assert "args_0.p" not in f.specializations[0].source
 
 
 class Tripled(torch.autograd.Function):

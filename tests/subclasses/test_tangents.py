@@ -77,11 +77,11 @@ def test_nested_conversion():
 def test_mismatch():
     """T-7, T-8: which result, what was expected, what came"""
     y = compiled(lambda x: x * 3)(pair(2, grad=True))
-    words = "output 0 was expected to be a Pair with context 'std', and a Pair with context 'odd' came"
+    words = "expected to be a Pair of p and q with context 'std', and a Pair of p and q with context 'odd' came"
     with pytest.raises(RuntimeError, match=words):
         y.backward(Pair(plain(2), plain(2), "odd"))
     y = compiled(lambda x: x * 3)(pair(2, grad=True))
-    with pytest.raises(ForegradError, match=r"metadata.*a Pair with context 'std', and a Tensor came"):
+    with pytest.raises(ForegradError, match=r"metadata.*a Pair of p and q with context 'std', and a Tensor came"):
         y.backward(torch.ones(2))
     y = compiled(lambda x: x * 3)(leaf(2))
     with pytest.raises(RuntimeError, match=r"metadata.*a plain tensor, and a Pair"):

@@ -6,6 +6,7 @@ dtypes, helper functions) are bound to names in its namespace. The text is kept:
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import keyword
 import linecache
@@ -28,10 +29,19 @@ class Writer:
         self._taken: set[str] = set()
         self._counts: dict[str, int] = {}
         self._bound: dict[int, str] = {}
+        self._reads: dict[int, Any] = {}  # slots of lines that stand only if somebody reads the variable, by line
+        self._unread: set[Any] = set()
 
     def line(self, text: str = "") -> None:
         """Write one line at the current depth."""
         self._lines.append("    " * self._indent + text if text else "")
+
+    def line_if_read(self, slot: Slot, text: str) -> None:
+        """A line that gives a slot its variable; it stands there only if that variable is asked for afterwards."""
+        name = self.variable(slot)
+        self._unread.add(slot)
+        self._reads[len(self._lines)] = slot
+        self.line(f"{name} = {text}")
 
     @contextlib.contextmanager
     def block(self, head: str) -> Iterator[None]:
@@ -44,7 +54,7 @@ class Writer:
     def fresh(self, hint: str) -> str:
         """A name that nothing else has."""
         stem = re.sub(r"\W+", "_", hint).strip("_") or "value"
-        if stem[0].isdigit() or keyword.iskeyword(stem):
+        if stem[0].isdigit() or keyword.iskeyword(stem) or hasattr(builtins, stem):
             stem = f"_{stem}"
         name, n = stem, self._counts.get(stem, 1)
         while name in self._taken:
@@ -68,6 +78,7 @@ class Writer:
 
     def variable(self, slot: Slot) -> str:
         """The variable of a slot, named after it when it is first asked for."""
+        self._unread.discard(slot)
         if slot not in self.variables:
             self.variables[slot] = self.fresh(str(slot))
         return self.variables[slot]
@@ -75,7 +86,8 @@ class Writer:
     @property
     def source(self) -> str:
         """The text so far."""
-        return "\n".join([f'"""{self._title}"""', *self._lines]) + "\n"
+        lines = [line for i, line in enumerate(self._lines) if self._reads.get(i) not in self._unread]
+        return "\n".join([f'"""{self._title}"""', *lines]) + "\n"
 
     def run(self, filename: str) -> None:
         """Execute the text; its functions land in the namespace. Tracebacks show its lines."""

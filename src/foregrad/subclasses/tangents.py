@@ -97,10 +97,14 @@ def _takes_type(convert: Callable[..., Any]) -> bool:
 
 
 def _describe(kind: type, layout: Layout | None) -> str:
-    return "a plain tensor" if layout is None else f"a {kind.__name__} with context {layout.context!r}"
+    return "a plain tensor" if layout is None else f"a {kind.__name__} {_structure(*layout.metadata)}"
 
 
 def _describe_given(given: Any) -> str:
     if not is_wrapper(given):
         return f"a {type(given).__name__}"
-    return f"a {type(given).__name__} with context {flatten_once(given)[1]!r}"
+    return f"a {type(given).__name__} {_structure(*flatten_once(given))}"
+
+
+def _structure(names: Sequence[str], context: Any) -> str:
+    return f"of {' and '.join(names)} with context {context!r}"
