@@ -97,7 +97,7 @@ def test_bad_subclass_in_a_closure():
     """T-1: the same for what a program finds by itself"""
     w = OneWay(plain(2))
     with pytest.raises(
-        UnsupportedError, match=r"w \(closure of <lambda>\) is a OneWay, which has no __tensor_unflatten__"
+        UnsupportedError, match=r"w \(closure of <lambda>\) is a OneWay, which has no"
     ):
         compiled(lambda x: x * w)(plain(2))
 
@@ -146,7 +146,7 @@ def test_unequal_number_of_inner_tensors_without_guards():
 def test_unequal_number_of_inner_tensors_in_a_gradient():
     """T-8: what was expected, and what came"""
     y = compiled(lambda x: x.sin())(Optional(plain(2), plain(2)).requires_grad_())
-    with pytest.raises(BackwardError, match="output 0 .* a Optional of p and q with .*, and a Optional of p with"):
+    with pytest.raises(BackwardError, match=r"output 0 .* a Optional of p and q with .*, and a Optional of p with"):
         y.backward(Optional(plain(2), None))
 
 

@@ -54,7 +54,7 @@ def write_shared_memory(writer: Writer, shared: Sequence[SharedMemory]) -> None:
 
 
 def write_inner_tensors(writer: Writer, joint: Joint, in_gradients: bool = False) -> None:
-    """Lines that give the tensors in wrapper subclasses their variables, where anything reads them outside of the graph.
+    """Lines that give tensors in wrapper subclasses their variables, where anything outside of the graph reads them.
 
     Those in gradients come later.
     """

@@ -140,7 +140,7 @@ def around_backward(writer: Writer, name: str, joint: Joint, saved: int) -> str:
 def _is_as_wanted(
     writer: Writer, text: str, layout: Layout | None, strides: Iterator[tuple[int, ...] | None]
 ) -> Iterator[str]:
-    """Conditions under which a tangent can be taken apart as it is; where a stride is symbolic it has to be looked at."""
+    """Conditions under which a tangent can be taken apart as it is; one with symbolic strides is always looked at."""
     if layout is None:
         stride = next(strides)
         yield f"type({text}) is {writer.bind(Tensor, 'Tensor')}"
