@@ -3,8 +3,8 @@
 Both sides go through `aot_module_simplified`, with the same compiler. Whoever builds a wrapper pays for its class's own
 constructor, which is Python; that floor is measured by itself. "By hand" is the least that can be written: it reads the
 tensors out of the wrapper, calls the compiled programs and builds the wrapper again, in an `autograd.Function` where
-gradients are asked for. In inference the constructor alone is more than 0.6 of torch's whole call, so the mark is set on
-what is left without it; in training it is set on whole calls too.
+gradients are asked for. In inference the constructor alone is more than 0.6 of torch's whole call, so the mark is set
+on what is left without it; in training it is set on whole calls too.
 """
 
 from __future__ import annotations
