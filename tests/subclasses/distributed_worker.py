@@ -182,6 +182,26 @@ def buffer(mesh):
     assert len(compiled.specializations) == 1
 
 
+def second_order(mesh):
+    """J-10: gradients of gradients of sharded tensors"""
+
+    def program(x, w):
+        return (x @ w).tanh() * x.sum(1, keepdim=True)
+
+    x = distribute_tensor(torch.randn(4, 6), mesh, [Shard(0)]).requires_grad_()
+    w = distribute_tensor(torch.randn(6, 4), mesh, [Replicate()]).requires_grad_()
+    found = []
+    for function in (program, foregrad.aot_function(program, keep)):
+        y = function(x, w)
+        first = torch.autograd.grad(y, (x, w), torch.ones_like(y.detach()), create_graph=True)
+        tangents = [torch.ones_like(g.detach()) for g in first]
+        found.append([*first, *torch.autograd.grad(first, (x, w), tangents)])
+    for expected, got in zip(*found, strict=True):
+        assert type(got) is DTensor and got.requires_grad == expected.requires_grad
+        close(got.detach(), expected.detach())
+    require_plain_graphs()
+
+
 def partial(mesh):
     """T-6: a result that is a partial sum"""
     x = DTensor.from_local(torch.randn(3), mesh, [Partial()]).requires_grad_()

@@ -96,9 +96,7 @@ def test_bad_subclasses_that_a_program_makes(make, words):
 def test_bad_subclass_in_a_closure():
     """T-1: the same for what a program finds by itself"""
     w = OneWay(plain(2))
-    with pytest.raises(
-        UnsupportedError, match=r"w \(closure of <lambda>\) is a OneWay, which has no"
-    ):
+    with pytest.raises(UnsupportedError, match=r"w \(closure of <lambda>\) is a OneWay, which has no"):
         compiled(lambda x: x * w)(plain(2))
 
 

@@ -152,9 +152,22 @@ def test_second_backward():
     assert torch.allclose(x.grad.p, 2 * x.p.cos() * plain(2))
 
 
-def test_double_backward_is_refused():
-    """J-10: not yet, through subclasses"""
-    x = pair(2, grad=True)
-    y = compiled(lambda x: x.sin())(x)
-    with pytest.raises(ForegradError, match=r"create_graph=True .* tensor subclasses"):
-        torch.autograd.grad(y, x, pair(2), create_graph=True)
+def test_a_context_that_tells_whether_it_requires_grad():
+    """T-7: a gradient that requires grad has the context of one that does not"""
+
+    class Telling(Pair):
+        def __tensor_flatten__(self):
+            return ["p", "q"], (self.tag, self.requires_grad)
+
+        @classmethod
+        def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
+            return cls(inner["p"], inner["q"], context[0])
+
+    x = Telling(plain(2), plain(2) * 2).requires_grad_()
+    for create_graph in (False, True):
+        tangent = Telling(plain(2), plain(2)).requires_grad_()
+        y = compiled(lambda x: x * x)(x)
+        (g,) = torch.autograd.grad(y, x, tangent, create_graph=create_graph)
+        assert g.q.tolist() == [4, 16] and g.requires_grad is create_graph
+    (t,) = torch.autograd.grad(g, tangent, Telling(plain(2), plain(2)))
+    assert t.q.tolist() == [4, 16]

@@ -25,7 +25,7 @@ from ..joint.outputs import Number, Plain, Result, SameAsInput, ViewOfBase, View
 from ..ops import Kind, op_info
 from ..slots import Inner, Output, Primal, Returned, Slot, Updated
 from ..subclasses.layout import Wrapped, is_wrapper
-from .backward import Backward, Edges, anchor, plain_tangent
+from .backward import Backward, Edges, anchor, anchor_of_any, plain_tangent
 from .saved import Saved
 from .writer import Writer, tuple_of, unpack
 
@@ -189,17 +189,31 @@ def edges_of(joint: Joint, saved: Saved, counted: Mapping[Primal, int]) -> Edges
     in_place = {write.current.name for write in joint.backward_writes}
     places: dict[int, int] = {}
     anchors = []
+    wrappers = {}
+    kept, _ = _wrappers_saved(joint, saved)
     for edge, i in enumerate(through):
         node, facts = joint.primal_nodes[i], joint.primals[i]
-        if joint.tape.has_wrappers:  # there are no higher orders of it
+        if i in kept:
+            wrappers[edge] = kept.index(i)
             continue
-        assert isinstance(node, Node)
-        name = node.name
+        name = node.name if isinstance(node, Node) else None
         if name in names and facts.recorded.slot not in counted and name not in in_place:
             places[edge] = len(saved.sizes) + names.index(name)
         elif not facts.is_leaf:
             anchors.append(edge)
-    return Edges(tuple(through), places, tuple(anchors))
+    return Edges(tuple(through), places, tuple(anchors), wrappers)
+
+
+def values_in_wrappers(joint: Joint, saved: Saved) -> list[frozenset[int]]:
+    """For each wrapper that is saved, which of the saved values lie in it."""
+    origins = [saved_origin(node).name for node in saved.tensors]
+    node_of = dict(zip(joint.signature.returned, joint.returned_nodes, strict=True))
+    positions, results = _wrappers_saved(joint, saved)
+    found = []
+    for value in (*(joint.primal_nodes[i] for i in positions), *(node_of[slot] for slot in results)):
+        names = {leaf.name for leaf in value.leaves if isinstance(leaf, Node)}
+        found.append(frozenset(len(saved.sizes) + i for i, name in enumerate(origins) if name in names))
+    return found
 
 
 class TrainingCore:
@@ -272,7 +286,9 @@ class TrainingCore:
             self._count_changes(writer, names)
             anchors = [f"a{n}" for n in range(len(self._anchors))]
             for name, edge in zip(anchors, self._anchors, strict=True):
-                writer.line(f"{name} = {writer.bind(anchor, 'anchor')}({through[edge]})")
+                is_plain = isinstance(joint.primal_nodes[self._through[edge]], Node)
+                make = writer.bind(anchor if is_plain else anchor_of_any, "anchor")
+                writer.line(f"{name} = {make}({through[edge]})")
             watched = [names[n] for n in self._watched[0]] + [returned[slot] for slot in self._watched[1]]
             self._save(writer, saved, sizes, [*anchors, *watched])
             writer.line("ctx.set_materialize_grads(False)")

@@ -26,7 +26,7 @@ from ..schemas import ViewAndMutationMeta
 from ..slots import Primal
 from ..subclasses.layout import spread
 from .backward import Backward
-from .boundary import InferenceCore, TrainingCore, edges_of
+from .boundary import InferenceCore, TrainingCore, edges_of, values_in_wrappers
 from .compilers import Boxed, checked, compile_graph, example_values
 from .entry import Entry
 from .partitioning import partitioned
@@ -162,6 +162,7 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
         joint.backward_errors,
         joint.tape.frees_anything,
         joint.grad_layouts,
+        values_in_wrappers(joint, saved),
     )
     around = around_backward(writer, "backward_graph", joint, backward)
     runner.install(_install(writer, wrappers_around_backward(writer, around, joint, len(saved.names))))

@@ -39,7 +39,8 @@ class ExpectedTangent:
             given = self._converted(given, None) if is_wrapper(given) else given
             return given if given.stride() == stride else restride(given)
         if not self._is_like(given, layout):
-            given = self._converted(given, layout)
+            detached = given.detach() if given.requires_grad else given  # a context may tell whether it does
+            given = detached if self._is_like(detached, layout) else self._converted(given, layout)
         fitted: list[Any] = []
         changed = False
         for attr, inner in layout.attrs:
