@@ -24,6 +24,7 @@ def test_an_object_is_bound_once():
     writer, thing = Writer("a program"), object()
     assert writer.bind(thing, "thing") == writer.bind(thing, "another") == "thing"
     assert writer.bind(object(), "thing") == "thing_2" and writer.namespace["thing"] is thing
+    assert writer.bind(tuple, "tuple") == "tuple" and writer.bind((1, 2), "tuple") == "_tuple"
 
 
 def test_blocks_are_indented_and_the_text_runs():

@@ -3,12 +3,14 @@
 import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import foregrad
+from checking import check_core
 from foregrad.subclasses.layout import leaves_of
 from helpers import Graphs, leaf, nop, plain
-from subclass_pairs import Pair, compare, pair
+from subclass_pairs import Pair, compare, look, pair, storages
 
 
 def two(*shape, grad=False):
@@ -412,3 +414,171 @@ def test_moves_are_refused():
 def test_out():
     """M-1: a result that is written to an argument"""
     compare(lambda x, out: torch.add(x, x, out=out), lambda: [pair(3), pair(3)])
+
+
+def stale_by_a_write_unseen(x):
+    v = x.view(-1)
+    with torch.no_grad():
+        x.mul_(2)
+    return v
+
+
+def stale_as_taken_unseen(x):
+    with torch.no_grad():
+        v = x.view(-1)
+    x.mul_(2)
+    return v
+
+
+def stale_pieces(x):
+    first, *_ = x.unbind(0)
+    x.mul_(2)
+    return first
+
+
+def stale_view_of_a_view(x):
+    v = x.view(-1)[1:]
+    x.mul_(2)
+    return v
+
+
+def attempts(tensor):
+    """What happens when a view is used in all ways."""
+    seen = [tensor._version, tensor._is_view(), tensor.requires_grad]
+    for use in (lambda t: t.grad_fn is None, lambda t: t * 2, lambda t: t.add_(1), lambda t: t.detach()):
+        try:
+            found = use(tensor)
+            seen.append(look(found.detach(), versions=False) if isinstance(found, torch.Tensor) else found)
+        except RuntimeError as error:
+            seen.append(str(error).split(".")[0])
+    return seen
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize(
+    "program", [stale_by_a_write_unseen, stale_as_taken_unseen, stale_pieces, stale_view_of_a_view]
+)
+def test_views_that_may_not_be_used_any_more(program, kind, enabled, grad):
+    """A-8, T-9: they are refused by autograd in the same way"""
+
+    def run(function):
+        x = MAKERS[kind](3, 2, grad=grad) * 1
+        with torch.set_grad_enabled(enabled):
+            v = function(x)
+            shared = storages([v, x])
+            return attempts(v), shared, look(x.detach())
+
+    compiled = foregrad.aot_function(program, nop)
+    expected = run(program)
+    assert run(compiled) == expected and run(compiled) == expected
+
+
+def test_an_input_that_is_written_is_not_saved():
+    """P-1, T-9: the partitioner computes from something else what the backward needs"""
+    cut = foregrad.min_cut_rematerialization_partition
+    compare(lambda x: (x.mul_(2).add_(1), x.sin()), lambda: [nonleaf(pair(3, grad=True))], partition_fn=cut)
+
+
+class Product(torch.nn.Module):
+    """Everything in it is a subclass, its weight twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(two(3, 3) / 9)
+        self.tied = self.weight
+        self.register_buffer("scale", two(3) / 3)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.scale.mul_(2)
+        return (x @ self.weight) @ self.tied * self.scale
+
+
+def complex_names(x, *, options, rest=()):
+    return {"y": options["w"] * x, "z": [x, *(r + 1 for r in rest)]}
+
+
+def strided(*shape):
+    return TwoTensor(plain(*shape).t(), plain(*shape).t() * 2).requires_grad_()
+
+
+def of(dtype):
+    return TwoTensor((plain(2, 3) / 4).to(dtype), (plain(2, 3) / 2).to(dtype)).requires_grad_()
+
+
+def expanded():
+    return TwoTensor(plain(1, 3).expand(2, 3), (plain(1, 3) * 2).expand(2, 3)).requires_grad_()
+
+
+HARD = {
+    "two in two": (lambda x: (x * x.sin(), x.t()), lambda: [TwoTensor(two(2, 3), two(2, 3)).requires_grad_()], {}),
+    "two in pair, pair in two": (
+        lambda x, y: (x * 2, y.exp()),
+        lambda: [TwoTensor(pair(3), pair(3)).requires_grad_(), Pair(two(3), two(3)).requires_grad_()],
+        {},
+    ),
+    "keywords": (
+        complex_names,
+        lambda: [two(3, grad=True)],
+        {"options": {"w": two(3, grad=True)}, "rest": [pair(2, grad=True), two(1)]},
+    ),
+    "nothing in it": (lambda x: (x * 2, x.t() @ x), lambda: [two(0, 3, grad=True)], {}),
+    "no dimension": (lambda x: x * x.exp(), lambda: [two(grad=True)], {}),
+    "half": (lambda x: (x @ x.t()).relu(), lambda: [of(torch.bfloat16)], {}),
+    "double": (lambda x: x.to(torch.float32) * 2, lambda: [of(torch.float64)], {}),
+    "strided": (lambda x: (x * 2, x.t().contiguous()), lambda: [strided(3, 2)], {}),
+    "strided in part": (lambda x: x * x, lambda: [Pair(plain(3, 2).t(), plain(2, 3)).requires_grad_()], {}),
+    "expanded": (lambda x: x * x, lambda: [expanded()], {}),
+    "module": (Product(), lambda: [plain(2, 3)], {}),
+    "module, of a subclass": (Product(), lambda: [two(2, 3, grad=True)], {}),
+    "batch norm": (torch.nn.BatchNorm1d(3), lambda: [two(4, 3, grad=True)], {}),
+    "same inner tensor": (lambda x: x.mul_(2), lambda: [TwoTensor(*[plain(3)] * 2)], {}),
+    "mixed": (lambda x, y: torch.cat([x, y]), lambda: [two(3, grad=True), leaf(2)], {}),
+    "written part": (lambda x, v: (x[1:].copy_(v), x * 2)[1], lambda: [two(3, 2), two(2, 2, grad=True)], {}),
+    "attention": (
+        lambda q: torch.nn.functional.scaled_dot_product_attention(q, q, q),
+        lambda: [two(1, 2, 4, 8, grad=True)],
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("name", HARD)
+def test_hard_programs(name, training):
+    """T-1 to T-10: nested, of all shapes and dtypes, in modules and keywords"""
+    function, make, keywords = HARD[name]
+    check_core(function, *make(), kwargs=keywords, training=training)
+
+
+@pytest.mark.parametrize("transform", ["vjp", "jvp", "vmap", "jacrev", "grad"])
+def test_transforms(transform):
+    """F-13: torch.func over a compiled function"""
+    ways = {
+        "vjp": lambda f: torch.func.vjp(f, two(3))[1](two(3)),
+        "jvp": lambda f: torch.func.jvp(f, (two(3),), (two(3),)),
+        "vmap": lambda f: torch.func.vmap(f)(two(2, 3)),
+        "jacrev": lambda f: torch.func.jacrev(f)(two(2)),
+        "grad": lambda f: torch.func.grad(lambda x: f(x).sum())(two(3)),
+    }
+
+    def program(x):
+        return x.sin() * x
+
+    got, expected = ways[transform](foregrad.aot_function(program, nop)), ways[transform](program)
+    for a, b in zip(pytree.tree_leaves(got), pytree.tree_leaves(expected), strict=True):
+        assert look(a, versions=False) == look(b, versions=False)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_inference_tensors(inside):
+    """F-2: made in inference mode, used there or elsewhere"""
+    found = []
+    for function in (OTHERS["split"][0], foregrad.aot_function(OTHERS["split"][0], nop)):
+        with torch.inference_mode():
+            x = two(4, 2)
+        with torch.inference_mode(inside):
+            found.append([(look(piece, versions=False), piece.is_inference()) for piece in function(x * 1)])
+    assert found[0] == found[1]

@@ -5,6 +5,7 @@ import torch
 
 import foregrad
 from foregrad import ForegradError
+from foregrad.errors import UnsupportedError
 from helpers import Graphs, leaf, nop, plain
 from subclass_pairs import Pair, pair
 
@@ -150,6 +151,14 @@ def test_second_backward():
     with pytest.raises(RuntimeError, match="second time"):
         y.backward(pair(2))
     assert torch.allclose(x.grad.p, 2 * x.p.cos() * plain(2))
+
+
+def test_batched_gradients_are_refused():
+    """J-10: not yet, of subclasses"""
+    x = pair(2, grad=True)
+    y = compiled(lambda x: x.sin())(x)
+    with pytest.raises(UnsupportedError, match=r"a batched backward .* with tensor subclasses"):
+        torch.autograd.grad(y, x, Pair(torch.eye(2), torch.eye(2)), is_grads_batched=True)
 
 
 def test_a_context_that_tells_whether_it_requires_grad():

@@ -148,7 +148,7 @@ def build_joint(
     graph.placeholders += random.placeholders
     gradients = derived.gradients
     for node in graph.placeholders:
-        node.written = node.slot in facts and facts[node.slot].written
+        node.written = node.slot in facts and _is_overwritten(facts[node.slot])
     for write in derived.writes:
         write.current.written = not isinstance(write.of, Tangent)
     if random.placeholders and (tokens.slots or derived.tokens.slots):
@@ -278,6 +278,11 @@ def _primals(
 def _in_wrapper(recorded: RecordedInput, kept: dict[Primal, Node]) -> Wrapped:
     assert recorded.layout is not None
     return Wrapped(recorded.layout, tuple(kept[item.slot] for item in recorded.inner if item.slot in kept))
+
+
+def _is_overwritten(facts: InputFacts) -> bool:
+    """Whether the caller's tensor changes once the graph has run: by itself, or through the wrapper around it."""
+    return facts.written or (isinstance(facts.recorded.slot, Inner) and facts.data_changed)
 
 
 def _is_written_view(facts: InputFacts, recording: Recording) -> bool:

@@ -177,6 +177,11 @@ class Backward:
         for slot, tangent in zip(self._tape.targets, tangents, strict=True):
             if tangent is not None and slot in self._refused:
                 raise self._refused[slot]
+        if self._tape.has_wrappers and under_vmap():
+            raise UnsupportedError(
+                "a batched backward (is_grads_batched, vmap) through a compiled program with tensor subclasses is not "
+                "supported yet. Compute the gradients one after another, or use torch.func over the compiled function."
+            )
         marks = self._marks(ctx, mask, tangents) if self._writes and torch.is_grad_enabled() else None
         values, wrappers = self._take(ctx, mask)
         given = [None if t is None else self._coerced(i, t) for i, t in enumerate(tangents)]

@@ -65,7 +65,9 @@ class Writer:
         return name
 
     def bind(self, value: Any, hint: str) -> str:
-        """A name in the namespace for an object."""
+        """A name in the namespace for an object; built-in ones have theirs."""
+        if getattr(builtins, hint, None) is value:
+            return hint
         name = self._bound.get(id(value))
         if name is None:
             name = self._bound[id(value)] = self.fresh(hint)
