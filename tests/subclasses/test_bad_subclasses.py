@@ -5,7 +5,7 @@ import torch
 
 import foregrad
 from foregrad.errors import AssumptionError, BackwardError, ForegradError, UnsupportedError
-from helpers import leaf, nop, plain
+from helpers import nop, plain
 from subclass_pairs import Pair, pair
 
 
@@ -148,12 +148,12 @@ def test_unequal_number_of_inner_tensors_in_a_gradient():
         y.backward(Optional(plain(2), None))
 
 
-def test_gradient_of_an_inner_tensor():
-    """What autograd would have to follow into a subclass"""
-    p = leaf(2)
-    x = Pair(p, plain(2)).requires_grad_(False)
-    with pytest.raises(UnsupportedError, match=r"differentiates args\[0\]\.p, a tensor inside of a tensor subclass"):
+def test_gradient_of_a_subclass_in_a_subclass():
+    """T-2: the wrapper around it is the input, and not the subclass inside"""
+    x = Pair(pair(2, grad=True), pair(2)).requires_grad_(False)
+    with pytest.raises(UnsupportedError, match=r"differentiates a tensor subclass inside of args\[0\]"):
         compiled(lambda x: x.p * 2)(x)
+    assert not compiled(lambda x: x * 2)(x).requires_grad
 
 
 def test_new_wrapper_around_written_memory():

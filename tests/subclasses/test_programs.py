@@ -582,3 +582,95 @@ def test_inference_tensors(inside):
         with torch.inference_mode(inside):
             found.append([(look(piece, versions=False), piece.is_inference()) for piece in function(x * 1)])
     assert found[0] == found[1]
+
+
+def written_inside(x):
+    x.p.mul_(2)
+    return x.p * 3
+
+
+TAKEN_OUT = {
+    "one": lambda x: x.p * 2,
+    "both": lambda x: x.p * x.p.sin() + x.q,
+    "beside its wrapper": lambda x: (x.p * 2, x * 3),
+    "together": lambda x: x * x.p,
+    "itself": lambda x: x.p,
+    "a view": lambda x: x.p.view(-1),
+    "in a new one": lambda x: Pair(x.p * 2, x.q * 3) * 2,
+    "written": written_inside,
+}
+
+
+@pytest.mark.parametrize("outside", [False, True], ids=["wrapper without grad", "wrapper with grad"])
+@pytest.mark.parametrize("name", TAKEN_OUT)
+def test_gradients_of_inner_tensors(name, outside):
+    """T-2, J-10: a tensor that the program takes out of a subclass has gradients of its own"""
+
+    def run(function):
+        p, q = leaf(3), leaf(3)
+        x = Pair(p * 1, q * 1).requires_grad_(outside)
+        outputs = pytree.tree_leaves(function(x))
+        tracked = [t for t in outputs if t.requires_grad]
+        ends = [p, q, x] if outside else [p, q]
+        ones = [torch.ones_like(t.detach()) for t in tracked]
+        first = torch.autograd.grad(tracked, ends, ones, allow_unused=True, create_graph=True)
+        again = [g for g in first if g is not None and g.requires_grad]
+        ones = [torch.ones_like(g.detach()) for g in again]
+        second = torch.autograd.grad(again, ends, ones, allow_unused=True) if again else ()
+        return [look(t, versions=False) for t in (*outputs, *first, *second)], storages([*outputs, x])
+
+    compiled = foregrad.aot_function(TAKEN_OUT[name], nop)
+    expected = run(TAKEN_OUT[name])
+    assert run(compiled) == expected and run(compiled) == expected
+    assert len(compiled.specializations) == 1
+
+
+def without_grad(p, q):
+    return Pair(p, q).requires_grad_(False)
+
+
+def first_written(x, y):
+    x.p.mul_(2)
+    return y.p * 3
+
+
+def plain_written(x, t):
+    t.mul_(2)
+    return x.p * 3 + t
+
+
+def shared(x, y):
+    return x.p * 2 + y.p
+
+
+SHARED_INSIDE = {
+    "in two": (shared, lambda p, q: [without_grad(p, q), without_grad(p, q * 1)]),
+    "in two, written": (first_written, lambda p, q: [without_grad(p, q), without_grad(p, q)]),
+    "views in two, written": (first_written, lambda p, q: [without_grad(p[:2], q[:2]), without_grad(p[1:], q[1:])]),
+    "beside its wrapper": (lambda x, t: x.p * 2 + t, lambda p, q: [without_grad(p, q), p]),
+    "beside its wrapper, written": (plain_written, lambda p, q: [without_grad(p, q), p]),
+    "a view beside its wrapper, written": (plain_written, lambda p, q: [without_grad(p[:2], q[:2]), p[1:]]),
+    "twice in one": (lambda x: x.p * 2 + x.q, lambda p, q: [without_grad(p, p)]),
+    "one twice": (shared, lambda p, q: [without_grad(p, q)] * 2),
+}
+
+
+@pytest.mark.parametrize("name", SHARED_INSIDE)
+def test_gradients_of_shared_inner_tensors(name):
+    """T-2, B-10, D-5: and also where it lies in several places"""
+    program, make = SHARED_INSIDE[name]
+
+    def run(function):
+        p, q = leaf(3), leaf(3)
+        args = make(p * 1, q * 1)
+        y = function(*args)
+        gradients = torch.autograd.grad(y, [p, q], torch.ones_like(y.detach()), allow_unused=True)
+        return (
+            [look(t, versions=False) for t in (y, *gradients)],
+            [look(x.detach()) for x in args],
+            storages([y, *args]),
+        )
+
+    compiled = foregrad.aot_function(program, nop)
+    expected = run(program)
+    assert run(compiled) == expected and run(compiled) == expected

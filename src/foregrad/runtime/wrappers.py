@@ -35,7 +35,7 @@ def has_wrappers(joint: Joint) -> bool:
 
 def _read(slot: Slot, names: dict[Any, str], writer: Writer) -> str:
     """How an inner tensor is read from the wrapper around it."""
-    if isinstance(slot, Inner):
+    if isinstance(slot, Inner) and slot not in names:
         return f"{_read(slot.of, names, writer)}.{slot.attr}"
     return names.get(slot) or writer.variable(slot)
 

@@ -228,6 +228,12 @@ def leaves_of(value: Any) -> list[Tensor]:
     return [leaf for part in parts if isinstance(part, Tensor) for leaf in leaves_of(part)]
 
 
+def wrappers_in(value: Any) -> list[Tensor]:
+    """The wrappers inside of a wrapper, depth first."""
+    parts = [getattr(value, name) for name in flatten_once(value)[0]]
+    return [inner for part in parts if is_wrapper(part) for inner in (part, *wrappers_in(part))]
+
+
 @dataclass(frozen=True, slots=True)
 class Wrapped:
     """Values, of a graph or of a call, that belong together as one wrapper."""
