@@ -242,10 +242,8 @@ def _facts(recording: Recording, functionalizer: Functionalizer, keep: bool) -> 
     everything = (*recording.memories, *recording.inputs)
     facts = {r.slot: input_facts(functionalizer, r, keep) for r in everything if r.layout is None}
     wrappers = [r for r in everything if r.layout is not None]
-    reshapes = recording.recorder.wrappers.reshapes
     for recorded in wrappers:
-        reshaped = reshapes.get(id(recorded.seen), ())
-        facts[recorded.slot] = wrapper_facts(functionalizer, recorded, facts, reshaped)
+        facts[recorded.slot] = wrapper_facts(functionalizer, recorded, facts, recording.recorder.wrappers)
     refuse_related_wrappers(recording, [facts[recorded.slot] for recorded in wrappers])
     return {r.slot: facts[r.slot] for r in everything} if wrappers else facts
 
