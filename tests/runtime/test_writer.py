@@ -10,7 +10,7 @@ from helpers import grab, plain
 def test_names_are_made_from_words_and_never_twice():
     writer = Writer("a program")
     names = [writer.fresh(hint) for hint in ("x", "x", "args[0]['a b']", "class", "1st", "", "tuple")]
-    assert names == ["x", "x_2", "args_0_a_b", "_class", "_1st", "value", "_tuple"]
+    assert names == ["x", "x_2", "args_0_a_b", "_class", "_1st", "value", "tuple_2"]
 
 
 def test_a_slot_keeps_its_variable():
@@ -24,7 +24,7 @@ def test_an_object_is_bound_once():
     writer, thing = Writer("a program"), object()
     assert writer.bind(thing, "thing") == writer.bind(thing, "another") == "thing"
     assert writer.bind(object(), "thing") == "thing_2" and writer.namespace["thing"] is thing
-    assert writer.bind(tuple, "tuple") == "tuple" and writer.bind((1, 2), "tuple") == "_tuple"
+    assert writer.bind(tuple, "tuple") == "tuple" and writer.bind((1, 2), "tuple") == "tuple_2"
 
 
 def test_blocks_are_indented_and_the_text_runs():

@@ -11,6 +11,8 @@ import contextlib
 import keyword
 import linecache
 import re
+import types
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +28,7 @@ class Writer:
         self._title = title
         self._lines: list[str] = []
         self._indent = 0
-        self._taken: set[str] = set()
+        self._taken: set[str] = set(dir(builtins))  # which the code uses by their names
         self._counts: dict[str, int] = {}
         self._bound: dict[int, str] = {}
         self._reads: dict[int, Any] = {}  # slots of lines that stand only if somebody reads the variable, by line
@@ -54,7 +56,7 @@ class Writer:
     def fresh(self, hint: str) -> str:
         """A name that nothing else has."""
         stem = re.sub(r"\W+", "_", hint).strip("_") or "value"
-        if stem[0].isdigit() or keyword.iskeyword(stem) or hasattr(builtins, stem):
+        if stem[0].isdigit() or keyword.iskeyword(stem):
             stem = f"_{stem}"
         name, n = stem, self._counts.get(stem, 1)
         while name in self._taken:
@@ -80,22 +82,38 @@ class Writer:
 
     def variable(self, slot: Slot) -> str:
         """The variable of a slot, named after it when it is first asked for."""
-        self._unread.discard(slot)
-        if slot not in self.variables:
-            self.variables[slot] = self.fresh(str(slot))
-        return self.variables[slot]
+        if self._unread:
+            self._unread.discard(slot)
+        name = self.variables.get(slot)
+        if name is None:
+            name = self.variables[slot] = self.fresh(str(slot))
+        return name
 
     @property
     def source(self) -> str:
         """The text so far."""
-        lines = [line for i, line in enumerate(self._lines) if self._reads.get(i) not in self._unread]
+        lines = self._lines
+        if self._unread:
+            lines = [line for i, line in enumerate(lines) if self._reads.get(i) not in self._unread]
         return "\n".join([f'"""{self._title}"""', *lines]) + "\n"
 
     def run(self, filename: str) -> None:
         """Execute the text; its functions land in the namespace. Tracebacks show its lines."""
-        source = self.source
+        exec(_compiled(self.source, filename), self.namespace)
+
+
+_codes: OrderedDict[str, types.CodeType] = OrderedDict()  # by text: a program that is captured again has the same
+_MOST_CODES = 256
+
+
+def _compiled(source: str, filename: str) -> types.CodeType:
+    code = _codes.get(source)
+    if code is None:
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-        exec(compile(source, filename, "exec"), self.namespace)
+        code = _codes[source] = compile(source, filename, "exec")
+        if len(_codes) > _MOST_CODES:
+            _codes.popitem(last=False)
+    return code
 
 
 def tuple_of(names: list[str]) -> str:
