@@ -71,6 +71,8 @@ class Writer:
         if getattr(builtins, hint, None) is value:
             return hint
         name = self._bound.get(id(value))
+        if name is None and getattr(builtins, hint, None) is value:
+            return hint
         if name is None:
             name = self._bound[id(value)] = self.fresh(hint)
             self.namespace[name] = value
