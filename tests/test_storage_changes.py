@@ -392,3 +392,17 @@ def test_out_takes_the_shape_of_the_result(shape):
     check_core(lambda x, out: (torch.mm(x + 0, x + 1, out=out), out.add_(1), x * 1)[2], x, torch.zeros(shape))
     check_core(lambda x, out: torch.cat([x, x], 1, out=out).t(), x, torch.zeros(shape).unsqueeze(0)[0])
     check_core(lambda x, w: (torch.mul(x, 2, out=(t := x.new_zeros(shape))), t * w)[1], x, leaf(2, 2))
+
+
+def test_views_of_an_input_that_moves_unnoticed_are_not_taken_again_in_backward():
+    """P-5: the product saves a view of y, which stays where it was."""
+
+    def program(x, y):
+        product = torch.einsum("i...,j...->ij", y, x)
+        y.data = x.detach().clone()
+        return product
+
+    def over_min_cut(fn):
+        return foregrad.aot_function(fn, nop, partition_fn=foregrad.min_cut_rematerialization_partition)
+
+    foregrad.check(program, leaf(3), plain(3, 3), compile=over_min_cut)

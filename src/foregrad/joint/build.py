@@ -286,8 +286,12 @@ def _in_wrapper(recorded: RecordedInput, kept: dict[Primal, Node]) -> Wrapped:
 
 
 def _is_overwritten(facts: InputFacts) -> bool:
-    """Whether the caller's tensor changes once the graph has run: by itself, or through the wrapper around it."""
-    return facts.written or (isinstance(facts.recorded.slot, Inner) and facts.data_changed)
+    """Whether the caller's tensor changes once the graph has run: by itself, or through the wrapper around it.
+
+    `x.data = y` counts too: autograd does not notice it, and what was computed from `x` before must not be again.
+    """
+    through_wrapper = isinstance(facts.recorded.slot, Inner) and facts.data_changed
+    return facts.written or facts.moved_uncounted or through_wrapper
 
 
 def _is_written_view(facts: InputFacts, recording: Recording) -> bool:
