@@ -13,23 +13,31 @@ from torch import Tensor, fx, nn
 from .._torch import pytree
 from ..errors import ExportError, WeightsError
 from ..frontend.capturing import Capture
-from ..slots import Buffer
+from ..slots import Buffer, Param
+from ..subclasses.layout import is_wrapper
 from .checks import check_call
 from .classify import classify
 from .signature import GraphSignature
 from .specs import ExportGraphSignature, InputKind, OutputKind
+from .wrappers import Wrappers, plain_state, plain_weights, refuse_wrappers
 
 
 def state_of_module(module: nn.Module, capture: Capture) -> tuple[dict[str, Tensor], frozenset[str]]:
     """Parameters and buffers by name, and which buffers a state dict leaves out."""
-    state = {slot.path: place.owner[place.key] for slot, place in capture.state}  # type: ignore[union-attr]
-    hidden = frozenset(
+    hidden = {
         f"{prefix}.{key}" if prefix else key
         for prefix, child in module.named_modules(remove_duplicate=False)
         for key in child._non_persistent_buffers_set
-    )
-    buffers = {slot.path for slot, _ in capture.state if isinstance(slot, Buffer)}
-    return state, hidden & buffers
+    }
+    state: dict[str, Tensor] = {}
+    non_persistent: set[str] = set()
+    for slot, place in capture.state:
+        assert isinstance(slot, (Param, Buffer))
+        plain = dict(plain_state(slot, place.owner[place.key]))
+        state |= plain
+        if isinstance(slot, Buffer) and slot.path in hidden:
+            non_persistent |= plain.keys()
+    return state, frozenset(non_persistent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +54,7 @@ class Exported:
     non_persistent: frozenset[str] = frozenset()
     example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     ranges: dict[Any, Any] = field(default_factory=dict)  # of symbolic sizes
+    wrappers: Wrappers | None = None  # how arguments and results are put together; not known of loaded programs
 
     @property
     def specs(self) -> ExportGraphSignature:
@@ -64,6 +73,10 @@ class Exported:
     # ------------------------------------------------------------------------------------------- running
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         specs = self._specs
+        kwargs = _in_order(kwargs, self.signature.in_spec)
+        together = self._takes_wrappers(args, kwargs)
+        if together is not None:
+            args, kwargs = together.take_apart(args, kwargs)
         flat = self._flat_arguments(args, kwargs)
         check_call(self._user_inputs, flat, self.ranges)
         users = iter(flat)
@@ -89,12 +102,23 @@ class Exported:
         with torch.no_grad():
             for target, value in writes:
                 target.copy_(value)
-        result = pytree.tree_unflatten(results[: self.signature.out_spec.num_leaves], self.signature.out_spec)
+        results = results[: self.signature.out_spec.num_leaves]
+        if together is not None:
+            result = together.put_together(results)
+        else:
+            result = pytree.tree_unflatten(results, self.signature.out_spec)
         return result if self.signature.backward_signature is None else (result, gradients)
+
+    def _takes_wrappers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Wrappers | None:
+        """How to put tensors together, unless the call is one with the tensors inside of wrappers."""
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if is_wrapper(leaf)]
+        if self.wrappers is None:
+            refuse_wrappers(given)
+            return None
+        return self.wrappers if given or not any(self.wrappers.arguments) else None
 
     def _flat_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         count = len(self.signature.parameters) + len(self.signature.buffers)
-        kwargs = _in_order(kwargs, self.signature.in_spec)
         leaves, spec = pytree.tree_flatten(((*[0] * count, *args), kwargs))
         if spec != self.signature.in_spec:
             raise ExportError("the program is called with another structure of arguments than it was exported with.")
@@ -123,6 +147,7 @@ class Exported:
     def load_state_dict(self, weights: Mapping[str, Tensor]) -> None:
         """Put other weights in; nothing is changed unless all of them fit."""
         wanted = self.state_dict
+        weights = {path: part for name, tensor in weights.items() for path, part in plain_weights(name, tensor)}
         missing, unknown = wanted.keys() - weights.keys(), weights.keys() - wanted.keys()
         if missing or unknown:
             raise WeightsError(
