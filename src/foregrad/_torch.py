@@ -785,6 +785,20 @@ def conditions_beside_ranges(shape_env: ShapeEnv) -> list[Any]:
     return [c for c in conditions if not bool(bound_sympy(c, shape_env.var_to_range) == ValueRanges.wrap(True))]
 
 
+def dispatch_with_symbols(mode: FakeTensorMode) -> Callable[..., Any]:
+    """What a fake mode does for an operator, with torch's Python kernels in front of those in C++.
+
+    Some of the latter (padding) read sizes as numbers, which would fix a symbolic size to that of the example.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
+
+    def dispatch(op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with enable_python_dispatcher():
+            return mode.dispatch(op, types, args, kwargs)
+
+    return dispatch
+
+
 # The operator behind torch.no_grad and torch.enable_grad: function modes see it, and graphs above autograd hold it.
 SET_GRAD_ENABLED: Any = torch._C._set_grad_enabled
 

@@ -27,6 +27,7 @@ from ..joint.effects import Assigned
 from ..joint.graph import Part, to_fx
 from ..joint.ir import Node, get_constant, name_nodes, nodes_in
 from ..ops import Kind, aten, op_info
+from ..record.above_autograd import AboveAutograd
 from ..slots import Buffer, Inner, Input, Output, Param, Token, Updated
 from ..subclasses.layout import Layout, Wrapped, leaves_of, spread
 from .refusals import refuse_unnamed_gradient, refuse_what_is_lost, refuse_written_shape
@@ -135,7 +136,9 @@ class _Lowering:
         for slot, _ in capture.state:
             prefix = "p" if isinstance(slot, Param) else "b"
             for place, item in plain_slots(self._recorded[slot]):
-                self.state[place] = self._placeholder(by_slot.get(place), place, f"{prefix}_{path_of(place)}", item.seen)
+                self.state[place] = self._placeholder(
+                    by_slot.get(place), place, f"{prefix}_{path_of(place)}", item.seen
+                )
         for slot, name in _input_names(function, [s for s in self._recorded if isinstance(s, Input)]):
             for place, item in plain_slots(self._recorded[slot]):
                 wanted = name + path_of(place).removeprefix(slot.path)
@@ -197,8 +200,11 @@ class _Lowering:
             self._add_seed_of_wrapper(tangents)
         elif loss is not None and id(loss) in self._new:  # it is an input
             self._add_seed(tangents, loss)
+        # Above autograd, composite operators choose their kernels, and so their strides, when the graph is run.
+        above = isinstance(joint.recording.recorder, AboveAutograd)
         for node in joint.part.nodes:
-            new = Node(node.op, self._value(node.args), {k: self._value(v) for k, v in node.kwargs.items()}, node.value)
+            op = aten.reshape.default if above and node.op is aten.view.default else node.op
+            new = Node(op, self._value(node.args), {k: self._value(v) for k, v in node.kwargs.items()}, node.value)
             new.name, new.meta, new.backward, new.impure = node.name, node.meta, node.backward, node.impure
             new.stack, new.autograd_node = node.stack, node.autograd_node
             self._new[id(node)] = new
@@ -255,7 +261,7 @@ class _Lowering:
 
     def _copy_what_is_overwritten(self, outputs: _Outputs) -> None:
         """What the graph returns must not lie in an input that the runner then gives another value."""
-        written = {id(self.state.get(slot) or self.inputs.get(slot)) for slot, _ in outputs.updates}  # type: ignore[arg-type]
+        written = {id(self.state.get(slot) or self.inputs.get(slot)) for slot, _ in outputs.updates}
 
         def safe(value: Any) -> Any:
             overwritten = isinstance(value, Node) and id(_memory_of(value)) in written
@@ -372,7 +378,6 @@ class _Lowering:
             random_inputs={node.name: role for role, node in self.random.items()},
             random_outputs={node.name: role for role, node in outputs.offsets},
         )
-
 
     def _ties(self) -> dict[str, str]:
         """Further names of tensors of the state, and their first names."""

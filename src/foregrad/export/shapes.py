@@ -22,6 +22,7 @@ from .._torch import (
     symbol_range,
 )
 from ..errors import ExportError
+from ..subclasses.layout import is_wrapper
 
 
 @dataclass
@@ -187,6 +188,10 @@ def _replaced(value: Any, spec: Any, where: str, symbols: Symbols) -> Any:
 
 
 def _symbolic_tensor(tensor: Tensor, spec: Any, where: str, symbols: Symbols) -> Tensor:
+    if is_wrapper(tensor):
+        raise ExportError(
+            f"{where} is a {type(tensor).__name__}: the sizes of a tensor subclass cannot be symbols here."
+        )
     dims = dict(enumerate(spec)) if isinstance(spec, (list, tuple)) else spec
     if not isinstance(dims, Mapping) or not all(isinstance(d, int) and 0 <= d < tensor.dim() for d in dims):
         raise ExportError(f"dynamic_shapes does not fit {where}, a tensor of {tensor.dim()} dimensions: {spec!r}.")

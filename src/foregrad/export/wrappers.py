@@ -1,8 +1,8 @@
 """Wrapper subclasses in export: a graph takes and gives the plain tensors in them, named by the way of attributes.
 
-A parameter `weight` that holds tensors `a` and `b` is two parameters, `weight.a` and `weight.b`. Where the signature has
-trees, of arguments and of the result, a dict of attributes stands in the place of a wrapper: this is what a file can
-hold. A program that is still in the process in which it was exported takes and gives the wrappers themselves, too.
+A parameter `weight` that holds tensors `a` and `b` is two parameters, `weight.a` and `weight.b`. In the trees of the
+signature, of arguments and of the result, a dict of attributes stands in the place of a wrapper: this is what a file
+can hold. A program that is still in the process in which it was exported takes and gives the wrappers themselves, too.
 """
 
 from __future__ import annotations
@@ -151,7 +151,9 @@ class Wrappers:
         if layout is None:
             return leaf
         if not is_wrapper(leaf) or not is_alike(layout, layout_of(leaf)):
-            found = type(leaf).__name__ if not is_wrapper(leaf) else f"{type(leaf).__name__} with other parts or context"
+            found = (
+                type(leaf).__name__ if not is_wrapper(leaf) else f"{type(leaf).__name__} with other parts or context"
+            )
             raise ExportError(f"the program was exported for a {layout.kind.__name__}, and called with a {found}.")
         return in_parts(layout, leaves_of(leaf))
 
@@ -159,8 +161,7 @@ class Wrappers:
         """Flat results of the graph as the module's own result."""
         rest = iter(values)
         parts = [
-            next(rest) if layout is None else layout.build(list(islice(rest, layout.leaves)))
-            for layout in self.results
+            next(rest) if layout is None else layout.build(list(islice(rest, layout.leaves))) for layout in self.results
         ]
         return pytree.tree_unflatten(parts, self.out_spec)
 
