@@ -3,10 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import foregrad
 from export.models import build
-from foregrad import ForegradError
 from foregrad.errors import ExportError, ExportFileError, WeightsError
 from foregrad.export import OutputKind, export, load, save
 
@@ -85,7 +85,22 @@ def test_the_table():
         assert row in table
     assert any(line.startswith("def forward(self, p_w, b_n") for line in lines)
     model, args = build("gpt")
-    assert "parameter head.weight, the same as tokens.weight" in str(export(model, args))
+    (tied,) = [line for line in str(export(model, args)).splitlines() if "parameter head.weight" in line]
+    assert tied.split(maxsplit=4)[-1] == "float64 (17, 16), the same as tokens.weight"
+
+
+def test_the_table_of_a_large_program_is_not_endless():
+    """Rows of one kind and lines of code are cut, and all of it can be had."""
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(200)), nn.Flatten(0), nn.Linear(6, 1), nn.Flatten(0))
+    program = export(model, (torch.ones(2, 3),), loss=0)
+    text, whole = str(program), program.show(whole=True)
+    lines = text.splitlines()
+    assert len(lines) < 500 < 2000 < len(whole.splitlines()) and max(map(len, lines)) < 420
+    assert lines[0].endswith("402 parameters of 2,407 elements") and sum("... 382 more" in line for line in lines) == 2
+    assert "parameter 0.weight" in text and "gradient of parameter 201.bias" in text and "return (" in text
+    rows = [line for line in lines[1:] if line.startswith(("  input", "  output"))]
+    assert len({line.index("float32") for line in rows}) == 1
+    assert all(f"parameter {n}.weight" in whole for n in range(200))
 
 
 @pytest.mark.parametrize("loss", [None, 0])
@@ -259,11 +274,60 @@ def test_random_numbers_by_seed():
         program = export(nn.Dropout(0.5), (torch.ones(64),))
     module = program.to_exported_program().module()
     first, offsets = module(torch.ones(64), fwd_seed=torch.tensor(3), fwd_base_offset=torch.tensor(0))
-    again, _ = module(torch.ones(64), fwd_seed=torch.tensor(3), fwd_base_offset=torch.tensor(0))
+    again, _ = program(torch.ones(64), fwd_seed=torch.tensor(3), fwd_base_offset=0)
     other, _ = module(torch.ones(64), fwd_seed=torch.tensor(4), fwd_base_offset=torch.tensor(0))
     assert torch.equal(first, again) and not torch.equal(first, other) and offsets["fwd_offset"] > 0
-    with pytest.raises(ForegradError, match="seed"):
-        program(torch.ones(64))
+    with pytest.raises(ExportError, match=r"pass fwd_base_offset=torch\.tensor"):
+        program(torch.ones(64), fwd_seed=torch.tensor(3))
+
+
+class Noise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * torch.rand_like(g)
+
+
+def draw_in_forward(m, x):
+    return (nn.functional.dropout(x * m.w, 0.5) + torch.rand_like(x)).square().sum()
+
+
+def draw_in_checkpoint(m, x):
+    return checkpoint(lambda h: nn.functional.dropout(h.sin(), 0.5), x * m.w, use_reentrant=False).square().sum()
+
+
+def draw_in_backward(m, x):
+    return Noise.apply(nn.functional.dropout(x * m.w, 0.5)).sum()
+
+
+@pytest.mark.parametrize("body", [draw_in_forward, draw_in_checkpoint, draw_in_backward])
+def test_a_training_step_with_functional_random_numbers(body, tmp_path):
+    """X-7, R-2: runs are equal before and after a file, and the gradient is that of the draws of the forward."""
+    x = torch.rand(32, 2)
+    with foregrad.config.patch(functionalize_rng_ops=True):
+        program = export(Apply(body), (x,), loss=0)
+    roles = ["fwd_seed", "fwd_base_offset", *(["bwd_seed", "bwd_base_offset"] if body is draw_in_backward else [])]
+    assert list(program.signature.random_inputs.values()) == roles
+    program.save(tmp_path / "p.pt2")
+    state = {role: torch.tensor(9 if "seed" in role else 16) for role in roles}
+    loss, offsets, gradients = program(x, **state)
+    assert offsets["fwd_offset"] > 16 and offsets.keys() == set(program.signature.random_outputs.values())
+    for other in (program, load(tmp_path / "p.pt2"), torch.export.load(tmp_path / "p.pt2").module()):
+        again = other(x, **state)
+        assert torch.equal(again[0], loss) and torch.equal(again[2]["w"], gradients["w"])
+        assert {k: int(v) for k, v in again[1].items()} == {k: int(v) for k, v in offsets.items()}
+    with torch.no_grad():  # a difference of losses, with the draws held fixed
+        program.state["w"][0] += 1e-2
+        up = program(x, **state)[0]
+        program.state["w"][0] -= 2e-2
+        slope = (up - program(x, **state)[0]) / 2e-2
+    if body is not draw_in_backward:
+        assert torch.allclose(slope, gradients["w"][0], rtol=2e-2)
+    else:
+        assert 0 < gradients["w"][0] < slope  # a part of it, drawn
 
 
 class Write(torch.autograd.Function):

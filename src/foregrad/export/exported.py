@@ -45,7 +45,8 @@ class Exported:
     """A program as one graph without side effects, with everything that is needed to run it.
 
     Calling it runs it on its state as the module would have run: new values of buffers are kept. A training step
-    returns its result and the gradients by name; those of user inputs have the names of their nodes.
+    returns its result and the gradients by name; those of user inputs have the names of their nodes. A program with
+    functional random numbers takes seeds and offsets by keyword, and returns the new offsets right behind its result.
     """
 
     graph_module: fx.GraphModule
@@ -73,6 +74,7 @@ class Exported:
     # ------------------------------------------------------------------------------------------- running
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         specs = self._specs
+        kwargs, random = self._without_random(kwargs)
         kwargs = _in_order(kwargs, self.signature.in_spec)
         together = self._takes_wrappers(args, kwargs)
         if together is not None:
@@ -80,7 +82,9 @@ class Exported:
         flat = self._flat_arguments(args, kwargs)
         check_call(self._user_inputs, flat, self.ranges)
         users = iter(flat)
-        values = [self._input(spec, users) for spec in specs.input_specs]
+        values = [
+            random[spec.arg.name] if spec.arg.name in random else self._input(spec, users) for spec in specs.input_specs
+        ]
         with torch.no_grad():
             outputs = self.graph_module(*values)
         by_node = dict(zip((spec.arg.name for spec in specs.input_specs), values, strict=True))
@@ -102,12 +106,16 @@ class Exported:
         with torch.no_grad():
             for target, value in writes:
                 target.copy_(value)
-        results = results[: self.signature.out_spec.num_leaves]
+        count = self.signature.out_spec.num_leaves
+        offsets = dict(zip(self.signature.random_outputs.values(), results[count:], strict=True))
+        results = results[:count]
         if together is not None:
             result = together.put_together(results)
         else:
             result = pytree.tree_unflatten(results, self.signature.out_spec)
-        return result if self.signature.backward_signature is None else (result, gradients)
+        more: list[dict[str, Tensor]] = [offsets] if offsets else []
+        more += [gradients] if self.signature.backward_signature is not None else []
+        return (result, *more) if more else result
 
     def _takes_wrappers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Wrappers | None:
         """How to put tensors together, unless the call is one with the tensors inside of wrappers."""
@@ -117,15 +125,23 @@ class Exported:
             return None
         return self.wrappers if given or not any(self.wrappers.arguments) else None
 
+    def _without_random(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Keyword arguments, and by node the seeds and offsets among them."""
+        wanted = self.signature.random_inputs
+        missing = [role for role in wanted.values() if role not in kwargs]
+        if missing:
+            raise ExportError(
+                f"the program takes the seed and the offset of its random numbers as arguments: pass "
+                f"{', '.join(f'{role}=torch.tensor(...)' for role in missing)}."
+            )
+        rest = {key: value for key, value in kwargs.items() if key not in wanted.values()} if wanted else kwargs
+        return rest, {node: torch.as_tensor(kwargs[role]) for node, role in wanted.items()}
+
     def _flat_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         count = len(self.signature.parameters) + len(self.signature.buffers)
         leaves, spec = pytree.tree_flatten(((*[0] * count, *args), kwargs))
         if spec != self.signature.in_spec:
             raise ExportError("the program is called with another structure of arguments than it was exported with.")
-        if self.signature.random_inputs:
-            raise ExportError(
-                "the graph takes its random numbers' seed and offset as inputs: run graph_module, and pass them."
-            )
         return leaves[count:]
 
     def _input(self, spec: Any, users: Iterator[Any]) -> Any:
@@ -171,9 +187,13 @@ class Exported:
 
     # ------------------------------------------------------------------------------------ printing, leaving
     def __str__(self) -> str:
+        return self.show()
+
+    def show(self, whole: bool = False) -> str:
+        """A table of inputs and outputs, then the graph. Of a large program only the beginnings, if not `whole`."""
         from .show import show
 
-        return show(self)
+        return show(self, whole)
 
     def to_exported_program(self) -> Any:
         """The same as a `torch.export.ExportedProgram`. A training step returns (result, gradients by name)."""

@@ -143,8 +143,10 @@ class _Lowering:
             for place, item in plain_slots(self._recorded[slot]):
                 wanted = name + path_of(place).removeprefix(slot.path)
                 self.inputs[place] = self._placeholder(by_slot.get(place), place, wanted, item.seen)
-        for node in joint.random.placeholders:
-            self.random[str(node.slot)] = self._placeholder(node, node.slot, str(node.slot), None)
+        for side in (joint.random.forward, joint.random.backward):
+            if side is not None and (side.draws or side is joint.random.forward):
+                for node in (side.seed, side.base):
+                    self.random[str(node.slot)] = self._placeholder(node, node.slot, str(node.slot), None)
         for hidden in capture.hidden:
             reals = leaves_of(joint.recording.real_tensors[hidden])
             for (place, _), real in zip(plain_slots(self._recorded[hidden]), reals, strict=True):
