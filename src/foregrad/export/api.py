@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from .._torch import FakeTensor, garbage_collection_paused
+from .._torch import FakeTensor, garbage_collection_paused, python_kernels_first
 from ..errors import ExportError, GraphOutputError
 from ..frontend.capturing import Capture, capture_call
 from ..frontend.tree import Flat, Items, flatten, unflatten
@@ -66,7 +66,8 @@ def export(
     if dynamic_shapes is not None:
         args, kwargs, symbols = with_symbolic_sizes(mod, args, kwargs, dynamic_shapes)
     wanted = Loss(loss) if loss is not None else False
-    capture = capture_for_export(mod, args, kwargs, wanted, decompositions, pre_dispatch)
+    with contextlib.nullcontext() if symbols is None else python_kernels_first():
+        capture = capture_for_export(mod, args, kwargs, wanted, decompositions, pre_dispatch)
     graph, signature = _graph_of(capture, mod, loss)
     ranges = ranges_of_fakes((args, kwargs)) if symbols is None else symbols.ranges()
     state, non_persistent = state_of_module(mod, capture)

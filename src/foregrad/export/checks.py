@@ -27,7 +27,8 @@ def check_call(nodes: Sequence[fx.Node], values: Sequence[Any], ranges: dict[Any
         if expression.is_symbol and expression not in symbols:
             symbols[expression] = actual
             if expression in ranges and actual not in ranges[expression]:
-                raise ExportError(f"{place} is {actual}, which is outside of {ranges[expression]}.")
+                bounds = ranges[expression]
+                raise ExportError(f"{place} is {actual}, which is outside of {bounds.lower} to {bounds.upper}.")
     for place, size, actual in pending:
         wanted = expression_of(size).subs(symbols)
         if wanted != actual:

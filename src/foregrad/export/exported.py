@@ -75,7 +75,7 @@ class Exported:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         specs = self._specs
         kwargs, random = self._without_random(kwargs)
-        kwargs = _in_order(kwargs, self.signature.in_spec)
+        args, kwargs = self._in_order(args, kwargs)
         together = self._takes_wrappers(args, kwargs)
         if together is not None:
             args, kwargs = together.take_apart(args, kwargs)
@@ -116,6 +116,12 @@ class Exported:
         more: list[dict[str, Tensor]] = [offsets] if offsets else []
         more += [gradients] if self.signature.backward_signature is not None else []
         return (result, *more) if more else result
+
+    def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Keys of dicts, and keyword arguments, in the order in which the program was exported with them."""
+        state = (0,) * (len(self.signature.parameters) + len(self.signature.buffers))
+        together, kwargs = _ordered(((*state, *args), kwargs), self.signature.in_spec)
+        return together[len(state) :], kwargs
 
     def _takes_wrappers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Wrappers | None:
         """How to put tensors together, unless the call is one with the tensors inside of wrappers."""
@@ -208,7 +214,11 @@ class Exported:
         save(self, path)
 
 
-def _in_order(kwargs: dict[str, Any], in_spec: Any) -> dict[str, Any]:
-    """Keyword arguments in the order in which the program was exported with them."""
-    order = in_spec.child(1).context if hasattr(in_spec, "child") else in_spec.children_specs[1].context
-    return {key: kwargs[key] for key in order if key in kwargs} | kwargs
+def _ordered(value: Any, spec: Any) -> Any:
+    """A nested value whose dicts have their keys in the order of a tree, where they have the same keys."""
+    parts = [spec.child(i) for i in range(spec.num_children)] if hasattr(spec, "child") else spec.children_specs
+    if spec.type is dict and type(value) is dict and value.keys() == set(spec.context):
+        return {key: _ordered(value[key], part) for key, part in zip(spec.context, parts, strict=True)}
+    if spec.type in (list, tuple) and type(value) is spec.type and len(value) == len(parts):
+        return spec.type([_ordered(item, part) for item, part in zip(value, parts, strict=True)])
+    return value

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .._torch import pytree
 from ..errors import ExportError, ExportFileError
+from .arguments import ConstantArgument
 from .exported import Exported
 from .program import graph_of, to_exported_program
 from .signature import BackwardSignature, GraphSignature
@@ -34,6 +35,9 @@ def save(exported: Exported, path: str | os.PathLike[str]) -> None:
     True
     """
     program = to_exported_program(exported)
+    for spec in exported.specs.output_specs:
+        if isinstance(spec.arg, ConstantArgument) and isinstance(spec.arg.value, str):
+            raise ExportError(f"torch.export cannot load a program that returns text, {spec.arg.value!r}: leave it out.")
     beside = {_NAME: _to_json(exported)}
     stored = io.BytesIO()
     try:
