@@ -1,5 +1,8 @@
 """An `Exported`: running, printing, converting, files."""
 
+import json
+import random
+
 import pytest
 import torch
 from torch import nn
@@ -176,10 +179,76 @@ def test_a_signature_that_does_not_fit_its_program(tmp_path):
             load(tmp_path / "p.pt2")
 
 
+def test_damaged_files(tmp_path):
+    """A file that does not load is an ExportFileError, wherever it was cut or changed."""
+    whole, damaged = tmp_path / "whole.pt2", tmp_path / "damaged.pt2"
+    exported(loss=0).save(whole)
+    data, draw = whole.read_bytes(), random.Random(0)
+    refused = 0
+    for i in range(40):
+        bytes_now = bytearray(data[: draw.randrange(len(data))] if i % 2 else data)
+        for _ in range(0 if i % 2 else 20):
+            bytes_now[draw.randrange(len(data))] = draw.randrange(256)
+        damaged.write_bytes(bytes_now)
+        try:
+            load(damaged)
+        except ExportFileError:
+            refused += 1
+    assert refused > 30
+    damaged.write_bytes(b"")
+    for path in (damaged, tmp_path):
+        with pytest.raises(ExportFileError):
+            load(path)
+
+
+def _renamed(names):
+    return {f"other_{key}": value for key, value in names.items()}
+
+
+def _swapped(names):
+    return dict(zip(names, reversed(names.values()), strict=True))
+
+
+CHANGES = {
+    "no object": lambda stored: [],
+    "a parameter": lambda stored: stored["signature"]["parameters"].__setitem__(0, "other"),
+    "an input": lambda s: s["signature"].update(inputs_to_parameters=_renamed(s["signature"]["inputs_to_parameters"])),
+    "buffers": lambda s: s["signature"].update(inputs_to_buffers=_swapped(s["signature"]["inputs_to_buffers"])),
+    "a user input": lambda s: s["signature"]["user_inputs"].__setitem__(0, "other"),
+    "a result": lambda s: s["signature"]["user_outputs"].__setitem__(1, "other"),
+    "the loss": lambda s: s["signature"]["backward_signature"].update(loss_output="other"),
+    "gradients": lambda s: s["signature"]["backward_signature"].update(gradients_to_parameters={}),
+    "a tie": lambda s: s["signature"]["ties"].update(n="w"),
+    "an unknown tie": lambda s: s["signature"]["ties"].update(n="other"),
+    "a tree": lambda s: s.update(out_spec=s["in_spec"]),
+    "no tree": lambda s: s.update(in_spec="[1, {}]"),
+    "a field": lambda s: s["signature"].update(other=1),
+    "a type": lambda s: s["signature"].update(parameters=1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_signatures_that_say_otherwise_than_the_program(change, tmp_path):
+    """G-1, G-7: both signatures in a file must agree."""
+    path, name = tmp_path / "p.pt2", "foregrad_signature.json"
+    program = exported(loss=0)
+    program.save(path)
+    beside = {name: ""}
+    torch.export.load(path, extra_files=beside)
+    stored = json.loads(beside[name])
+    replaced = CHANGES[change](stored)
+    text = json.dumps(replaced if replaced == [] else stored)
+    torch.export.save(program.to_exported_program(), path, extra_files={name: text})
+    with pytest.raises(ExportFileError, match="does not fit its program"):
+        load(path)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"w": torch.ones(3)}, "shape"),
+        ({"w": torch.ones(2, device="meta")}, "cannot be taken from the weights"),
+        ({"w": torch.ones(2).to_sparse()}, "w"),
         ({"w": torch.ones(2, dtype=torch.float64)}, "dtype"),
         ({"w": 3}, "must be a tensor"),
         ({"other": torch.ones(2)}, "unknown"),
@@ -197,6 +266,8 @@ def test_weights_that_do_not_fit_change_nothing(change, words, tmp_path):
     assert program.state["n"].tolist() == [0, 0] and program.state["w"].tolist() == [2, 3]
     with pytest.raises(WeightsError, match="missing"):
         program.load_state_dict({"n": torch.ones(2)})
+    with pytest.raises(WeightsError, match="dict of tensors"):
+        program.load_state_dict([torch.ones(2)])
 
 
 def test_weights_that_fit(tmp_path):

@@ -15,7 +15,7 @@ from ..errors import ExportError, WeightsError
 from ..frontend.capturing import Capture
 from ..slots import Buffer, Param
 from ..subclasses.layout import is_wrapper
-from .checks import check_call
+from .checks import checked_call
 from .classify import classify
 from .signature import GraphSignature
 from .specs import ExportGraphSignature, InputKind, OutputKind
@@ -80,14 +80,13 @@ class Exported:
         if together is not None:
             args, kwargs = together.take_apart(args, kwargs)
         flat = self._flat_arguments(args, kwargs)
-        check_call(self._user_inputs, flat, self.ranges)
-        users = iter(flat)
+        users = iter(checked_call(self._user_inputs, flat, self.ranges))
         values = [
             random[spec.arg.name] if spec.arg.name in random else self._input(spec, users) for spec in specs.input_specs
         ]
         with torch.no_grad():
             outputs = self.graph_module(*values)
-        by_node = dict(zip((spec.arg.name for spec in specs.input_specs), values, strict=True))
+        by_node = dict(zip(self.signature.user_inputs, flat, strict=True))
         results: list[Any] = []
         gradients: dict[str, Tensor] = {}
         writes: list[tuple[Tensor, Tensor]] = []
@@ -105,7 +104,7 @@ class Exported:
                     pass
         with torch.no_grad():
             for target, value in writes:
-                target.copy_(value)
+                target.detach().copy_(value)
         count = self.signature.out_spec.num_leaves
         offsets = dict(zip(self.signature.random_outputs.values(), results[count:], strict=True))
         results = results[:count]
@@ -169,6 +168,8 @@ class Exported:
     def load_state_dict(self, weights: Mapping[str, Tensor]) -> None:
         """Put other weights in; nothing is changed unless all of them fit."""
         wanted = self.state_dict
+        if not isinstance(weights, Mapping):
+            raise WeightsError(f"weights are a dict of tensors by name, not a {type(weights).__name__}.")
         weights = {path: part for name, tensor in weights.items() for path, part in plain_weights(name, tensor)}
         missing, unknown = wanted.keys() - weights.keys(), weights.keys() - wanted.keys()
         if missing or unknown:
@@ -188,8 +189,9 @@ class Exported:
             if name in wanted and not torch.equal(weights[name], weights[first]):
                 raise WeightsError(f"{name} and {first} are one tensor in the exported program and differ here.")
         with torch.no_grad():
+            copies = {name: _copied(weights[name], tensor, name) for name, tensor in wanted.items()}
             for name, tensor in wanted.items():
-                tensor.copy_(weights[name])
+                tensor.copy_(copies[name])
 
     # ------------------------------------------------------------------------------------ printing, leaving
     def __str__(self) -> str:
@@ -212,6 +214,16 @@ class Exported:
         from .files import save
 
         save(self, path)
+
+
+def _copied(weight: Tensor, like: Tensor, name: str) -> Tensor:
+    """A weight where the old one lies: what cannot be copied is found out before anything is changed."""
+    try:
+        if weight.is_meta:
+            raise RuntimeError("it has no data")
+        return torch.empty_like(like).copy_(weight)
+    except (RuntimeError, NotImplementedError) as error:
+        raise WeightsError(f"{name} cannot be taken from the weights: {error}") from error
 
 
 def _ordered(value: Any, spec: Any) -> Any:

@@ -121,7 +121,10 @@ class _Lowering:
         self.random: dict[str, Node] = {}
         # Gradients are told apart by names of parameters and of input nodes: no input is called like a parameter.
         self._taken = {node.name for node in joint.part.nodes} | {str(place.path) for _, place in capture.state}
+        self._above = isinstance(joint.recording.recorder, AboveAutograd)
         self._add_placeholders(function)
+        if self._above:
+            self._keep_old_values()
         self._copy_nodes()
         self.outputs = self._collect()
         self._keep_live()
@@ -154,6 +157,13 @@ class _Lowering:
                     self._new[id(by_slot[place])] = self._constant(real.detach(), by_slot[place].value)
         for head in _last(heads, len(joint.signature.backward_tokens)):
             self._new[id(head)] = self._token_of_backward(head)
+
+    def _keep_old_values(self) -> None:
+        """The graph will be differentiated, after its runner has given written inputs their new values."""
+        by_slot = {node.slot: node for node in self._joint.part.placeholders}
+        for slot in self._new_values():
+            if slot in by_slot:
+                self._new[id(by_slot[slot])] = self._call(aten.clone.default, (self.state | self.inputs)[slot])
 
     def _token_of_backward(self, head: Node) -> Any:
         """The backward goes on where the forward's effects of the same kind ended, or takes a token of its own."""
@@ -202,10 +212,9 @@ class _Lowering:
             self._add_seed_of_wrapper(tangents)
         elif loss is not None and id(loss) in self._new:  # it is an input
             self._add_seed(tangents, loss)
-        # Above autograd, composite operators choose their kernels, and so their strides, when the graph is run.
-        above = isinstance(joint.recording.recorder, AboveAutograd)
         for node in joint.part.nodes:
-            op = aten.reshape.default if above and node.op is aten.view.default else node.op
+            # Above autograd, composite operators choose their kernels, and so their strides, when the graph is run.
+            op = aten.reshape.default if self._above and node.op is aten.view.default else node.op
             new = Node(op, self._value(node.args), {k: self._value(v) for k, v in node.kwargs.items()}, node.value)
             new.name, new.meta, new.backward, new.impure = node.name, node.meta, node.backward, node.impure
             new.stack, new.autograd_node = node.stack, node.autograd_node

@@ -39,8 +39,16 @@ class AboveAutograd(Recorder):
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Run the program here."""
-        with GradSwitches(self), custom_functions_refused(self._refuse_function), autograd_left_out():
-            yield
+        try:
+            with GradSwitches(self), custom_functions_refused(self._refuse_function), autograd_left_out():
+                yield
+        except RuntimeError as error:
+            if "does not require grad and does not have a grad_fn" not in str(error):
+                raise
+            raise UnsupportedError(
+                "the program differentiates something by itself (torch.autograd.grad, backward()), which cannot be "
+                "exported with pre_dispatch. Export the training step instead, with loss= or trace_joint=True."
+            ) from error
 
     def switch(self, enabled: bool) -> None:
         """The program switches gradients on or off."""
