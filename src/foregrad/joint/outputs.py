@@ -27,7 +27,7 @@ from ..values import PLAIN
 from .inputs import is_stale
 from .wrappers import chain_to, refuse_lost_aliasing
 
-KNOWN_CONSTANTS = (*PLAIN, torch.Size, slice, type(Ellipsis))
+KNOWN_CONSTANTS: tuple[type, ...] = (*PLAIN, torch.Size, slice, type(Ellipsis))
 
 
 @dataclass(frozen=True, slots=True)
