@@ -797,9 +797,16 @@ def python_kernels_first() -> Any:
 
 
 def dispatch_with_symbols(mode: FakeTensorMode) -> Callable[..., Any]:
-    """What a fake mode with symbolic sizes does for an operator."""
+    """What a fake mode with symbolic sizes does for an operator: those without a meta kernel run in Python."""
+    in_python: dict[Any, bool] = {}
 
     def dispatch(op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        composite = in_python.get(op)
+        if composite is None:
+            composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeExplicitAutograd")
+            in_python[op] = composite
+        if not composite:
+            return mode.dispatch(op, types, args, kwargs)
         with python_kernels_first():
             return mode.dispatch(op, types, args, kwargs)
 
