@@ -40,6 +40,8 @@ class Rebuild:
     leaf_by_force: bool = False  # a view taken under no_grad seems to require grad already
     renewed: bool = False  # autograd took it again by its geometry, for its memory changed after it was taken
     early: bool = False  # it is taken before anything is written, and goes stale by the writes as it does in eager
+    conj: bool = False  # the geometry alone lacks the conj bit that the view has, or has not
+    neg: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +220,11 @@ class OutputClassifier:
         if self._position[id(leaf)] != i:
             return SameAsOutput(self._position[id(leaf)])
         path = self._paths[i]
-        if is_stale(leaf):
-            raise UnsupportedError(
-                f"{path} is a view of a tensor subclass that was written, and may not be used any more: this cannot be "
-                "compiled yet. Take the view after the write."
-            )
         sources = [source for source, _ in self._recording.recorder.wrappers.chain(leaf)]
         owner = next((self._inputs[id(source)] for source in sources if id(source) in self._inputs), None)
+        if is_stale(leaf):
+            steps = None if owner is None else chain_to(self._recording, leaf, owner.seen)
+            return self._early(leaf, owner, steps, path)
         if owner is not None and not is_custom_function_node(leaf.grad_fn):
             return ViewOfInput(owner, self._rebuild_wrapper(leaf, owner.seen, path), False)
         base = leaf._base
@@ -259,7 +259,9 @@ class OutputClassifier:
     def _in_memory_of(self, owner: RecordedInput, leaf: Tensor) -> Result:
         """An output whose memory belongs to an input; autograd may see it otherwise."""
         chain = self._state(leaf).chain_from(self._state_at_the_end(owner)) or []
-        before = leaf.grad_fn is None and all(step.op is not aten.detach.default for step in chain)
+        views = [state.tensor for state in self._state(leaf).path_to_root()[:-1]]
+        before = any(view.grad_fn is None for view in (leaf, *views))
+        before = before and all(step.op is not aten.detach.default for step in chain)
         if before and not owner.required_grad and self._recording.made_to_require_grad(owner.seen):
             raise UnsupportedError(
                 f"a view of {owner.slot} is taken before the program makes it require grad, and returned: this cannot "
@@ -307,6 +309,12 @@ class OutputClassifier:
         steps = None
         if owner is not None:
             steps = self._state(leaf).chain_from(self._functionalizer.state_before(owner))
+        return self._early(leaf, owner, steps, path)
+
+    def _early(
+        self, leaf: Tensor, owner: RecordedInput | None, steps: Sequence[ViewStep] | None, path: str
+    ) -> ViewOfInput:
+        """A view that is taken from the caller's tensor before anything is written."""
         base = leaf._base
         fresh = base is not None and id(base) not in self._roots and self._recording.made_to_require_grad(base)
         unknown = owner is None or fresh or creation_of(leaf) == "IN_CUSTOM_FUNCTION"
@@ -378,7 +386,9 @@ class OutputClassifier:
         if steps is None and symbolic and self._state(leaf).storage.writes and hint_of(base.storage_offset()):
             raise UnsupportedError("a view of a symbolic size, of memory that was written, cannot be compiled yet.")
         if steps is None and leaf.dtype != base.dtype:
-            raise UnsupportedError("a view of another dtype and of a symbolic size cannot be compiled yet.")
+            raise UnsupportedError(
+                "a view of another dtype, of a symbolic size or of an input that changes its shape, cannot be compiled."
+            )
         cut_off = not leaf.requires_grad or leaf.grad_fn is None
         return Rebuild(
             steps=None if steps is None else tuple(steps),
@@ -386,6 +396,8 @@ class OutputClassifier:
             becomes_leaf=leaf.requires_grad and cut_off,
             leaf_by_force=cut_off and self._recording.made_to_require_grad(leaf),
             renewed=not cut_off and self._is_renewed(leaf, steps or ()),
+            conj=steps is None and leaf.is_conj() != base.is_conj(),
+            neg=steps is None and leaf.is_neg() != base.is_neg(),
         )
 
     def _is_renewed(self, leaf: Tensor, steps: Sequence[ViewStep]) -> bool:
