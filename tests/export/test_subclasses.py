@@ -246,6 +246,21 @@ def test_quantized_weights(tmp_path):
         assert torch.allclose(gradients["mlp.0.bias"], eager[0].bias.grad)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_jagged_tensors():
+    """X-7: a result of the same lengths goes together with the argument."""
+
+    def ragged():
+        return torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged)
+
+    layer = nn.Linear(3, 3)
+    program = export(layer, (ragged(),))
+    x = ragged()
+    found = program(x)
+    assert torch.equal(found.values(), layer(x).values()) and found.shape == x.shape
+    assert (found + x).values().shape == (6, 3)
+
+
 class Scaled(torch.Tensor):
     """Holds a tensor and a factor; ones are made so that the value is one."""
 
@@ -289,10 +304,10 @@ def test_the_class_of_the_loss_says_what_the_first_gradient_is():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (lambda: Pair(torch.ones(2), torch.ones(2), "other"), "other parts or context"),
-        (lambda: pair(3), "exported for"),
+        (lambda: Pair(torch.ones(2), torch.ones(2), "other"), "parts or context"),
+        (lambda: pair(3), "another size"),
         (lambda: torch.ones(2), "another structure"),
-        (lambda: nested(2), "other parts or context"),
+        (lambda: nested(2), "parts or context"),
         (lambda: {"p": torch.ones(2)}, "another structure"),
     ],
 )

@@ -157,7 +157,7 @@ class Exported:
                 return torch.empty(0)
             case _:
                 value = next(users)
-                return value.detach() if isinstance(value, Tensor) else value
+                return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
 
     # ------------------------------------------------------------------------------------------- weights
     @property

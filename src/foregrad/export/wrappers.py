@@ -150,10 +150,8 @@ class Wrappers:
     def _parts(self, leaf: Any, layout: Layout | None) -> Any:
         if layout is None:
             return leaf
-        if not is_wrapper(leaf) or not is_alike(layout, layout_of(leaf)):
-            found = (
-                type(leaf).__name__ if not is_wrapper(leaf) else f"{type(leaf).__name__} with other parts or context"
-            )
+        if not is_wrapper(leaf) or not is_alike(layout, layout_of(leaf)) or not _has_size(leaf, layout):
+            found = type(leaf).__name__ + (" with another size, parts or context" if is_wrapper(leaf) else "")
             raise ExportError(f"the program was exported for a {layout.kind.__name__}, and called with a {found}.")
         return in_parts(layout, leaves_of(leaf))
 
@@ -164,6 +162,12 @@ class Wrappers:
             next(rest) if layout is None else layout.build(list(islice(rest, layout.leaves))) for layout in self.results
         ]
         return pytree.tree_unflatten(parts, self.out_spec)
+
+
+def _has_size(value: Tensor, layout: Layout) -> bool:
+    """Whether a wrapper has the size of another, where that is a matter of numbers."""
+    fixed = zip(layout.size, value.shape, strict=False)
+    return len(layout.size) == value.dim() and all(n == m for n, m in fixed if type(n) is int and type(m) is int)
 
 
 def refuse_wrappers(leaves: Iterable[Any]) -> None:
