@@ -574,13 +574,13 @@ def effect_type(effect: str) -> Any:
     return next(kind for kind in _EffectType if str(kind.value).lower() == effect)
 
 
-def new_fake_mode(shape_env: ShapeEnv | None) -> FakeTensorMode:
+def new_fake_mode(shape_env: ShapeEnv | None, for_all_sizes: bool = False) -> FakeTensorMode:
     """A fake mode that threads may use.
 
     Without a CUDA device it sets a device guard which belongs, before torch 2.13, to the thread that happens to be the
     first: the process crashes once that thread has ended. A thread that never ends is made the first.
     """
-    mode = FakeTensorMode(shape_env=shape_env)
+    mode = (ModeForAllSizes if for_all_sizes else FakeTensorMode)(shape_env=shape_env)
     if _GUARD_ENDS_WITH_THREAD and mode.avoid_device_init and not _guard_is_set.is_set():
         if threading.current_thread() is threading.main_thread():
             torch._C._ensureCUDADeviceGuardSet()
@@ -784,6 +784,52 @@ def conditions_beside_ranges(shape_env: ShapeEnv) -> list[Any]:
     """What a recording assumed about symbols that the ranges of the symbols do not say."""
     conditions = [shape_env.replace(guard.expr) for guard in shape_env.guards]
     return [c for c in conditions if not bool(bound_sympy(c, shape_env.var_to_range) == ValueRanges.wrap(True))]
+
+
+def python_kernels_first() -> Any:
+    """Let torch's Python kernels stand in front of those in C++.
+
+    Some of the latter (padding, recurrent layers) read sizes as numbers, which would fix a symbolic size to that of the
+    example.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
+
+    return enable_python_dispatcher()
+
+
+def dispatch_with_symbols(mode: FakeTensorMode) -> Callable[..., Any]:
+    """What a fake mode with symbolic sizes does for an operator: those without a meta kernel run in Python."""
+    in_python: dict[Any, bool] = {}
+
+    def dispatch(op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        composite = in_python.get(op)
+        if composite is None:
+            composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeExplicitAutograd")
+            in_python[op] = composite
+        if not composite:
+            return mode.dispatch(op, types, args, kwargs)
+        with python_kernels_first():
+            return mode.dispatch(op, types, args, kwargs)
+
+    return dispatch
+
+
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+
+
+class ModeForAllSizes(FakeTensorMode):
+    """A fake mode that takes no notice of which library would run a convolution.
+
+    Below 16 images that may be another one. It decides how the result lies in memory, and nothing else; a graph that is
+    run chooses again. What the shapes themselves require is asked of the meta kernel.
+    """
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in _CONVOLUTIONS or self.shape_env is None:
+            return super().dispatch(func, types, args, kwargs)
+        run_on_meta(self, func, args, kwargs or {})
+        with self.shape_env.suppress_guards():
+            return super().dispatch(func, types, args, kwargs)
 
 
 # The operator behind torch.no_grad and torch.enable_grad: function modes see it, and graphs above autograd hold it.

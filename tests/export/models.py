@@ -2,9 +2,12 @@
 
 import itertools
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from export import hugging_face
 
 
 class Mlp(nn.Module):
@@ -124,11 +127,14 @@ class Lstm(nn.Module):
         return torch.randn(4, 6, 5), torch.randn(4, 3)
 
 
-MODELS = {"mlp": Mlp, "gpt": Gpt, "resnet18": ResNet18, "lstm": Lstm}
+OWN = {"mlp": Mlp, "gpt": Gpt, "resnet18": ResNet18, "lstm": Lstm}
+AVAILABLE = (*OWN, *hugging_face.NAMES) if hugging_face.INSTALLED else tuple(OWN)
+_SKIPPED = pytest.mark.skipif(not hugging_face.INSTALLED, reason="transformers is not installed")
+MODELS = [*OWN, *(pytest.param(name, marks=_SKIPPED) for name in hugging_face.NAMES)]
 
 
-def build(name):
+def build(name, **options):
     """A model in float64, and an example call."""
     torch.manual_seed(0)
-    model = MODELS[name]().double()
-    return model, tuple(t.double() if t.is_floating_point() else t for t in MODELS[name].example())
+    model, args = (OWN[name](), OWN[name].example()) if name in OWN else hugging_face.build(name, **options)
+    return model.double(), tuple(t.double() if t.is_floating_point() else t for t in args)

@@ -1,12 +1,15 @@
 """An `Exported`: running, printing, converting, files."""
 
+import json
+import random
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import foregrad
 from export.models import build
-from foregrad import ForegradError
 from foregrad.errors import ExportError, ExportFileError, WeightsError
 from foregrad.export import OutputKind, export, load, save
 
@@ -85,7 +88,22 @@ def test_the_table():
         assert row in table
     assert any(line.startswith("def forward(self, p_w, b_n") for line in lines)
     model, args = build("gpt")
-    assert "parameter head.weight, the same as tokens.weight" in str(export(model, args))
+    (tied,) = [line for line in str(export(model, args)).splitlines() if "parameter head.weight" in line]
+    assert tied.split(maxsplit=4)[-1] == "float64 (17, 16), the same as tokens.weight"
+
+
+def test_the_table_of_a_large_program_is_not_endless():
+    """Rows of one kind and lines of code are cut, and all of it can be had."""
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(200)), nn.Flatten(0), nn.Linear(6, 1), nn.Flatten(0))
+    program = export(model, (torch.ones(2, 3),), loss=0)
+    text, whole = str(program), program.show(whole=True)
+    lines = text.splitlines()
+    assert len(lines) < 500 < 2000 < len(whole.splitlines()) and max(map(len, lines)) < 420
+    assert lines[0].endswith("402 parameters of 2,407 elements") and sum("... 382 more" in line for line in lines) == 2
+    assert "parameter 0.weight" in text and "gradient of parameter 201.bias" in text and "return (" in text
+    rows = [line for line in lines[1:] if line.startswith(("  input", "  output"))]
+    assert len({line.index("float32") for line in rows}) == 1
+    assert all(f"parameter {n}.weight" in whole for n in range(200))
 
 
 @pytest.mark.parametrize("loss", [None, 0])
@@ -161,10 +179,76 @@ def test_a_signature_that_does_not_fit_its_program(tmp_path):
             load(tmp_path / "p.pt2")
 
 
+def test_damaged_files(tmp_path):
+    """A file that does not load is an ExportFileError, wherever it was cut or changed."""
+    whole, damaged = tmp_path / "whole.pt2", tmp_path / "damaged.pt2"
+    exported(loss=0).save(whole)
+    data, draw = whole.read_bytes(), random.Random(0)
+    refused = 0
+    for i in range(40):
+        bytes_now = bytearray(data[: draw.randrange(len(data))] if i % 2 else data)
+        for _ in range(0 if i % 2 else 20):
+            bytes_now[draw.randrange(len(data))] = draw.randrange(256)
+        damaged.write_bytes(bytes_now)
+        try:
+            load(damaged)
+        except ExportFileError:
+            refused += 1
+    assert refused > 30
+    damaged.write_bytes(b"")
+    for path in (damaged, tmp_path):
+        with pytest.raises(ExportFileError):
+            load(path)
+
+
+def _renamed(names):
+    return {f"other_{key}": value for key, value in names.items()}
+
+
+def _swapped(names):
+    return dict(zip(names, reversed(names.values()), strict=True))
+
+
+CHANGES = {
+    "no object": lambda stored: [],
+    "a parameter": lambda stored: stored["signature"]["parameters"].__setitem__(0, "other"),
+    "an input": lambda s: s["signature"].update(inputs_to_parameters=_renamed(s["signature"]["inputs_to_parameters"])),
+    "buffers": lambda s: s["signature"].update(inputs_to_buffers=_swapped(s["signature"]["inputs_to_buffers"])),
+    "a user input": lambda s: s["signature"]["user_inputs"].__setitem__(0, "other"),
+    "a result": lambda s: s["signature"]["user_outputs"].__setitem__(1, "other"),
+    "the loss": lambda s: s["signature"]["backward_signature"].update(loss_output="other"),
+    "gradients": lambda s: s["signature"]["backward_signature"].update(gradients_to_parameters={}),
+    "a tie": lambda s: s["signature"]["ties"].update(n="w"),
+    "an unknown tie": lambda s: s["signature"]["ties"].update(n="other"),
+    "a tree": lambda s: s.update(out_spec=s["in_spec"]),
+    "no tree": lambda s: s.update(in_spec="[1, {}]"),
+    "a field": lambda s: s["signature"].update(other=1),
+    "a type": lambda s: s["signature"].update(parameters=1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_signatures_that_say_otherwise_than_the_program(change, tmp_path):
+    """G-1, G-7: both signatures in a file must agree."""
+    path, name = tmp_path / "p.pt2", "foregrad_signature.json"
+    program = exported(loss=0)
+    program.save(path)
+    beside = {name: ""}
+    torch.export.load(path, extra_files=beside)
+    stored = json.loads(beside[name])
+    replaced = CHANGES[change](stored)
+    text = json.dumps(replaced if replaced == [] else stored)
+    torch.export.save(program.to_exported_program(), path, extra_files={name: text})
+    with pytest.raises(ExportFileError, match="does not fit its program"):
+        load(path)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"w": torch.ones(3)}, "shape"),
+        ({"w": torch.ones(2, device="meta")}, "cannot be taken from the weights"),
+        ({"w": torch.ones(2).to_sparse()}, "w"),
         ({"w": torch.ones(2, dtype=torch.float64)}, "dtype"),
         ({"w": 3}, "must be a tensor"),
         ({"other": torch.ones(2)}, "unknown"),
@@ -182,6 +266,8 @@ def test_weights_that_do_not_fit_change_nothing(change, words, tmp_path):
     assert program.state["n"].tolist() == [0, 0] and program.state["w"].tolist() == [2, 3]
     with pytest.raises(WeightsError, match="missing"):
         program.load_state_dict({"n": torch.ones(2)})
+    with pytest.raises(WeightsError, match="dict of tensors"):
+        program.load_state_dict([torch.ones(2)])
 
 
 def test_weights_that_fit(tmp_path):
@@ -259,11 +345,60 @@ def test_random_numbers_by_seed():
         program = export(nn.Dropout(0.5), (torch.ones(64),))
     module = program.to_exported_program().module()
     first, offsets = module(torch.ones(64), fwd_seed=torch.tensor(3), fwd_base_offset=torch.tensor(0))
-    again, _ = module(torch.ones(64), fwd_seed=torch.tensor(3), fwd_base_offset=torch.tensor(0))
+    again, _ = program(torch.ones(64), fwd_seed=torch.tensor(3), fwd_base_offset=0)
     other, _ = module(torch.ones(64), fwd_seed=torch.tensor(4), fwd_base_offset=torch.tensor(0))
     assert torch.equal(first, again) and not torch.equal(first, other) and offsets["fwd_offset"] > 0
-    with pytest.raises(ForegradError, match="seed"):
-        program(torch.ones(64))
+    with pytest.raises(ExportError, match=r"pass fwd_base_offset=torch\.tensor"):
+        program(torch.ones(64), fwd_seed=torch.tensor(3))
+
+
+class Noise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * torch.rand_like(g)
+
+
+def draw_in_forward(m, x):
+    return (nn.functional.dropout(x * m.w, 0.5) + torch.rand_like(x)).square().sum()
+
+
+def draw_in_checkpoint(m, x):
+    return checkpoint(lambda h: nn.functional.dropout(h.sin(), 0.5), x * m.w, use_reentrant=False).square().sum()
+
+
+def draw_in_backward(m, x):
+    return Noise.apply(nn.functional.dropout(x * m.w, 0.5)).sum()
+
+
+@pytest.mark.parametrize("body", [draw_in_forward, draw_in_checkpoint, draw_in_backward])
+def test_a_training_step_with_functional_random_numbers(body, tmp_path):
+    """X-7, R-2: runs are equal before and after a file, and the gradient is that of the draws of the forward."""
+    x = torch.rand(32, 2)
+    with foregrad.config.patch(functionalize_rng_ops=True):
+        program = export(Apply(body), (x,), loss=0)
+    roles = ["fwd_seed", "fwd_base_offset", *(["bwd_seed", "bwd_base_offset"] if body is draw_in_backward else [])]
+    assert list(program.signature.random_inputs.values()) == roles
+    program.save(tmp_path / "p.pt2")
+    state = {role: torch.tensor(9 if "seed" in role else 16) for role in roles}
+    loss, offsets, gradients = program(x, **state)
+    assert offsets["fwd_offset"] > 16 and offsets.keys() == set(program.signature.random_outputs.values())
+    for other in (program, load(tmp_path / "p.pt2"), torch.export.load(tmp_path / "p.pt2").module()):
+        again = other(x, **state)
+        assert torch.equal(again[0], loss) and torch.equal(again[2]["w"], gradients["w"])
+        assert {k: int(v) for k, v in again[1].items()} == {k: int(v) for k, v in offsets.items()}
+    with torch.no_grad():  # a difference of losses, with the draws held fixed
+        program.state["w"][0] += 1e-2
+        up = program(x, **state)[0]
+        program.state["w"][0] -= 2e-2
+        slope = (up - program(x, **state)[0]) / 2e-2
+    if body is not draw_in_backward:
+        assert torch.allclose(slope, gradients["w"][0], rtol=2e-2)
+    else:
+        assert 0 < gradients["w"][0] < slope  # a part of it, drawn
 
 
 class Write(torch.autograd.Function):

@@ -7,9 +7,11 @@ import sys
 
 import pytest
 import torch
+from torch.export import Dim
 
 import foregrad.export
-from export.models import MODELS, build
+from export import hugging_face
+from export.models import AVAILABLE, MODELS, build
 
 LOAD = """
 import sys, torch, foregrad.export
@@ -29,12 +31,12 @@ for name in sys.argv[2:]:
 def folder(tmp_path_factory):
     """Every model's training step, saved here, and run in a fresh process."""
     folder = tmp_path_factory.mktemp("models")
-    for name in MODELS:
+    for name in AVAILABLE:
         model, args = build(name)
         foregrad.export.export(model, args, loss=0).save(folder / f"{name}.pt2")
         torch.save(args, folder / f"{name}_args.pt")
     environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(foregrad.__file__).parents[1])}
-    subprocess.run([sys.executable, "-c", LOAD, str(folder), *MODELS], check=True, env=environment, timeout=400)
+    subprocess.run([sys.executable, "-c", LOAD, str(folder), *AVAILABLE], check=True, env=environment, timeout=400)
     return folder
 
 
@@ -58,6 +60,40 @@ def test_gradients_after_save_and_load_in_a_fresh_process(name, folder):
         assert close(their_gradients[key], gradient), key
     for key, buffer in model.named_buffers():
         assert close(state[key].double(), buffer.detach().double()), key
+
+
+@pytest.mark.skipif(not hugging_face.INSTALLED, reason="transformers is not installed")
+@pytest.mark.parametrize("name", hugging_face.NAMES)
+def test_dropout_draws_as_in_eager(name):
+    """X-4, R-3"""
+    model, args = build(name, dropout=True)
+    exported = foregrad.export.export(model, args, loss=0)
+    torch.manual_seed(7)
+    loss = model(*args)
+    loss.backward()
+    torch.manual_seed(7)
+    found, gradients = exported(*args)
+    assert close(found, loss.detach())
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is None or close(gradients[key], parameter.grad), key
+
+
+@pytest.mark.skipif(not hugging_face.INSTALLED, reason="transformers is not installed")
+@pytest.mark.parametrize("name", ["bert", "hf_gpt2"])
+def test_batches_of_other_sizes(name, tmp_path):
+    """X-4, F-11"""
+    model, args = build(name)
+    batch = Dim("batch", min=2, max=64)
+    foregrad.export.export(model, args, loss=0, dynamic_shapes={"args": tuple({0: batch} for _ in args)}).save(
+        tmp_path / "step.pt2"
+    )
+    args = tuple(torch.cat([t, t.flip(0), t]) for t in args)
+    found, gradients = foregrad.export.load(tmp_path / "step.pt2")(*args)
+    loss = model(*args)
+    loss.backward()
+    assert close(found, loss.detach())
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is None or close(gradients[key], parameter.grad), key
 
 
 def test_ties_survive_files(tmp_path):

@@ -180,3 +180,18 @@ def test_writes_that_autograd_sees_or_need_not_see():
     graph, signature = pre_dispatch(module, torch.ones(2))
     mine = gradients_of(graph, signature, module, (torch.ones(2),))
     assert torch.allclose(mine[0], torch.autograd.grad(module(torch.ones(2))[0], module.w)[0])
+
+
+def test_attention_stays_whole_and_chooses_its_kernel_when_it_runs():
+    """X-3: with a mask that requires grad eager takes another kernel, whose result lies otherwise in memory."""
+
+    def body(m, x):
+        q = x.view(2, 4, 2, 3).transpose(1, 2)
+        mask = m.w[:, None, None] * torch.ones(1, 2, 4, 4)
+        return nn.functional.scaled_dot_product_attention(q, q, q, mask).transpose(1, 2).reshape(2, 4, 6).square().sum()
+
+    module, x = Body(body), torch.randn(2, 4, 6)
+    graph, signature = pre_dispatch(module, x)
+    assert torch.ops.aten.scaled_dot_product_attention.default in targets(graph)
+    (mine,) = gradients_of(graph, signature, module, (x,))
+    assert torch.allclose(mine, torch.autograd.grad(module(x)[0], module.w)[0], atol=1e-6)

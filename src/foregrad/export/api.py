@@ -9,17 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from .._torch import FakeTensor, garbage_collection_paused
+from .._torch import FakeTensor, garbage_collection_paused, python_kernels_first
 from ..errors import ExportError, GraphOutputError
 from ..frontend.capturing import Capture, capture_call
 from ..frontend.tree import Flat, Items, flatten, unflatten
 from ..joint.verify import verify_graph
 from ..options import AOTConfig, Loss, config, next_aot_id
+from ..subclasses.layout import is_wrapper, leaves_of
 from .exported import Exported, state_of_module
-from .graph import export_graph
-from .refusals import refuse_subclasses
+from .graph import export_graph, wrappers_of
 from .shapes import ranges_of_fakes, with_symbolic_sizes
 from .signature import GraphSignature
+from .wrappers import own_inner_tensors
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
@@ -65,10 +66,12 @@ def export(
     if dynamic_shapes is not None:
         args, kwargs, symbols = with_symbolic_sizes(mod, args, kwargs, dynamic_shapes)
     wanted = Loss(loss) if loss is not None else False
-    capture = capture_for_export(mod, args, kwargs, wanted, decompositions, pre_dispatch)
+    with contextlib.nullcontext() if symbols is None else python_kernels_first():
+        capture = capture_for_export(mod, args, kwargs, wanted, decompositions, pre_dispatch)
     graph, signature = _graph_of(capture, mod, loss)
     ranges = ranges_of_fakes((args, kwargs)) if symbols is None else symbols.ranges()
-    return Exported(graph, signature, *state_of_module(mod, capture), example=given, ranges=ranges)
+    state, non_persistent = state_of_module(mod, capture)
+    return Exported(graph, signature, state, non_persistent, given, ranges, wrappers_of(capture))
 
 
 def aot_export_module(
@@ -143,19 +146,20 @@ def _call_of(
         if nn.parameter.is_lazy(tensor):
             raise ExportError(f"{name} has no shape yet. Run the module once before you export it.")
     flat = flatten((tuple(args), dict(kwargs or {})), "")
-    refuse_subclasses([*state, *zip(flat.paths, flat.leaves, strict=True)])
     return without_duplicates(flat, [tensor for _, tensor in state])
 
 
 def without_duplicates(flat: Flat, state: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """An argument that comes twice, or is the module's own tensor, is an input of its own (X-8)."""
-    seen = {id(tensor) for tensor in state}
+    seen = {id(part) for tensor in state for part in (tensor, *leaves_of(tensor))}
     leaves = []
     for leaf in flat.leaves:
         if isinstance(leaf, Tensor):
-            if id(leaf) in seen and not isinstance(leaf, FakeTensor):
+            if is_wrapper(leaf):
+                leaf = own_inner_tensors(leaf, seen)
+            elif id(leaf) in seen and not isinstance(leaf, FakeTensor):
                 leaf = leaf.detach().requires_grad_(leaf.requires_grad)
-            seen.add(id(leaf))
+            seen.update([id(leaf), *map(id, leaves_of(leaf))])
         leaves.append(leaf)
     args, kwargs = unflatten(flat.tree, leaves)
     return args, kwargs

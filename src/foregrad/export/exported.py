@@ -13,23 +13,31 @@ from torch import Tensor, fx, nn
 from .._torch import pytree
 from ..errors import ExportError, WeightsError
 from ..frontend.capturing import Capture
-from ..slots import Buffer
-from .checks import check_call
+from ..slots import Buffer, Param
+from ..subclasses.layout import is_wrapper
+from .checks import checked_call
 from .classify import classify
 from .signature import GraphSignature
 from .specs import ExportGraphSignature, InputKind, OutputKind
+from .wrappers import Wrappers, plain_state, plain_weights, refuse_wrappers
 
 
 def state_of_module(module: nn.Module, capture: Capture) -> tuple[dict[str, Tensor], frozenset[str]]:
     """Parameters and buffers by name, and which buffers a state dict leaves out."""
-    state = {slot.path: place.owner[place.key] for slot, place in capture.state}  # type: ignore[union-attr]
-    hidden = frozenset(
+    hidden = {
         f"{prefix}.{key}" if prefix else key
         for prefix, child in module.named_modules(remove_duplicate=False)
         for key in child._non_persistent_buffers_set
-    )
-    buffers = {slot.path for slot, _ in capture.state if isinstance(slot, Buffer)}
-    return state, hidden & buffers
+    }
+    state: dict[str, Tensor] = {}
+    non_persistent: set[str] = set()
+    for slot, place in capture.state:
+        assert isinstance(slot, (Param, Buffer))
+        plain = dict(plain_state(slot, place.owner[place.key]))
+        state |= plain
+        if isinstance(slot, Buffer) and slot.path in hidden:
+            non_persistent |= plain.keys()
+    return state, frozenset(non_persistent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +45,8 @@ class Exported:
     """A program as one graph without side effects, with everything that is needed to run it.
 
     Calling it runs it on its state as the module would have run: new values of buffers are kept. A training step
-    returns its result and the gradients by name; those of user inputs have the names of their nodes.
+    returns its result and the gradients by name; those of user inputs have the names of their nodes. A program with
+    functional random numbers takes seeds and offsets by keyword, and returns the new offsets right behind its result.
     """
 
     graph_module: fx.GraphModule
@@ -46,6 +55,7 @@ class Exported:
     non_persistent: frozenset[str] = frozenset()
     example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     ranges: dict[Any, Any] = field(default_factory=dict)  # of symbolic sizes
+    wrappers: Wrappers | None = None  # how arguments and results are put together; not known of loaded programs
 
     @property
     def specs(self) -> ExportGraphSignature:
@@ -64,13 +74,19 @@ class Exported:
     # ------------------------------------------------------------------------------------------- running
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         specs = self._specs
+        kwargs, random = self._without_random(kwargs)
+        args, kwargs = self._in_order(args, kwargs)
+        together = self._takes_wrappers(args, kwargs)
+        if together is not None:
+            args, kwargs = together.take_apart(args, kwargs)
         flat = self._flat_arguments(args, kwargs)
-        check_call(self._user_inputs, flat, self.ranges)
-        users = iter(flat)
-        values = [self._input(spec, users) for spec in specs.input_specs]
+        users = iter(checked_call(self._user_inputs, flat, self.ranges))
+        values = [
+            random[spec.arg.name] if spec.arg.name in random else self._input(spec, users) for spec in specs.input_specs
+        ]
         with torch.no_grad():
             outputs = self.graph_module(*values)
-        by_node = dict(zip((spec.arg.name for spec in specs.input_specs), values, strict=True))
+        by_node = dict(zip(self.signature.user_inputs, flat, strict=True))
         results: list[Any] = []
         gradients: dict[str, Tensor] = {}
         writes: list[tuple[Tensor, Tensor]] = []
@@ -88,20 +104,49 @@ class Exported:
                     pass
         with torch.no_grad():
             for target, value in writes:
-                target.copy_(value)
-        result = pytree.tree_unflatten(results[: self.signature.out_spec.num_leaves], self.signature.out_spec)
-        return result if self.signature.backward_signature is None else (result, gradients)
+                target.detach().copy_(value)
+        count = self.signature.out_spec.num_leaves
+        offsets = dict(zip(self.signature.random_outputs.values(), results[count:], strict=True))
+        results = results[:count]
+        if together is not None:
+            result = together.put_together(results)
+        else:
+            result = pytree.tree_unflatten(results, self.signature.out_spec)
+        more: list[dict[str, Tensor]] = [offsets] if offsets else []
+        more += [gradients] if self.signature.backward_signature is not None else []
+        return (result, *more) if more else result
+
+    def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Keys of dicts, and keyword arguments, in the order in which the program was exported with them."""
+        state = (0,) * (len(self.signature.parameters) + len(self.signature.buffers))
+        together, kwargs = _ordered(((*state, *args), kwargs), self.signature.in_spec)
+        return together[len(state) :], kwargs
+
+    def _takes_wrappers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Wrappers | None:
+        """How to put tensors together, unless the call is one with the tensors inside of wrappers."""
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if is_wrapper(leaf)]
+        if self.wrappers is None:
+            refuse_wrappers(given)
+            return None
+        return self.wrappers if given or not any(self.wrappers.arguments) else None
+
+    def _without_random(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Keyword arguments, and by node the seeds and offsets among them."""
+        wanted = self.signature.random_inputs
+        missing = [role for role in wanted.values() if role not in kwargs]
+        if missing:
+            raise ExportError(
+                f"the program takes the seed and the offset of its random numbers as arguments: pass "
+                f"{', '.join(f'{role}=torch.tensor(...)' for role in missing)}."
+            )
+        rest = {key: value for key, value in kwargs.items() if key not in wanted.values()} if wanted else kwargs
+        return rest, {node: torch.as_tensor(kwargs[role]) for node, role in wanted.items()}
 
     def _flat_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         count = len(self.signature.parameters) + len(self.signature.buffers)
-        kwargs = _in_order(kwargs, self.signature.in_spec)
         leaves, spec = pytree.tree_flatten(((*[0] * count, *args), kwargs))
         if spec != self.signature.in_spec:
             raise ExportError("the program is called with another structure of arguments than it was exported with.")
-        if self.signature.random_inputs:
-            raise ExportError(
-                "the graph takes its random numbers' seed and offset as inputs: run graph_module, and pass them."
-            )
         return leaves[count:]
 
     def _input(self, spec: Any, users: Iterator[Any]) -> Any:
@@ -112,7 +157,7 @@ class Exported:
                 return torch.empty(0)
             case _:
                 value = next(users)
-                return value.detach() if isinstance(value, Tensor) else value
+                return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
 
     # ------------------------------------------------------------------------------------------- weights
     @property
@@ -123,6 +168,9 @@ class Exported:
     def load_state_dict(self, weights: Mapping[str, Tensor]) -> None:
         """Put other weights in; nothing is changed unless all of them fit."""
         wanted = self.state_dict
+        if not isinstance(weights, Mapping):
+            raise WeightsError(f"weights are a dict of tensors by name, not a {type(weights).__name__}.")
+        weights = {path: part for name, tensor in weights.items() for path, part in plain_weights(name, tensor)}
         missing, unknown = wanted.keys() - weights.keys(), weights.keys() - wanted.keys()
         if missing or unknown:
             raise WeightsError(
@@ -141,14 +189,19 @@ class Exported:
             if name in wanted and not torch.equal(weights[name], weights[first]):
                 raise WeightsError(f"{name} and {first} are one tensor in the exported program and differ here.")
         with torch.no_grad():
+            copies = {name: _copied(weights[name], tensor, name) for name, tensor in wanted.items()}
             for name, tensor in wanted.items():
-                tensor.copy_(weights[name])
+                tensor.copy_(copies[name])
 
     # ------------------------------------------------------------------------------------ printing, leaving
     def __str__(self) -> str:
+        return self.show()
+
+    def show(self, whole: bool = False) -> str:
+        """A table of inputs and outputs, then the graph. Of a large program only the beginnings, if not `whole`."""
         from .show import show
 
-        return show(self)
+        return show(self, whole)
 
     def to_exported_program(self) -> Any:
         """The same as a `torch.export.ExportedProgram`. A training step returns (result, gradients by name)."""
@@ -163,7 +216,21 @@ class Exported:
         save(self, path)
 
 
-def _in_order(kwargs: dict[str, Any], in_spec: Any) -> dict[str, Any]:
-    """Keyword arguments in the order in which the program was exported with them."""
-    order = in_spec.child(1).context if hasattr(in_spec, "child") else in_spec.children_specs[1].context
-    return {key: kwargs[key] for key in order if key in kwargs} | kwargs
+def _copied(weight: Tensor, like: Tensor, name: str) -> Tensor:
+    """A weight where the old one lies: what cannot be copied is found out before anything is changed."""
+    try:
+        if weight.is_meta:
+            raise RuntimeError("it has no data")
+        return torch.empty_like(like).copy_(weight)
+    except (RuntimeError, NotImplementedError) as error:
+        raise WeightsError(f"{name} cannot be taken from the weights: {error}") from error
+
+
+def _ordered(value: Any, spec: Any) -> Any:
+    """A nested value whose dicts have their keys in the order of a tree, where they have the same keys."""
+    parts = [spec.child(i) for i in range(spec.num_children)] if hasattr(spec, "child") else spec.children_specs
+    if spec.type is dict and type(value) is dict and value.keys() == set(spec.context):
+        return {key: _ordered(value[key], part) for key, part in zip(spec.context, parts, strict=True)}
+    if spec.type in (list, tuple) and type(value) is spec.type and len(value) == len(parts):
+        return spec.type([_ordered(item, part) for item, part in zip(value, parts, strict=True)])
+    return value

@@ -14,9 +14,12 @@ from torch import Tensor, nn
 
 from .._torch import pytree
 from ..errors import ExportError, ExportFileError
+from ..values import same_value
+from .arguments import ConstantArgument
 from .exported import Exported
 from .program import graph_of, to_exported_program
 from .signature import BackwardSignature, GraphSignature
+from .specs import ExportGraphSignature, InputKind, OutputKind
 
 _NAME = "foregrad_signature.json"
 _FORMAT = 1
@@ -34,10 +37,17 @@ def save(exported: Exported, path: str | os.PathLike[str]) -> None:
     True
     """
     program = to_exported_program(exported)
-    beside = {_NAME: _to_json(exported)}
+    for spec in exported.specs.output_specs:
+        if isinstance(spec.arg, ConstantArgument) and isinstance(spec.arg.value, str):
+            raise ExportError(
+                f"torch.export cannot load a program that returns text, {spec.arg.value!r}: leave it out."
+            )
     stored = io.BytesIO()
     try:
-        torch.export.save(program, stored, extra_files=beside)
+        beside = {_NAME: _to_json(exported)}
+        with warnings.catch_warnings():  # torch puts such tensors together from what is there of their storage
+            warnings.filterwarnings("ignore", "No complete tensor found in the group")
+            torch.export.save(program, stored, extra_files=beside)
     except Exception as error:
         raise ExportError(f"torch.export cannot store this program: {error}") from error
     part = f"{os.fspath(path)}.part"  # a file that is only half written never has the wanted name
@@ -66,7 +76,7 @@ def load(path: str | os.PathLike[str], weights: Any = None) -> Exported:
         raise ExportFileError(f"{path} was not written by foregrad.export.save: it has no signature.")
     try:
         exported = _from_json(beside[_NAME], program)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
         raise ExportFileError(f"the signature in {path} does not fit its program: {error}") from error
     if weights is not None:
         exported.load_state_dict(weights)
@@ -103,15 +113,51 @@ def _from_json(text: str, program: Any) -> Exported:
     for name in (*signature.parameters, *signature.buffers):
         first = signature.ties.get(name)
         held = program.constants if name in non_persistent else program.state_dict
+        if first is not None and not torch.equal(held[name], held[first]):
+            raise ValueError(f"{name} and {first} are one tensor in it")
         state[name] = _own(held[name]) if first is None else state[first]
     exported = Exported(graph, signature, state, non_persistent, program.example_inputs, program.range_constraints)
-    exported.specs  # noqa: B018  the names of the signature are those of the graph, or this raises
+    _require_agreement(exported, program.graph_signature)
     return exported
+
+
+def _require_agreement(exported: Exported, theirs: Any) -> None:
+    """Both signatures in the file must say the same of every place."""
+    specs, signature = exported.specs, exported.signature
+
+    def places(items: Any) -> list[tuple[str, Any, str | None]]:
+        named = [s for s in items if s.kind.name != "CONSTANT_TENSOR"]
+        return [(s.kind.name, getattr(s.arg, "value", s.arg.name), s.target) for s in named]
+
+    pairs = ((specs.input_specs, theirs.input_specs), (specs.output_specs, theirs.output_specs))
+    for mine, stored in pairs:
+        for a, b in zip(places(mine), places(stored), strict=True):
+            if not same_value(a, b):
+                raise ValueError(f"{a} stands where the program has {b}")
+    users = [s.arg.name for s in specs.input_specs if s.kind is InputKind.USER_INPUT]
+    if [*signature.user_inputs, *signature.random_inputs] != users:
+        raise ValueError(f"it names the inputs {signature.user_inputs}, not {users}")
+    if not _names_results(signature, specs):
+        raise ValueError(f"it names the results {signature.user_outputs}")
+    state = len(signature.parameters) + len(signature.buffers)
+    inputs, outputs = state + len(signature.user_inputs), len(signature.user_outputs)
+    if (signature.in_spec.num_leaves, signature.out_spec.num_leaves) != (inputs, outputs):
+        raise ValueError(f"its trees do not have {inputs} arguments and {outputs} results")
+
+
+def _names_results(signature: GraphSignature, specs: ExportGraphSignature) -> bool:
+    kinds = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+    found = [s.arg for s in specs.output_specs if s.kind in kinds]
+    names = [None if isinstance(arg, ConstantArgument) and not arg.name else arg.name for arg in found]
+    return names == [*signature.user_outputs, *signature.random_outputs]
 
 
 def _own(tensor: Tensor) -> Tensor:
     """A copy: what was loaded may lie in memory that must not be written."""
     copy = tensor.detach().clone()
+    if copy.stride() != tensor.stride() and 0 not in tensor.stride():  # the graph was recorded for these strides
+        copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        copy.copy_(tensor.detach())
     return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
 
 

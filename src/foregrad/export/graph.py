@@ -14,6 +14,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, TypeVar
 
 import torch
@@ -26,11 +27,14 @@ from ..joint.effects import Assigned
 from ..joint.graph import Part, to_fx
 from ..joint.ir import Node, get_constant, name_nodes, nodes_in
 from ..ops import Kind, aten, op_info
-from ..slots import Buffer, Input, Output, Param, Primal, Token, Updated
-from .refusals import refuse_what_is_lost, refuse_written_shape
+from ..record.above_autograd import AboveAutograd
+from ..slots import Buffer, Inner, Input, Output, Param, Token, Updated
+from ..subclasses.layout import Layout, Wrapped, leaves_of, spread
+from .refusals import refuse_unnamed_gradient, refuse_what_is_lost, refuse_written_shape
 from .signature import BackwardSignature, GraphSignature
+from .wrappers import Named, Wrappers, in_parts, new_values, owner_of, path_of, plain_slots, seed_of
 
-S = TypeVar("S", bound=Param | Buffer | Input)
+S = TypeVar("S", bound=Named)
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,36 @@ def export_graph(
 
 def structure_of(capture: Capture) -> Structure:
     """The trees of a program's arguments, its state in front of them, and of its result."""
-    args, kwargs = unflatten(capture.arguments.tree, [0] * len(capture.arguments.leaves))
-    result = unflatten(capture.result.tree, [0] * len(capture.result.leaves))
-    in_spec = pytree.tree_structure(((*[0] * len(capture.state), *args), kwargs))
+    arguments, results = _layouts(capture)
+    args, kwargs = unflatten(capture.arguments.tree, [in_parts(layout, repeat(0)) for layout in arguments])
+    result = unflatten(capture.result.tree, [in_parts(layout, repeat(0)) for layout in results])
+    state = sum(1 if layout is None else layout.leaves for layout in _state_layouts(capture))
+    in_spec = pytree.tree_structure(((*[0] * state, *args), kwargs))
     return Structure(in_spec, pytree.tree_structure(result))
+
+
+def wrappers_of(capture: Capture) -> Wrappers | None:
+    """How arguments and results are put together, if any of them is a wrapper subclass."""
+    arguments, results = _layouts(capture)
+    if not any((*arguments, *results)):
+        return None
+    call = unflatten(capture.arguments.tree, [0] * len(arguments))
+    result = unflatten(capture.result.tree, [0] * len(results))
+    return Wrappers(arguments, results, pytree.tree_structure(call), pytree.tree_structure(result))
+
+
+def _layouts(capture: Capture) -> tuple[tuple[Layout | None, ...], tuple[Layout | None, ...]]:
+    """Of the arguments and of the results, leaf by leaf: None for what is plain."""
+    joint = capture.joint
+    arguments = tuple(r.layout for r in joint.recording.inputs if isinstance(r.slot, Input))
+    returned = dict(zip(joint.signature.returned, joint.returned_nodes, strict=True))
+    found = (returned[Output(i)] for i in range(joint.visible))
+    return arguments, tuple(value.layout if isinstance(value, Wrapped) else None for value in found)
+
+
+def _state_layouts(capture: Capture) -> list[Layout | None]:
+    slots = {slot for slot, _ in capture.state}
+    return [recorded.layout for recorded in capture.joint.recording.inputs if recorded.slot in slots]
 
 
 @dataclass
@@ -63,10 +93,11 @@ class _Outputs:
     """The outputs of the graph by what they are, in their order."""
 
     tokens: list[Node] = field(default_factory=list)
-    updates: list[tuple[Param | Buffer | Input, Any]] = field(default_factory=list)
+    updates: list[tuple[Named, Any]] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
+    loss: int = 0  # which of them
     offsets: list[tuple[str, Node]] = field(default_factory=list)
-    gradients: list[tuple[Param | Input, Node]] = field(default_factory=list)
+    gradients: list[tuple[Named, Node]] = field(default_factory=list)
 
     def flat(self) -> list[Any]:
         updates, offsets = [node for _, node in self.updates], [node for _, node in self.offsets]
@@ -84,12 +115,16 @@ class _Lowering:
         self._new: dict[int, Any] = {}  # by id of the old node
         self._nodes: list[Node] = []
         self.tokens: list[Node] = []
-        self.state: dict[Param | Buffer, Node] = {}
-        self.inputs: dict[Input, Node] = {}
+        self._recorded = {recorded.slot: recorded for recorded in joint.recording.inputs}
+        self.state: dict[Named, Node] = {}
+        self.inputs: dict[Named, Node] = {}
         self.random: dict[str, Node] = {}
         # Gradients are told apart by names of parameters and of input nodes: no input is called like a parameter.
         self._taken = {node.name for node in joint.part.nodes} | {str(place.path) for _, place in capture.state}
+        self._above = isinstance(joint.recording.recorder, AboveAutograd)
         self._add_placeholders(function)
+        if self._above:
+            self._keep_old_values()
         self._copy_nodes()
         self.outputs = self._collect()
         self._keep_live()
@@ -97,26 +132,38 @@ class _Lowering:
     # ------------------------------------------------------------------------------------------- inputs
     def _add_placeholders(self, function: Callable[..., Any]) -> None:
         joint, capture = self._joint, self._capture
-        nodes = zip(joint.primals, joint.primal_nodes, strict=True)
-        by_slot = {f.recorded.slot: node for f, node in nodes if isinstance(node, Node)}  # subclasses are refused
-        seen = {recorded.slot: recorded.seen for recorded in joint.recording.inputs}
         heads = joint.part.placeholders
+        by_slot = {node.slot: node for node in heads}
         for i, token in enumerate(joint.signature.tokens):
             self.tokens.append(self._placeholder(heads[i], token, f"token_{token.effect}", None))
         for slot, _ in capture.state:
             prefix = "p" if isinstance(slot, Param) else "b"
-            assert isinstance(slot, (Param, Buffer))
-            self.state[slot] = self._placeholder(by_slot.get(slot), slot, f"{prefix}_{slot.path}", seen[slot])
-        for slot, name in _input_names(function, [s for s in seen if isinstance(s, Input)]):
-            self.inputs[slot] = self._placeholder(by_slot.get(slot), slot, name, seen[slot])
-        for node in joint.random.placeholders:
-            self.random[str(node.slot)] = self._placeholder(node, node.slot, str(node.slot), None)
+            for place, item in plain_slots(self._recorded[slot]):
+                self.state[place] = self._placeholder(
+                    by_slot.get(place), place, f"{prefix}_{path_of(place)}", item.seen
+                )
+        for slot, name in _input_names(function, [s for s in self._recorded if isinstance(s, Input)]):
+            for place, item in plain_slots(self._recorded[slot]):
+                wanted = name + path_of(place).removeprefix(slot.path)
+                self.inputs[place] = self._placeholder(by_slot.get(place), place, wanted, item.seen)
+        for side in (joint.random.forward, joint.random.backward):
+            if side is not None and (side.draws or side is joint.random.forward):
+                for node in (side.seed, side.base):
+                    self.random[str(node.slot)] = self._placeholder(node, node.slot, str(node.slot), None)
         for hidden in capture.hidden:
-            real = joint.recording.real_tensors[hidden].detach()
-            self._new[id(by_slot[hidden])] = constant = Node(get_constant, (real,), {}, by_slot[hidden].value)
-            self._nodes.append(constant)
+            reals = leaves_of(joint.recording.real_tensors[hidden])
+            for (place, _), real in zip(plain_slots(self._recorded[hidden]), reals, strict=True):
+                if place in by_slot:
+                    self._new[id(by_slot[place])] = self._constant(real.detach(), by_slot[place].value)
         for head in _last(heads, len(joint.signature.backward_tokens)):
             self._new[id(head)] = self._token_of_backward(head)
+
+    def _keep_old_values(self) -> None:
+        """The graph will be differentiated, after its runner has given written inputs their new values."""
+        by_slot = {node.slot: node for node in self._joint.part.placeholders}
+        for slot in self._new_values():
+            if slot in by_slot:
+                self._new[id(by_slot[slot])] = self._call(aten.clone.default, (self.state | self.inputs)[slot])
 
     def _token_of_backward(self, head: Node) -> Any:
         """The backward goes on where the forward's effects of the same kind ended, or takes a token of its own."""
@@ -152,14 +199,23 @@ class _Lowering:
             return item.__class__([self._value(x) for x in item])
         return item
 
+    def _constant(self, held: Tensor, value: Any) -> Node:
+        node = Node(get_constant, (held,), {}, value)
+        self._nodes.append(node)
+        return node
+
     def _copy_nodes(self) -> None:
         joint = self._joint
-        tangents = [node for node in joint.part.placeholders if id(node) not in self._new]
+        tangents = joint.tape.tangent_nodes
         loss = None if self._loss is None else self._returned(Output(self._loss))
-        if loss is not None and id(loss) in self._new:  # it is an input
+        if isinstance(loss, Wrapped):
+            self._add_seed_of_wrapper(tangents)
+        elif loss is not None and id(loss) in self._new:  # it is an input
             self._add_seed(tangents, loss)
         for node in joint.part.nodes:
-            new = Node(node.op, self._value(node.args), {k: self._value(v) for k, v in node.kwargs.items()}, node.value)
+            # Above autograd, composite operators choose their kernels, and so their strides, when the graph is run.
+            op = aten.reshape.default if self._above and node.op is aten.view.default else node.op
+            new = Node(op, self._value(node.args), {k: self._value(v) for k, v in node.kwargs.items()}, node.value)
             new.name, new.meta, new.backward, new.impure = node.name, node.meta, node.backward, node.impure
             new.stack, new.autograd_node = node.stack, node.autograd_node
             self._new[id(node)] = new
@@ -173,6 +229,14 @@ class _Lowering:
         seed.backward = True
         for tangent in tangents:
             self._new[id(tangent)] = seed
+
+    def _add_seed_of_wrapper(self, tangents: Sequence[Node]) -> None:
+        """The same where the loss is made of several tensors."""
+        assert self._loss is not None
+        tape, slot = self._joint.tape, Output(self._loss)
+        seeds = seed_of(tape.targets[slot], tape.tangents[slot], self._loss)
+        for tangent, seed in zip(tangents, seeds, strict=True):
+            self._new[id(tangent)] = self._constant(seed, tangent.value)
 
     def _call(self, op: Any, *args: Any) -> Node:
         node = Node(op, args, {}, args[0].value)
@@ -192,8 +256,13 @@ class _Lowering:
         ends |= dict(zip(signature.backward_tokens, late, strict=False))
         found.tokens = [self._value(node) for node in ends.values()]
         new = self._new_values()
-        found.updates = [(slot, self._value(new[slot])) for slot in (*self.state, *self.inputs) if slot in new]
-        found.results = [self._value(self._returned(Output(i))) for i in range(joint.visible)]
+        old = {**self.state, **self.inputs}
+        found.updates = [(slot, self._value(new[slot])) for slot in old if slot in new]
+        # A tensor subclass may be written as a whole although some of its tensors stay as they are.
+        found.updates = [(s, node) for s, node in found.updates if not isinstance(s, Inner) or node is not old[s]]
+        results = [self._returned(Output(i)) for i in range(joint.visible)]
+        found.results = [self._value(value) for value in spread(results)]
+        found.loss = len(spread(results[: self._loss])) if self._loss is not None else 0
         offsets = (("fwd_offset", joint.random.forward_outputs), ("bwd_offset", joint.random.backward_outputs))
         found.offsets = [(role, self._value(node)) for role, nodes in offsets for node in nodes]
         found.gradients = [(slot, self._value(node)) for slot, node in self._gradients()]
@@ -203,7 +272,7 @@ class _Lowering:
 
     def _copy_what_is_overwritten(self, outputs: _Outputs) -> None:
         """What the graph returns must not lie in an input that the runner then gives another value."""
-        written = {id(self.state.get(slot) or self.inputs.get(slot)) for slot, _ in outputs.updates}  # type: ignore[arg-type]
+        written = {id(self.state.get(slot) or self.inputs.get(slot)) for slot, _ in outputs.updates}
 
         def safe(value: Any) -> Any:
             overwritten = isinstance(value, Node) and id(_memory_of(value)) in written
@@ -214,27 +283,36 @@ class _Lowering:
             outputs.results = [safe(node) for node in outputs.results]
             outputs.gradients = [(slot, safe(node)) for slot, node in outputs.gradients]
 
-    def _new_values(self) -> dict[Primal, Any]:
+    def _new_values(self) -> dict[Any, Any]:
         """What the program leaves in its inputs: by writing, by assigning a buffer, by writing in its backward."""
         joint = self._joint
-        new = {slot.of: self._returned(slot) for slot in joint.signature.returned if isinstance(slot, Updated)}
+        new: dict[Any, Any] = {}
+        for returned in joint.signature.returned:
+            if isinstance(returned, Updated) and returned.of in self._recorded:
+                new |= new_values(self._recorded[returned.of], self._returned(returned))
         for effect in joint.effects:
             if isinstance(effect, Assigned):
                 slot = next(s for s, p in self._capture.state if p.owner is effect.table and p.key == effect.key)
-                refuse_written_shape(slot, joint.outputs.tensors[effect.output], self.state[slot].value)  # type: ignore[index]
-                new[slot] = self._returned(Output(effect.output))
+                refuse_written_shape(slot, joint.outputs.tensors[effect.output], self._recorded[slot].seen)
+                new |= new_values(self._recorded[slot], self._returned(Output(effect.output)))
         new |= {write.of: write.new for write in joint.backward_writes if isinstance(write.of, (Param, Buffer, Input))}
         return new
 
-    def _gradients(self) -> Iterable[tuple[Param | Input, Node]]:
+    def _gradients(self) -> Iterable[tuple[Named, Node]]:
         """Parameters first."""
         joint = self._joint
         if self._loss is None:
             return []
-        start = len(joint.signature.tokens) + len(joint.signature.returned) + len(joint.random.forward_outputs)
-        slots = joint.signature.primals
-        gradients = dict(zip(slots, joint.part.outputs[start : start + len(slots)], strict=True))
-        return [(s, n) for s in (*self.state, *self.inputs) if (n := gradients.get(s)) is not None]  # type: ignore[misc]
+        start = len(joint.signature.tokens) + len(spread(joint.returned_nodes)) + len(joint.random.forward_outputs)
+        rest = iter(joint.part.outputs[start:])
+        gradients: dict[Any, list[tuple[Any, Node]]] = {}
+        for slot, layout in zip(joint.signature.primals, joint.grad_layouts, strict=True):
+            places = [slot] if layout is None else layout.slots(slot)
+            gradients[slot] = [(place, node) for place in places if (node := next(rest)) is not None]
+        owners = dict.fromkeys(owner_of(place) for place in (*self.state, *self.inputs))
+        found = [pair for owner in owners for pair in gradients.get(owner, ())]
+        refuse_unnamed_gradient([place for place, _ in found], self.inputs)
+        return found
 
     def _separate(self, outputs: _Outputs) -> None:
         """Signatures map names of nodes to what they belong to: no two updates, and no two gradients, share a node."""
@@ -283,16 +361,15 @@ class _Lowering:
     def signature(self, structure: Structure) -> GraphSignature:
         """Names for every place of the graph."""
         outputs, state = self.outputs, self.state
-        params = {node.name: slot.path for slot, node in state.items() if isinstance(slot, Param)}
-        buffers = {node.name: slot.path for slot, node in state.items() if isinstance(slot, Buffer)}
+        params = {node.name: path_of(slot) for slot, node in state.items() if _is(slot, Param)}
+        buffers = {node.name: path_of(slot) for slot, node in state.items() if _is(slot, Buffer)}
         backward = None
         if self._loss is not None:
             backward = BackwardSignature(
-                {node.name: slot.path for slot, node in outputs.gradients if isinstance(slot, Param)},
-                {node.name: self.inputs[s].name for s, node in outputs.gradients if isinstance(s, Input)},
-                outputs.results[self._loss].name,
+                {node.name: path_of(slot) for slot, node in outputs.gradients if _is(slot, Param)},
+                {node.name: self.inputs[s].name for s, node in outputs.gradients if _is(s, Input)},
+                outputs.results[outputs.loss].name,
             )
-        first = {r.slot: r.same_as.slot for r in self._joint.recording.inputs if r.same_as is not None}
         return GraphSignature(
             parameters=list(params.values()),
             buffers=list(buffers.values()),
@@ -300,18 +377,35 @@ class _Lowering:
             user_outputs=[getattr(node, "name", None) for node in outputs.results],
             inputs_to_parameters=params,
             inputs_to_buffers=buffers,
-            buffers_to_mutate={n.name: s.path for s, n in outputs.updates if isinstance(s, Buffer)},
-            parameters_to_mutate={n.name: s.path for s, n in outputs.updates if isinstance(s, Param)},
-            user_inputs_to_mutate={n.name: self.inputs[s].name for s, n in outputs.updates if isinstance(s, Input)},
+            buffers_to_mutate={n.name: path_of(s) for s, n in outputs.updates if _is(s, Buffer)},
+            parameters_to_mutate={n.name: path_of(s) for s, n in outputs.updates if _is(s, Param)},
+            user_inputs_to_mutate={n.name: self.inputs[s].name for s, n in outputs.updates if _is(s, Input)},
             in_spec=structure.in_spec,
             out_spec=structure.out_spec,
             backward_signature=backward,
             input_tokens=[node.name for node in self.tokens],
             output_tokens=[node.name for node in outputs.tokens],
-            ties={s.path: f.path for s, f in first.items() if not isinstance(s, Input)},  # type: ignore[union-attr]
+            ties=self._ties(),
             random_inputs={node.name: role for role, node in self.random.items()},
             random_outputs={node.name: role for role, node in outputs.offsets},
         )
+
+    def _ties(self) -> dict[str, str]:
+        """Further names of tensors of the state, and their first names."""
+        ties: dict[str, str] = {}
+        for slot, _ in self._capture.state:
+            recorded = self._recorded[slot]
+            first = recorded.same_as or recorded
+            for (place, _), (original, item) in zip(plain_slots(recorded), plain_slots(first), strict=True):
+                original = item.same_as.slot if item.same_as is not None else original
+                if original != place:
+                    ties[path_of(place)] = path_of(original)
+        return ties
+
+
+def _is(slot: Named, kind: type) -> bool:
+    """Whether a slot is a parameter, a buffer or an argument, or lies in one."""
+    return isinstance(owner_of(slot), kind)
 
 
 def _memory_of(node: Node) -> Node:

@@ -104,7 +104,7 @@ def _captured(
     if not callable(func):
         raise ExportError(f"a function can be exported, not {func!r}.")
     flat = flatten((args, kwargs), "")
-    refuse_subclasses(zip(flat.paths, flat.leaves, strict=True))
+    refuse_subclasses(zip(flat.paths, flat.leaves, strict=True), "aot_export_joint_simple")
     args, kwargs = without_duplicates(flat, ())
     capture = capture_for_export(func, args, kwargs, wanted, decompositions, pre_dispatch)
     for slot in capture.hidden:

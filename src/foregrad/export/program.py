@@ -74,6 +74,8 @@ def _example(exported: Exported) -> Any:
     if exported.example is None or exported.signature.random_inputs:
         return None
     args, kwargs = exported.example
+    if exported.wrappers is not None:
+        args, kwargs = exported.wrappers.take_apart(args, kwargs)
     if any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves((args, kwargs))):
         return None
     return pytree.tree_map_only(Tensor, Tensor.detach, args), pytree.tree_map_only(Tensor, Tensor.detach, kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -15,15 +15,16 @@ from ..joint.inputs import InputFacts
 from ..record.engine import geometry_of
 from ..record.hooks import has_hooks
 from ..slots import Buffer, GradOf, Hidden, Input, Output, Param, Primal
+from .wrappers import Named, owner_of
 
 
-def refuse_subclasses(values: Iterable[tuple[str, Any]]) -> None:
-    """Inputs whose tensors are made of others."""
+def refuse_subclasses(values: Iterable[tuple[str, Any]], where: str) -> None:
+    """Inputs whose tensors are made of others, where a graph must be called as the program is."""
     for name, value in values:
         if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value):
             raise ExportError(
-                f"aot_export is not currently supported with traceable tensor subclass inputs: {name} is a "
-                f"{type(value).__name__}. Pass its inner tensors, and rebuild it in the program."
+                f"{where} is not supported with traceable tensor subclass inputs: {name} is a {type(value).__name__}. "
+                "Pass its inner tensors, and rebuild it in the program."
             )
 
 
@@ -42,7 +43,7 @@ def refuse_what_is_lost(capture: Capture, joint: bool) -> None:
             )
     _refuse_effects(capture)
     for facts in program.inputs:
-        if isinstance(facts.recorded.slot, Hidden):
+        if isinstance(owner_of(facts.recorded.slot), Hidden):
             _refuse_hidden(facts, joint)
     for name, error in program.backward_errors.items():
         assert isinstance(name, Output)
@@ -113,6 +114,17 @@ def _refuse_gradients_without_a_name(capture: Capture) -> None:
     for slot, tensor in program.recording.real_tensors.items():
         if tensor.requires_grad and has_hooks(tensor):
             raise ExportError(f"{slot} has hooks on its gradient, which an exported graph would lose. Remove them.")
+
+
+def refuse_unnamed_gradient(places: Iterable[Named], inputs: Container[Named]) -> None:
+    """The gradient of an argument is named by the argument's node."""
+    for place in places:
+        slot = owner_of(place)
+        if isinstance(slot, Input) and place not in inputs:
+            raise ExportError(
+                f"the gradient of {slot} is put together otherwise than {slot} itself (one of them is a tensor "
+                "subclass), so that it has no name. Make it a parameter."
+            )
 
 
 def refuse_written_shape(slot: Primal, new: Tensor | None, old: Tensor) -> None:

@@ -22,6 +22,7 @@ from .._torch import (
     symbol_range,
 )
 from ..errors import ExportError
+from ..subclasses.layout import is_wrapper
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Symbols:
     sizes: dict[str, Any] = field(default_factory=dict)  # symbolic sizes
     wanted: dict[str, Any] = field(default_factory=dict)  # the ranges that were asked for
     may_be_fixed: set[str] = field(default_factory=set)  # `Dim.AUTO`
+    may_be_related: set[str] = field(default_factory=set)  # `Dim.AUTO` and `Dim.DYNAMIC`
 
     @property
     def _env(self) -> ShapeEnv:
@@ -47,9 +49,10 @@ class Symbols:
                 raise ExportError(f"{where} has size {actual}, but dynamic_shapes says {dim}.")
             return actual
         if _hint(dim) is not None:
+            self.may_be_related.add(where)
             if _hint(dim) == "AUTO":
                 self.may_be_fixed.add(where)
-            return self._symbol(where, actual, where)
+            return self._symbol(where, actual, where, dim.min, dim.max)
         root = getattr(dim, "root", None)
         if root is not None:  # a dimension that is computed from another
             if root.__name__ not in self.sizes:
@@ -89,7 +92,7 @@ class Symbols:
         for name, size in self.sizes.items():
             symbol = expression_of(size)
             if not symbol.is_symbol or symbol in owners:
-                if name not in self.may_be_fixed:
+                if name not in (self.may_be_fixed if symbol.is_number else self.may_be_related):
                     raise ExportError(
                         f"the program works only where {name} is {owners.get(symbol, symbol)}. Leave it out of "
                         "dynamic_shapes, say so there, or change what depends on it."
@@ -97,7 +100,7 @@ class Symbols:
                 continue
             owners[symbol] = name
             found[symbol] = symbol_range(self._env, symbol)
-            if found[symbol] != self.wanted[name] and name not in self.may_be_fixed:
+            if found[symbol] != self.wanted[name] and name not in self.may_be_related:
                 low, high = found[symbol].lower, found[symbol].upper
                 raise ExportError(
                     f"the program works only where {low} <= {name} <= {high}. Say so: torch.export.Dim({name!r}, "
@@ -133,7 +136,7 @@ def with_symbolic_sizes(
     mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any], Symbols]:
     """The example call with fake tensors where `dynamic_shapes` says that a size may change."""
-    symbols = Symbols(new_fake_mode(ShapeEnv(duck_shape=False)))
+    symbols = Symbols(new_fake_mode(ShapeEnv(duck_shape=False), for_all_sizes=True))
     names, starred = _names(mod, args, kwargs)
     if isinstance(dynamic_shapes, (tuple, list)):
         if len(dynamic_shapes) != len(names):
@@ -187,6 +190,10 @@ def _replaced(value: Any, spec: Any, where: str, symbols: Symbols) -> Any:
 
 
 def _symbolic_tensor(tensor: Tensor, spec: Any, where: str, symbols: Symbols) -> Tensor:
+    if is_wrapper(tensor):
+        raise ExportError(
+            f"{where} is a {type(tensor).__name__}: the sizes of a tensor subclass cannot be symbols here."
+        )
     dims = dict(enumerate(spec)) if isinstance(spec, (list, tuple)) else spec
     if not isinstance(dims, Mapping) or not all(isinstance(d, int) and 0 <= d < tensor.dim() for d in dims):
         raise ExportError(f"dynamic_shapes does not fit {where}, a tensor of {tensor.dim()} dimensions: {spec!r}.")

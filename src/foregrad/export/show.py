@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from torch import Tensor, fx
@@ -28,18 +30,60 @@ _OUTPUTS = {
 }
 
 
-def show(exported: Exported) -> str:
-    """Inputs, outputs, mutations, loss and gradients, then the code of the graph."""
-    graph, signature, specs = exported.graph_module, exported.signature, exported.specs
+_ROWS = 24  # so many inputs or outputs of one kind are shown, or the first and the last of them
+_LINES = 400  # of code
+_WIDTH = 400  # of a line: a large graph takes and returns hundreds of values
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    side: str
+    name: str
+    about: str
+    value: str
+    kind: Any  # rows of one kind that follow each other are a group
+
+
+def show(exported: Exported, whole: bool = False) -> str:
+    """Inputs, outputs, mutations, loss and gradients, then the code of the graph: cut where it is long, or whole."""
+    graph, specs = exported.graph_module, exported.specs
     nodes = {node.name: node for node in graph.graph.nodes}
-    count = sum(node.op == "call_function" for node in graph.graph.nodes)
+    rows = [
+        _Row("input", s.arg.name, _about_input(s, exported), _value_of_input(nodes, s, exported), s.kind)
+        for s in specs.input_specs
+    ]
+    rows += [_Row("output", _name(s), _about_output(s, exported), _value(nodes, s), s.kind) for s in specs.output_specs]
+    lines = [line for _, group in groupby(rows, lambda row: row.kind) for line in _cut(list(group), whole)]
+    widths = [max((len(cells[i]) for cells in lines if len(cells) > 1), default=0) for i in range(3)]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(cells, (*widths, 0), strict=False)) for cells in lines]
+    code = graph.code.strip().splitlines()
+    return "\n".join([_header(exported), *(f"  {line.rstrip()}" for line in table), "", *_cut_code(code, whole)])
+
+
+def _header(exported: Exported) -> str:
+    signature, state = exported.signature, exported.state
+    count = sum(node.op == "call_function" for node in exported.graph_module.graph.nodes)
+    own = [name for name in signature.parameters if name not in signature.ties]
+    elements = sum(state[name].numel() for name in own)
     kind = "forward" if signature.backward_signature is None else "training step"
-    rows = [("input", s.arg.name, _about_input(s, exported), _value(nodes, s)) for s in specs.input_specs]
-    rows += [("output", _name(s), _about_output(s, exported), _value(nodes, s)) for s in specs.output_specs]
-    widths = [max(len(row[i]) for row in rows) for i in range(3)] if rows else [0, 0, 0]
-    lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]]) for row in rows]
-    header = f"exported {kind}: {count} operators"
-    return "\n".join([header, *(f"  {line.rstrip()}" for line in lines), "", graph.code.strip()])
+    return f"exported {kind}: {count} operators, {len(own)} parameters of {elements:,} elements"
+
+
+def _cut(group: list[_Row], whole: bool) -> list[tuple[str, ...]]:
+    rows = [(row.side, row.name, row.about, row.value) for row in group]
+    if whole or len(rows) <= _ROWS:
+        return list(rows)
+    first, last = _ROWS * 2 // 3, _ROWS // 6
+    return [*rows[:first], (f"... {len(rows) - first - last} more",), *rows[-last:]]
+
+
+def _cut_code(lines: list[str], whole: bool) -> list[str]:
+    if whole:
+        return lines
+    if len(lines) > _LINES:
+        first, last = _LINES * 2 // 3, _LINES // 6
+        lines = [*lines[:first], f"    ... {len(lines) - first - last} more lines", *lines[-last:]]
+    return [line if len(line) <= _WIDTH else f"{line[:_WIDTH]} ..." for line in lines]
 
 
 def _name(spec: OutputSpec) -> str:
@@ -48,14 +92,17 @@ def _name(spec: OutputSpec) -> str:
 
 def _about_input(spec: InputSpec, exported: Exported) -> str:
     role = exported.signature.random_inputs.get(spec.arg.name)
+    return f"random {role}" if role else _INPUTS[spec.kind].format(spec.target)
+
+
+def _value_of_input(nodes: dict[str, fx.Node], spec: InputSpec, exported: Exported) -> str:
     first = exported.signature.ties.get(spec.target or "")
-    text = role or _INPUTS[spec.kind].format(spec.target)
-    return f"{text}, the same as {first}" if first is not None else text
+    return _value(nodes, spec) + (f", the same as {first}" if first is not None else "")
 
 
 def _about_output(spec: OutputSpec, exported: Exported) -> str:
     role = exported.signature.random_outputs.get(spec.arg.name)
-    return role or _OUTPUTS[spec.kind].format(spec.target)
+    return f"random {role}" if role else _OUTPUTS[spec.kind].format(spec.target)
 
 
 def _value(nodes: dict[str, fx.Node], spec: Any) -> str:

@@ -32,6 +32,7 @@ from ..record.memory import (
 from ..record.recording import GradNeeded, InputsFoundLate, Recording
 from ..record.stand_ins import Argument
 from ..slots import Buffer, Hidden, Input, Param, Primal, Tangent
+from .attributes import HeldTensors
 from .calls import code_that_runs
 from .escapes import Snapshot, refuse_assigned_attributes
 from .hook_state import refuse_private_state
@@ -188,6 +189,7 @@ def _capture(
         given, around = (inputs, found) if dynamic else (_with_fixed_sizes(inputs), _with_fixed_sizes(found))
         engine = engine_for([(argument.slot, argument.value) for argument in (*found, *inputs)], dynamic)
         snapshot = Snapshot(surroundings)
+        held = HeldTensors(function) if config.is_export and isinstance(function, nn.Module) else None
         from_nodes = isinstance(function, fx.GraphModule)
         recording = Recording(engine, dict(config.decompositions or {}), from_nodes, config.pre_dispatch)
         try:
@@ -195,7 +197,8 @@ def _capture(
             result = flatten(recording.result, "output")
             escapes = snapshot.assigned(recording)
             if config.is_export:
-                refuse_assigned_attributes(escapes, [p for a, p in state if isinstance(a.slot, Buffer)])
+                buffers = [place for argument, place in state if isinstance(argument.slot, Buffer)]
+                refuse_assigned_attributes(escapes, buffers, [] if held is None else held.replaced())
             joint = build_joint(recording, result.leaves, result.paths, escapes, config)
             refuse_private_state(joint.hooks, surroundings, recording)
         except WholeMemoryNeeded as needed:

@@ -89,11 +89,14 @@ class Snapshot:
         )
 
 
-def refuse_assigned_attributes(escapes: Sequence[Escape], buffers: Iterable[Place]) -> None:
-    """An exported graph returns the new values of buffers; a tensor in any other attribute would be lost (X-12)."""
+def refuse_assigned_attributes(escapes: Sequence[Escape], buffers: Iterable[Place], inside: Sequence[str]) -> None:
+    """An exported graph returns the new values of buffers; a tensor in any other attribute would be lost (X-12).
+
+    `inside` are places in containers.
+    """
     known = {(id(place.owner), place.key) for place in buffers}
     others = [e for e in escapes if e.tensor is None or (id(e.table), e.key) not in known]
-    lost = [f"self.{escape.path.removeprefix('_export_root.')}" for escape in others]
+    lost = [f"self.{path.removeprefix('_export_root.')}" for path in (*(e.path for e in others), *inside)]
     if lost:
         one = len(lost) == 1
         raise AssignedAttributeError(

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from .._torch import SET_GRAD_ENABLED, OpOverload, autograd_left_out, custom_functions_refused
 from ..errors import UnsupportedError
 from ..ops import Kind, OpInfo, aten, op_info
+from ..subclasses.layout import is_wrapper
 from .engine import Engine
 from .lines import user_stack, where
 from .overlap import storage_of, tensors_in
@@ -38,8 +39,16 @@ class AboveAutograd(Recorder):
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Run the program here."""
-        with GradSwitches(self), custom_functions_refused(self._refuse_function), autograd_left_out():
-            yield
+        try:
+            with GradSwitches(self), custom_functions_refused(self._refuse_function), autograd_left_out():
+                yield
+        except RuntimeError as error:
+            if "does not require grad and does not have a grad_fn" not in str(error):
+                raise
+            raise UnsupportedError(
+                "the program differentiates something by itself (torch.autograd.grad, backward()), which cannot be "
+                "exported with pre_dispatch. Export the training step instead, with loss= or trace_joint=True."
+            ) from error
 
     def switch(self, enabled: bool) -> None:
         """The program switches gradients on or off."""
@@ -70,6 +79,12 @@ class AboveAutograd(Recorder):
     def _look_at(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse a write whose functional form autograd would see otherwise."""
         for tensor in tensors_in([*args, *kwargs.values()]):
+            if is_wrapper(tensor):
+                raise UnsupportedError(
+                    f"{op} of a {type(tensor).__name__}, at {where(user_stack(3))}: autograd differentiates operators "
+                    "of a tensor subclass, not those that it runs inside, so it cannot be exported with pre_dispatch. "
+                    "Export the training step instead, with loss= or trace_joint=True."
+                )
             if tensor.requires_grad:
                 self._followed.add(storage_of(tensor))
                 if tensor.is_leaf:
@@ -96,7 +111,7 @@ class AboveAutograd(Recorder):
         if out is NotImplemented or op in self._decompositions or not info.composite:
             return out
         inner = self.steps[start:]
-        plain = all(op_info(s.op).kind in (Kind.PURE, Kind.VIEW) and not op_info(s.op).impure for s in inner)
+        plain = all(op_info(s.op).kind in (Kind.PURE, Kind.VIEW) and not _does_more(s) for s in inner)
         given = {storage_of(t) for t in tensors_in([*args, *kwargs.values()])}
         fresh = all(storage_of(t) not in given for t in tensors_in([out]))
         if inner and plain and fresh and op_info(op).kind is Kind.PURE:
@@ -109,6 +124,16 @@ class AboveAutograd(Recorder):
             f"the custom function {name}, at {where(user_stack(3))}, has a derivative of its own, which a graph above "
             "autograd would lose. Export the training step instead, with loss= or trace_joint=True."
         )
+
+
+def _does_more(step: Step) -> bool:
+    """Whether an operator does more than to compute its results; attention without dropout draws nothing."""
+    info = op_info(step.op)
+    if not info.impure or not info.random:
+        return info.impure
+    names = [argument.name for argument in step.op._schema.arguments]
+    given = {**dict(zip(names, step.args, strict=False)), **step.kwargs}
+    return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0
 
 
 class GradSwitches(TorchFunctionMode):

@@ -8,13 +8,15 @@ from typing import Any
 from .._torch import FakeTensor, ShapeEnv, new_fake_mode, running_fake_mode
 from ..errors import FakeModeError
 from ..slots import Primal
+from ..subclasses.layout import is_wrapper, leaves_of
 from .engine import FakeEngine
 from .lean import LeanEngine
 
 
 def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool) -> FakeEngine:
     """The engine for a recording: over the inputs' own fake mode if they have one."""
-    fakes = [(slot, value) for slot, value in inputs if isinstance(value, FakeTensor)]
+    plain = [(slot, leaf) for slot, value in inputs for leaf in (leaves_of(value) if is_wrapper(value) else [value])]
+    fakes = [(slot, value) for slot, value in plain if isinstance(value, FakeTensor)]
     for slot, value in fakes:
         if value.fake_mode is not fakes[0][1].fake_mode:
             raise FakeModeError(

@@ -20,6 +20,7 @@ from .._torch import (
     HigherOrderOperator,
     OpOverload,
     ShapeEnv,
+    dispatch_with_symbols,
     local_source,
     make_fake,
     run_on_meta,
@@ -119,8 +120,8 @@ class FakeEngine:
     def __init__(self, mode: FakeTensorMode, reason: str = "") -> None:
         self.mode = mode
         self.reason = reason  # why not the lean engine
-        self._dispatch = mode.dispatch  # bound once: it runs for every operator
         self._static = mode.shape_env is None
+        self._dispatch = mode.dispatch if self._static else dispatch_with_symbols(mode)  # it runs for every operator
 
     @property
     def shape_env(self) -> ShapeEnv | None:
