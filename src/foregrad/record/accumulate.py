@@ -72,8 +72,8 @@ def with_added(
     with without_function_modes():
         for i, (leaf, gradient) in enumerate(zip(leaves, before, strict=True)):
             added = leaf.grad if leaf.is_leaf else None
-            if added is gradient:
-                continue
+            if added is gradient or not (engine.is_abstract(leaf) or engine.is_abstract(added)):
+                continue  # the last is another thread's doing, to a tensor that is no twin
             leaf.grad = gradient
             if gradient is not None or not engine.is_abstract(leaf):
                 raise UnsupportedError(
