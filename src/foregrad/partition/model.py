@@ -12,6 +12,7 @@ from ..errors import PartitionError
 from ..joint.graph import Part
 from ..joint.ir import Node, get_constant, nodes_in
 from .costs import flops_of, weight_of
+from .higher_orders import saved_for_higher_orders
 from .rules import is_marked_for_recomputation, mark_of, why_not_again
 from .storages import Storages
 
@@ -22,10 +23,13 @@ class Model:
     Args:
         joint: the graph.
         num_fwd_outputs: how many of its outputs belong to the forward.
+        keeps_sides: leave the backward's own operators there, though the forward could save what they make of its
+            values: a backward of the backward can then compute all that autograd saves.
     """
 
-    def __init__(self, joint: Part, num_fwd_outputs: int) -> None:
+    def __init__(self, joint: Part, num_fwd_outputs: int, keeps_sides: bool = False) -> None:
         self.joint = joint
+        self.keeps_sides = keeps_sides
         self.nodes: list[Node] = [*joint.placeholders, *joint.nodes]
         self.index = {id(node): i for i, node in enumerate(self.nodes)}
         self.placeholders = len(joint.placeholders)
@@ -77,13 +81,13 @@ class Model:
             late[i] = True
         for i in range(self.placeholders, len(nodes)):
             node = nodes[i]
-            stays = node.backward and (node.impure or node.recomputed)
+            stays = self._is_backwards_own(i) and (self.keeps_sides or node.impure or node.recomputed)
             late[i] = stays or any(late[item] for item in self.inputs[i])
         marked = [mark_of(node) is not None for node in nodes]
         if any(marked):  # what the backward would compute from a marked value is not saved in its place
             for i in range(self.placeholders, len(nodes)):
                 marked[i] = marked[i] or any(marked[item] for item in self.inputs[i])
-                late[i] = late[i] or (nodes[i].backward and marked[i]) or any(late[item] for item in self.inputs[i])
+                late[i] = late[i] or (marked[i] and self._is_backwards_own(i)) or any(late[item] for item in self.inputs[i])
         self.late = late
         written = {s for i, node in enumerate(nodes) if node.written for s in self.holds[i]}
         self.reads_written = [False] * len(nodes)
@@ -107,7 +111,14 @@ class Model:
         self.late_needed = sorted(i for i in needed if late[i] and i >= self.placeholders)
         read = {item for i in self.late_needed for item in self.inputs[i] if not late[item]}
         read |= {i for i in self.wanted if not late[i]}
+        more = saved_for_higher_orders(self.joint, {nodes[i] for i in read})
+        read |= {i for i in (self.index[id(node)] for node in more) if not late[i]}
         self.read = read  # what the backward reads of the forward, in any case
+
+    def _is_backwards_own(self, i: int) -> bool:
+        """Whether the backward recorded a node, and not just took a result of another one, or a size."""
+        node = self.nodes[i]
+        return node.backward and node.op is not operator.getitem and not self.symbolic[i] and not self.is_constant[i]
 
     def ancestors(self, wanted: Iterable[int]) -> set[int]:
         """What nodes are computed from, themselves included."""

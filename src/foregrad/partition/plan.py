@@ -76,8 +76,10 @@ class Plan:
     @cached_property
     def recomputed(self) -> list[int]:
         """What runs in both halves, in order; what only the backward needs is not computed twice."""
-        ran = set(self.forward_order)
-        return sorted(i for i in self.again if i in ran and self.model.nodes[i].op is not get_constant)
+        ran, again = set(self.forward_order), self.again
+        return sorted(
+            i for i in self.backward_order if i in again and i in ran and self.model.nodes[i].op is not get_constant
+        )
 
     @cached_property
     def flops(self) -> int:

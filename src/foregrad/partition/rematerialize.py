@@ -57,13 +57,15 @@ def min_cut_rematerialization_partition(
     return to_fx(forward), to_fx(backward)
 
 
-def rematerialized(joint: Part, num_fwd_outputs: int, options: Config) -> tuple[Part, Part]:
-    """The same on the flat form."""
-    plan = plan_of(joint, num_fwd_outputs, options)
+def rematerialized(
+    joint: Part, num_fwd_outputs: int, options: Config, keeps_sides: bool = False
+) -> tuple[Part, Part]:
+    """The same on the flat form; `keeps_sides` as for `Model`."""
+    plan = plan_of(joint, num_fwd_outputs, options, keeps_sides)
     return cut_plainly(joint, num_fwd_outputs) if plan is None else plan.emit()
 
 
-def plan_of(joint: Part, num_fwd_outputs: int, options: Config) -> Plan | None:
+def plan_of(joint: Part, num_fwd_outputs: int, options: Config, keeps_sides: bool = False) -> Plan | None:
     """What to save; None where there is nothing to decide, for nothing belongs to the backward."""
     check_budgets(options)
     fraction = _marked_fraction(joint, options.activation_memory_budget)
@@ -71,7 +73,7 @@ def plan_of(joint: Part, num_fwd_outputs: int, options: Config) -> Plan | None:
         raise ConfigError("Give either memory_budget or activation_memory_budget, not both.")
     if options.cse:
         joint = without_common_subexpressions(joint)
-    model = Model(joint, num_fwd_outputs)
+    model = Model(joint, num_fwd_outputs, keeps_sides)
     if not model.late_needed:
         return None
     frontier = Frontier(model)

@@ -80,7 +80,7 @@ class RunningOrder:
 
 def _graphs(order: Order, config: AOTConfig) -> tuple[fx.GraphModule, fx.GraphModule]:
     ends = len(order.part.outputs) - order.tokens - len(order.results)
-    forward, backward = partitioned(order.part, order.tokens + len(order.results), ends, config)
+    forward, backward = partitioned(order.part, order.tokens + len(order.results), ends, config, higher=True)
     if config.options.unlift_effect_tokens:
         unlift_first_tokens(forward, order.tokens)
         unlift_last_tokens(backward, count_tokens(backward))
