@@ -134,7 +134,7 @@ def _reason(plan: Plan, i: int, saved: bool) -> str:
     if i < model.placeholders:
         return "an input"
     if i in model.must_keep:
-        return model.banned[i] or model.banned[model.inputs[i][0]] or "fixed"
+        return model.banned[i] or "computed from what cannot be computed again"
     if all(s in model.free for s in model.holds[i]):
         return "a result, which the caller holds"
     return "a product or convolution" if model.flops[i] else "smaller than what it is computed from"

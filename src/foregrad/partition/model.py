@@ -112,8 +112,8 @@ class Model:
         read = {item for i in self.late_needed for item in self.inputs[i] if not late[item]}
         read |= {i for i in self.wanted if not late[i]}
         more = saved_for_higher_orders(self.joint, {nodes[i] for i in read})
-        read |= {i for i in (self.index[id(node)] for node in more) if not late[i]}
-        self.read = read  # what the backward reads of the forward, in any case
+        self.within_reach = {i for i in (self.index[id(node)] for node in more) if not late[i]} - read
+        self.read = read | self.within_reach  # what the backward reads of the forward, in any case
 
     def _is_backwards_own(self, i: int) -> bool:
         """Whether the backward recorded a node, and not just took a result of another one, or a size."""
@@ -172,13 +172,24 @@ class Model:
             and (i in direct or not any(s in self.returned for s in self.holds[i]))
             for i in range(count)
         ]
-        self.must_keep = {i for i in range(self.placeholders, count) if self.savable[i] and self._is_fixed(i)}
+        lost = [False] * count  # can neither be computed again nor be saved
+        self.must_keep: set[int] = set()  # what can only be saved, if the backward needs it
+        for i in range(self.placeholders, count):
+            if self.late[i] or not (self.banned[i] is not None or any(lost[item] for item in self.inputs[i])):
+                continue
+            if self.savable[i]:
+                self.must_keep.add(i)
+            else:
+                lost[i] = not self.crosses_anyway(i)
 
-    def _is_fixed(self, i: int) -> bool:
-        """Whether a value, if the backward needs it, can only be saved."""
-        if self.banned[i] is not None:
+    def crosses_anyway(self, i: int) -> bool:
+        """Whether the backward is given a value for nothing: an input, a size, a view of an input that is written.
+
+        Autograd checks the version of such a view.
+        """
+        if i < self.placeholders or self.symbolic[i]:
             return True
-        return self.nodes[i].op is operator.getitem and self.banned[self.inputs[i][0]] is not None
+        return self.banned[i] is not None and self.base[i] < self.placeholders
 
     def can_be_saved(self, i: int) -> bool:
         """Whether a node's value is a tensor of its own."""
