@@ -6,17 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 N = 6
-noted: list[float] = []
-library = torch.library.Library("foregrad_random_programs", "DEF")
-library.define("note(Tensor x) -> Tensor")
-library.impl("note", lambda x: (noted.append(float(x.sum())), x * 2)[1], "CompositeExplicitAutograd")
-torch.library.register_fake("foregrad_random_programs::note", torch.empty_like)
-_register_effectful_op("foregrad_random_programs::note", _EffectType.ORDERED)
 
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "sin": torch.sin,
@@ -82,7 +75,9 @@ def random_program(seed: int) -> tuple[Callable[..., Any], list[str]]:
     for _ in range(draw.randint(3, 16)):
         kind = draw.choices(["unary", "binary", "read", "write"], [6, 4, 1, 1])[0]
         table = {"unary": UNARY, "binary": BINARY, "read": UNARY, "write": WRITES}[kind]
-        steps.append((kind, draw.choice(list(table)), draw.randrange(values), draw.randrange(max(0, values - 3), values)))
+        steps.append(
+            (kind, draw.choice(list(table)), draw.randrange(values), draw.randrange(max(0, values - 3), values))
+        )
         values += kind != "write"
     results = sorted({values - 1, draw.randrange(values), draw.randrange(2, values)} if values > 2 else {0, 1})
 

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 from executing import run_step
-from random_programs import N, noted, random_program
+from random_programs import N, random_program
+from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 import foregrad
 from foregrad import min_cut_rematerialization_partition
@@ -15,6 +16,12 @@ from foregrad.partition.rules import why_not_again
 from foregrad.partition.simulate import simulate
 
 BUDGETS = [None, 1.0, 0.6, 0.3, 0.0]
+noted: list[float] = []
+library = torch.library.Library("foregrad_random_programs", "DEF")
+library.define("note(Tensor x) -> Tensor")
+library.impl("note", lambda x: (noted.append(float(x.sum())), x * 2)[1], "CompositeExplicitAutograd")
+torch.library.register_fake("foregrad_random_programs::note", torch.empty_like)
+_register_effectful_op("foregrad_random_programs::note", _EffectType.ORDERED)
 
 
 def arguments():
@@ -58,7 +65,7 @@ def compiled(program, budget, dynamic):
     return foregrad.aot_function(program, compiler, partition_fn=partition, dynamic=dynamic), calls, plans
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_gradients_and_peaks(seed):
     """P-5, P-6, P-7, peers.md 11 and 12"""
     program, steps = random_program(seed)
