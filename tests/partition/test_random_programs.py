@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from executing import run_step
+from benchmarks.executing import run_step
 from random_programs import N, random_program
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from executing import run_step
+from benchmarks.executing import run_step
 from families import SMALL, build, joint_of
 
 import foregrad
