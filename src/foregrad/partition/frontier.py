@@ -48,7 +48,7 @@ class Frontier:
     def smallest(self) -> Plan:
         """Saves the fewest bytes that can be saved without doing products twice, in the best order."""
         model = self.model
-        kept = frozenset(minimum_cut(model, lambda i: None if model.flops[i] else model.moved[i]))
+        kept = frozenset(minimum_cut(model, lambda i: None if model.flops_again[i] else model.moved_again[i]))
         return min((Plan(model, kept, order) for order in orders(model)), key=lambda plan: plan.peak)
 
     @cached_property
@@ -108,7 +108,7 @@ class Frontier:
     def _cheapest(self, price: float) -> Plan:
         model = self.model
         free = not price
-        kept = minimum_cut(model, lambda i: 0 if free else model.moved[i] + int(model.flops[i] * price))
+        kept = minimum_cut(model, lambda i: 0 if free else model.moved_again[i] + int(model.flops_again[i] * price))
         return Plan(model, frozenset(kept), self._order)
 
     @property

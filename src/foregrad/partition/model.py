@@ -133,7 +133,11 @@ class Model:
 
     # --------------------------------------------------------------------------------------------------- costs
     def _find_costs(self) -> None:
-        """`flops` and `moved`: what it costs to compute a node once more. `banned`: why that must not happen."""
+        """`flops` and `moved`: what it costs to compute a node. `banned`: why it must not be computed again.
+
+        `flops_again` and `moved_again` are what it costs if the backward computes it: nothing more, where the forward's
+        own results do not need it.
+        """
         count = len(self.nodes)
         self.flops = [0] * count
         self.moved = [0] * count
@@ -158,6 +162,8 @@ class Model:
                 made = sum(self.sizes[s] for s in self.makes[i])
                 read = sum(self.sizes[s] for item in self.inputs[i] for s in self.holds[item])
                 self.moved[i] = weight * (made + read)
+        self.flops_again = [flops if i in self.early else 0 for i, flops in enumerate(self.flops)]
+        self.moved_again = [moved if i in self.early else 0 for i, moved in enumerate(self.moved)]
         for i in range(self.placeholders, count):
             if self.nodes[i].op is operator.getitem and self.inputs[i]:
                 container = self.inputs[i][0]
