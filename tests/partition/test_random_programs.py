@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from benchmarks.executing import run_step
 from random_programs import N, random_program
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 import foregrad
+from benchmarks.executing import run_step
 from foregrad import min_cut_rematerialization_partition
 from foregrad.joint.graph import from_fx
 from foregrad.partition.rematerialize import plan_of

@@ -87,7 +87,9 @@ class Model:
         if any(marked):  # what the backward would compute from a marked value is not saved in its place
             for i in range(self.placeholders, len(nodes)):
                 marked[i] = marked[i] or any(marked[item] for item in self.inputs[i])
-                late[i] = late[i] or (marked[i] and self._is_backwards_own(i)) or any(late[item] for item in self.inputs[i])
+                late[i] = (
+                    late[i] or (marked[i] and self._is_backwards_own(i)) or any(late[item] for item in self.inputs[i])
+                )
         self.late = late
         written = {s for i, node in enumerate(nodes) if node.written for s in self.holds[i]}
         self.reads_written = [False] * len(nodes)

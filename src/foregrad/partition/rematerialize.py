@@ -7,6 +7,7 @@ from typing import Any
 import torch  # noqa: F401 (the doctest uses it)
 from torch import fx
 
+from .._torch import garbage_collection_paused
 from ..errors import BudgetError, ConfigError, InfeasibleBudgetError
 from ..joint.graph import Part, from_fx, to_fx
 from ..options import Config, config
@@ -53,16 +54,16 @@ def min_cut_rematerialization_partition(
     options = config.copy()
     if memory_budget is not None:
         options.memory_budget = memory_budget
-    forward, backward = rematerialized(from_fx(joint_module), num_fwd_outputs, options)
-    return to_fx(forward), to_fx(backward)
+    with garbage_collection_paused():
+        forward, backward = rematerialized(from_fx(joint_module), num_fwd_outputs, options)
+        return to_fx(forward), to_fx(backward)
 
 
-def rematerialized(
-    joint: Part, num_fwd_outputs: int, options: Config, keeps_sides: bool = False
-) -> tuple[Part, Part]:
+def rematerialized(joint: Part, num_fwd_outputs: int, options: Config, keeps_sides: bool = False) -> tuple[Part, Part]:
     """The same on the flat form; `keeps_sides` as for `Model`."""
-    plan = plan_of(joint, num_fwd_outputs, options, keeps_sides)
-    return cut_plainly(joint, num_fwd_outputs) if plan is None else plan.emit()
+    with garbage_collection_paused():
+        plan = plan_of(joint, num_fwd_outputs, options, keeps_sides)
+        return cut_plainly(joint, num_fwd_outputs) if plan is None else plan.emit()
 
 
 def plan_of(joint: Part, num_fwd_outputs: int, options: Config, keeps_sides: bool = False) -> Plan | None:
