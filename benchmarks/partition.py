@@ -12,6 +12,7 @@ import copy
 import cProfile
 import gc
 import importlib
+import itertools
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -221,7 +222,7 @@ class Tables:
             ["", "torch", "foregrad", "torch s", "foregrad s"],
         )
         self.curve = Table(
-            "With a budget: peak MiB / recomputed GFLOP; Foregrad is asked for torch's peak, then for the same fraction",
+            "With a budget: peak MiB / recomputed GFLOP; Foregrad is asked for torch's peak, then for that fraction",
             ["", "torch's budget", "torch", "foregrad at that peak", "foregrad at that fraction", "torch s"],
         )
         self.runs = Table(
@@ -289,7 +290,7 @@ class Tables:
             figures = [f"{found.peak:.2f} / {found.gflop:.2f}" for found in (peer, own, same)]
             self.curve.add(name, f"{budget}", *figures, f"{peer.seconds:.2f}")
         self.mark(f"{name}: points of torch's curve below Foregrad's", "0", f"{above}", not above)
-        rises = sum(b > a for a, b in zip(peaks, peaks[1:], strict=False))
+        rises = sum(b > a for a, b in itertools.pairwise(peaks))
         self.mark(f"{name}: lower budgets with a higher peak", "0", f"{rises}", not rises)
         return cuts
 

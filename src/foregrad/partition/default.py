@@ -52,7 +52,7 @@ def cut(joint: Part, num_fwd_outputs: int, options: Config = config, keeps_sides
 
 def cut_plainly(joint: Part, num_fwd_outputs: int) -> tuple[Part, Part]:
     """Nothing is computed twice."""
-    forward_outputs, backward_outputs = joint.outputs[:num_fwd_outputs], joint.outputs[num_fwd_outputs:]
+    forward_outputs, backward_outputs = split_outputs(joint, num_fwd_outputs)
     tangents = [node for node in joint.placeholders if "tangents" in node.name]
     random = [node for node in joint.placeholders if node.name.startswith(("bwd_seed", "bwd_base_offset"))]
     primals = [node for node in joint.placeholders if node not in tangents and node not in random]
@@ -69,6 +69,17 @@ def cut_plainly(joint: Part, num_fwd_outputs: int) -> tuple[Part, Part]:
         complete(Part(primals, forward_nodes, [*forward_outputs, *tensors, *sizes])),
         complete(Part([*sizes, *tensors, *tangents, *if_used(random, needed)], backward_nodes, backward_outputs)),
     )
+
+
+def split_outputs(joint: Part, num_fwd_outputs: int) -> tuple[list[Any], list[Any]]:
+    """What the forward returns of itself, and the gradients."""
+    outputs = list(joint.outputs)
+    if not 0 <= num_fwd_outputs <= len(outputs):
+        raise PartitionError(
+            f"num_fwd_outputs says how many of the graph's {len(outputs)} outputs are the forward's; it cannot be "
+            f"{num_fwd_outputs}."
+        )
+    return outputs[:num_fwd_outputs], outputs[num_fwd_outputs:]
 
 
 def if_used(random: list[Node], needed: set[Node]) -> list[Node]:

@@ -12,9 +12,13 @@ from ..errors import PartitionError
 from ..joint.graph import Part
 from ..joint.ir import Node, get_constant, nodes_in
 from .costs import flops_of, weight_of
+from .default import split_outputs
 from .higher_orders import saved_for_higher_orders
-from .rules import is_marked_for_recomputation, mark_of, why_not_again
+from .rules import MARKED, is_marked_for_recomputation, mark_of, why_not_again
 from .storages import Storages
+
+NOWHERE = 1000
+"""A distance from which a limit on distances says nothing."""
 
 
 class Model:
@@ -25,16 +29,18 @@ class Model:
         num_fwd_outputs: how many of its outputs belong to the forward.
         keeps_sides: leave the backward's own operators there, though the forward could save what they make of its
             values: a backward of the backward can then compute all that autograd saves.
+        farthest: what is further away from the backward than this, in operators, is not computed again.
     """
 
-    def __init__(self, joint: Part, num_fwd_outputs: int, keeps_sides: bool = False) -> None:
+    def __init__(
+        self, joint: Part, num_fwd_outputs: int, keeps_sides: bool = False, farthest: int | None = None
+    ) -> None:
         self.joint = joint
         self.keeps_sides = keeps_sides
         self.nodes: list[Node] = [*joint.placeholders, *joint.nodes]
         self.index = {id(node): i for i, node in enumerate(self.nodes)}
         self.placeholders = len(joint.placeholders)
-        self.forward_outputs = list(joint.outputs[:num_fwd_outputs])
-        self.backward_outputs = list(joint.outputs[num_fwd_outputs:])
+        self.forward_outputs, self.backward_outputs = split_outputs(joint, num_fwd_outputs)
         index = self.index
         self.inputs: list[tuple[int, ...]] = [
             tuple(dict.fromkeys([index[id(item)] for item in node.inputs()])) for node in self.nodes
@@ -53,7 +59,7 @@ class Model:
         self.symbolic = [isinstance(node.value, (SymInt, SymFloat, SymBool)) for node in self.nodes]
         self._find_storages()
         self._find_sides()
-        self._find_costs()
+        self._find_costs(farthest)
         self.relevant: Any = None  # what a cut decides about, once somebody asks
 
     def numbers(self, values: Iterable[Any]) -> list[int]:
@@ -134,7 +140,7 @@ class Model:
         return found
 
     # --------------------------------------------------------------------------------------------------- costs
-    def _find_costs(self) -> None:
+    def _find_costs(self, farthest: int | None) -> None:
         """`flops` and `moved`: what it costs to compute a node. `banned`: why it must not be computed again.
 
         `flops_again` and `moved_again` are what it costs if the backward computes it: nothing more, where the forward's
@@ -169,8 +175,14 @@ class Model:
         for i in range(self.placeholders, count):
             if self.nodes[i].op is operator.getitem and self.inputs[i]:
                 container = self.inputs[i][0]
-                if self.banned[container] == "marked to be saved":
+                if self.banned[container] == MARKED:
                     self.banned[i] = self.banned[container]
+        for i in range(self.placeholders, count):
+            base = self.base[i]
+            if base != i and self.banned[i] == MARKED:  # a view is saved with what it looks at
+                self.banned[i] = None
+                if base >= self.placeholders and self.banned[base] is None:
+                    self.banned[base], self.marked[base] = MARKED, False
 
         direct = {self.base[i] for i in self.read}
         self.savable = [
@@ -180,6 +192,8 @@ class Model:
             and (i in direct or not any(s in self.returned for s in self.holds[i]))
             for i in range(count)
         ]
+        if farthest is not None:
+            self._ban_far_nodes(farthest)
         lost = [False] * count  # can neither be computed again nor be saved
         self.must_keep: set[int] = set()  # what can only be saved, if the backward needs it
         for i in range(self.placeholders, count):
@@ -189,6 +203,14 @@ class Model:
                 self.must_keep.add(i)
             else:
                 lost[i] = not self.crosses_anyway(i)
+
+    def _ban_far_nodes(self, farthest: int) -> None:
+        """What is so many steps away from the backward is saved, if it is needed (torch's `max_dist_from_bw`)."""
+        distance = [NOWHERE] * len(self.nodes)
+        for i in range(len(self.nodes) - 1, self.placeholders - 1, -1):
+            distance[i] = 0 if self.late[i] else 1 + min((distance[user] for user in self.users[i]), default=NOWHERE)
+            if farthest < distance[i] < NOWHERE and self.savable[i] and self.banned[i] is None:
+                self.banned[i] = "further from the backward than max_dist_from_bw"
 
     def crosses_anyway(self, i: int) -> bool:
         """Whether the backward is given a value for nothing: an input, a size, a view of an input that is written.
