@@ -209,7 +209,7 @@ class Model:
         distance = [NOWHERE] * len(self.nodes)
         for i in range(len(self.nodes) - 1, self.placeholders - 1, -1):
             distance[i] = 0 if self.late[i] else 1 + min((distance[user] for user in self.users[i]), default=NOWHERE)
-            if farthest < distance[i] < NOWHERE and self.savable[i] and self.banned[i] is None:
+            if farthest < distance[i] < NOWHERE and i in self.early and self.savable[i] and self.banned[i] is None:
                 self.banned[i] = "further from the backward than max_dist_from_bw"
 
     def crosses_anyway(self, i: int) -> bool:
