@@ -5,6 +5,7 @@ They are plain PyTorch. Both return their loss, so that one call and one `backwa
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.util
 from collections.abc import Callable
@@ -122,10 +123,18 @@ def transformer(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     if name == "llama":
         sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
         config = transformers.LlamaConfig(vocab_size=512, use_cache=False, **sizes)
-        return Loss(transformers.LlamaForCausalLM(config)), (tokens, tokens)
+        # The model's own mask looks at values to find packed sequences, which torch's capture refuses.
+        causal = torch.full((64, 64), float("-inf")).triu(1).expand(2, 1, -1, -1)
+        return Loss(transformers.LlamaForCausalLM(config)), (tokens, tokens, causal)
     sizes = {"d_model": 128, "d_kv": 32, "d_ff": 256, "num_layers": 4, "num_heads": 4, "dropout_rate": 0.0}
     config = transformers.T5Config(vocab_size=512, use_cache=False, decoder_start_token_id=0, **sizes)
-    return Loss(transformers.T5ForConditionalGeneration(config)), (tokens, tokens)
+    model = transformers.T5ForConditionalGeneration(config)
+    # Torch's aot_module refuses tied weights: here the two embeddings and the head have weights of their own.
+    for part in (model.encoder, model.decoder):
+        part.embed_tokens = copy.deepcopy(model.shared)
+    model.lm_head = copy.deepcopy(model.lm_head)
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+    return Loss(model), (tokens, tokens)
 
 
 class Loss(nn.Module):
@@ -135,8 +144,8 @@ class Loss(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        loss: Tensor = self.model(input_ids=tokens, labels=labels).loss
+    def forward(self, tokens: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
+        loss: Tensor = self.model(input_ids=tokens, labels=labels, attention_mask=mask).loss
         return loss
 
 

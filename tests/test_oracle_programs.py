@@ -536,6 +536,14 @@ def a_write_through_the_imaginary_part(z):
     return z.abs()
 
 
+@program(lambda: torch.tensor([1 + 2j, 3 - 1j]))
+def a_conjugated_view_of_what_changes_its_shape(z):
+    """A-1, M-4: the view is taken again by its geometry, and by its conj bit."""
+    seen = z.conj()
+    z.squeeze_()
+    return seen, seen[1:]
+
+
 @program(lambda: leaf(2, 4))
 def writes_to_pieces(x):
     """M-1"""

@@ -383,3 +383,15 @@ def test_a_differentiable_write_after_a_resize():
     """M-3"""
     with pytest.raises(UnsupportedError, match="cannot be differentiated yet"):
         foregrad.aot_function(resized_then_written, nop)(plain(2), leaf(2))
+
+
+def test_a_view_of_a_view_that_was_taken_before_its_base_requires_grad():
+    """A-1: autograd follows the second view, and not the first."""
+
+    def program(x):
+        early = x.view(-1)
+        x.requires_grad_()
+        return early.split(3)[0]
+
+    with pytest.raises(UnsupportedError, match="taken before the program makes it require grad"):
+        foregrad.aot_function(program, nop)(plain(2, 4))

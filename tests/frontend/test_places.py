@@ -138,3 +138,82 @@ def test_constants_made_inside_are_part_of_the_program():
     compiled, graphs = grab(lambda x: x * torch.tensor([3.0, 4.0]) + torch.full((2,), 1.0))
     assert compiled(torch.ones(2)).tolist() == [4, 5] and compiled(torch.zeros(2)).tolist() == [1, 1]
     assert len(graphs.inputs("inference")) == 1
+
+
+class Named:
+    """A class with a method that has a common name and reads a global, and one that is called by a computed name."""
+
+    def update(self, other):
+        return COUNT
+
+    def weigh_it(self, x):
+        return x * WEIGHT
+
+    def __matmul__(self, x):
+        return x * SCALE
+
+
+COUNT = 0
+NAMED = Named()
+
+
+def test_state_that_a_program_might_read_but_does_not_costs_one_program_only():
+    """F-2: `update` stands in the program, but it is the dict's."""
+    global COUNT
+
+    def program(x):
+        found = {}
+        found.update({"scale": 2})
+        return x * found["scale"] if NAMED is not None else x
+
+    compiled, _ = grab(program)
+    try:
+        for COUNT in range(5):  # noqa: B007
+            assert compiled(plain(1)).item() == 2
+    finally:
+        COUNT = 0
+    assert len(compiled.specializations) == 2
+
+
+def test_a_tensor_is_found_also_where_a_method_is_called_by_a_computed_name():
+    """F-14"""
+    global WEIGHT
+    compiled, _ = grab(lambda x: getattr(NAMED, "weigh_" + "it"[: x.dim() + 1])(x))
+    assert compiled(torch.ones(2)).tolist() == [1, 2]
+    before, WEIGHT = WEIGHT, torch.full((2,), 7.0)
+    try:
+        assert compiled(torch.ones(2)).tolist() == [7, 7]
+    finally:
+        WEIGHT = before
+
+
+def test_an_operator_that_a_class_defines_is_followed():
+    """F-2"""
+    global SCALE
+    compiled, _ = grab(lambda x: NAMED @ x)
+    assert compiled(plain(1)).item() == 2
+    SCALE = 10
+    try:
+        assert compiled(plain(1)).item() == 10
+    finally:
+        SCALE = 2
+
+
+def test_what_is_added_to_a_dict_shows():
+    """F-2"""
+    scales = {"a": 2, "of": len}
+    compiled, _ = grab(lambda x: x * sum(v for v in scales.values() if isinstance(v, int)))
+    assert compiled(plain(1)).item() == 2
+    scales["b"] = 3
+    assert compiled(plain(1)).item() == 5
+    del scales["b"]
+    assert compiled(plain(1)).item() == 2 and len(compiled.specializations) == 2
+
+
+def test_keys_of_any_type_and_names_of_builtins_do_not_disturb_the_generated_code():
+    """F-2: a key that is a class is bound to a name, which must not be that of a builtin."""
+    chosen = {type(None): [1], int: [2]}
+    compiled, _ = grab(lambda x: x * chosen[int][0])
+    assert compiled(plain(1)).item() == 2
+    chosen[int][0] = 5
+    assert compiled(plain(1)).item() == 5

@@ -254,3 +254,18 @@ def test_a_number_before_a_tensor(function):
     """A shape rule looks at what it is given: decompositions call operators so."""
     foregrad.check(lambda x: function(2.0, x).sin(), leaf(3))
     foregrad.check(lambda x: torch.ops.aten.rsub.Scalar(x, 1).exp(), leaf(3))
+
+
+def views_of_complex(z):
+    z = z.conj()[1:].imag + z.resolve_conj().real[1:]
+    return torch.view_as_complex(torch.stack((z, -z), -1)).view(torch.int64).conj()
+
+
+@pytest.mark.parametrize("program", [complex_numbers, views_of_complex])
+def test_lazy_bits_and_memory_seen_as_another_dtype_are_known(program):
+    """F-12: and eager gives the same."""
+    x = plain(4, 4).requires_grad_() if program is complex_numbers else torch.randn(5, dtype=torch.complex64)
+    foregrad.capture(program, x)
+    report = foregrad.capture(program, x).engine
+    assert report.by_operator == {} and report.worked_out == 0
+    assert foregrad.check(program, x).ok

@@ -18,6 +18,7 @@ from ..locks import recording_lock
 from ..options import AOTConfig
 from ..record.choice import engine_for
 from ..record.engine import EngineReport
+from ..record.lines import starts_programs
 from ..record.memory import (
     SharedMemory,
     WholeMemoryNeeded,
@@ -31,6 +32,7 @@ from ..record.memory import (
 from ..record.recording import GradNeeded, InputsFoundLate, Recording
 from ..record.stand_ins import Argument
 from ..slots import Buffer, Hidden, Input, Param, Primal, Tangent
+from .calls import code_that_runs
 from .escapes import Snapshot, refuse_assigned_attributes
 from .hook_state import refuse_private_state
 from .module_guard import ModuleGuard
@@ -113,8 +115,9 @@ def capture_call(
     kwargs: dict[str, Any],
     module: nn.Module | None,
     config: AOTConfig,
+    once_more: bool = False,
 ) -> Capture:
-    """Record a function on the user's own arguments."""
+    """Record a function on the user's own arguments; once more, where no guards fit, with guards as exact as can be."""
     flat = flatten((args, kwargs), "")
     fixed = config.num_params_buffers if config.options.static_weight_shapes else 0
     inputs = [
@@ -135,7 +138,7 @@ def capture_call(
             )
         return result
 
-    return _capture(function, program, flat, inputs, state, config)
+    return _capture(function, program, flat, inputs, state, config, once_more)
 
 
 @_alone
@@ -163,8 +166,10 @@ def _capture(
     inputs: Sequence[Argument],
     state: Sequence[tuple[Argument, Place]],
     config: AOTConfig,
+    exact_guards: bool = False,
 ) -> Capture:
-    surroundings = Surroundings(function, zip(flat.paths, flat.leaves, strict=True))
+    arguments = list(zip(flat.paths, flat.leaves, strict=True))
+    surroundings = Surroundings(function, arguments)
     modules = ModuleGuard([m for _, m in surroundings.modules.values()]) if surroundings.modules else None
     found = [argument for argument, _ in state]
     hidden: dict[Hidden, Place] = {}
@@ -213,7 +218,10 @@ def _capture(
             raise refusal
         return Attempt(recording, joint, result)
 
-    joint, result, shared = settle(attempt)
+    with code_that_runs(exact_guards) as ran:
+        joint, result, shared = settle(attempt)
+    if ran is not None:
+        surroundings = Surroundings(function, arguments, ran)
     places = tuple((a.slot, place) for a, place in state)
     return Capture(joint, flat, result, places, hidden, surroundings, modules, tuple(shared))
 
@@ -333,6 +341,7 @@ def state_of(module: nn.Module, dynamic: bool) -> list[tuple[Argument, Place]]:
     return found
 
 
+@starts_programs
 def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the program; a graph is interpreted, so that its nodes tell which line of the user they come from."""
     if isinstance(function, fx.GraphModule) and not kwargs:

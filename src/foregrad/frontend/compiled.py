@@ -181,16 +181,17 @@ class Compiled:
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
         """Record the program; where symbols lead into what torch cannot do with them, with fixed numbers instead."""
+        again = bool(self.specializations)
         if not self.config.dynamic_shapes:
-            return capture_call(self._function, args, kwargs, self._module, self.config)
+            return capture_call(self._function, args, kwargs, self._module, self.config, again)
         try:
-            capture = capture_call(self._function, args, kwargs, self._module, self.config)
+            capture = capture_call(self._function, args, kwargs, self._module, self.config, again)
             if not any(map(_blames_symbols, capture.joint.backward_errors.values())):
                 return capture
         except Exception as error:  # one that is not about symbols comes again with fixed numbers
             log.debug("recording with symbolic sizes failed, fixed ones are tried: %s", error)
         fixed = dataclasses.replace(self.config, dynamic_shapes=False)
-        return capture_call(self._function, args, kwargs, self._module, fixed)
+        return capture_call(self._function, args, kwargs, self._module, fixed, again)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A compiled function in a class is a method, as the function itself would be."""

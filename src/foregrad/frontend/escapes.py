@@ -7,10 +7,7 @@ before it runs and compared afterwards.
 
 from __future__ import annotations
 
-import operator
-import types
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,107 +16,38 @@ from ..errors import AssignedAttributeError, EscapeError, StateChangeError, Unsu
 from ..joint.effects import Escape
 from ..record.lines import where
 from ..record.recording import Recording
-from ..values import is_plain, same_value
-from .module_guard import module_dicts
+from .module_guard import MODULE_TABLES, module_dicts
+from .noted import Noted, NotedCell, NotedGlobal, NotedTable, noted_container
 from .places import Place, Surroundings
 
-_ABSENT = object()
 _DEPTH = 3
-
-
-@dataclass(frozen=True, slots=True)
-class _Noted:
-    """A table of the user's, as it was."""
-
-    path: str
-    kind: str  # module, object, container, variable
-    read: Callable[[], dict[Any, Any]]
-    before: dict[Any, Any]
-    restore: Callable[[dict[Any, Any]], None]
-    table: dict[Any, Any] | None = None  # a dict of a module, into which a compiled call can put tensors
-
-    def changes(self) -> dict[Any, Any]:
-        """What is there now and was not before."""
-        now, before = self.read(), self.before
-        if now.keys() == before.keys() and all(map(operator.is_, now.values(), before.values())):
-            return {}
-        return {k: now.get(k, _ABSENT) for k in now.keys() | self.before.keys() if _differ(now, self.before, k)}
-
-
-def _differ(now: dict[Any, Any], before: dict[Any, Any], key: Any) -> bool:
-    a, b = now.get(key, _ABSENT), before.get(key, _ABSENT)
-    return a is not b and not (is_plain(a) and same_value(a, b))
 
 
 class Snapshot:
     """The user's objects around a program, before it is recorded."""
 
     def __init__(self, surroundings: Surroundings) -> None:
-        self._noted: list[_Noted] = []
+        noted: list[Noted] = []
         for path, module in surroundings.modules.values():
-            tables = module_dicts(module)
-            for table in tables:
-                self._note_dict(path, "module", table, assignable=True)
+            noted += [NotedTable(path, "", "module", table, is_a_modules=True) for table in module_dicts(module)]
             for name, value in vars(module).items():
-                if isinstance(value, (list, dict)) and not any(value is table for table in tables):
-                    self._note_container(f"{path}.{name}" if path else name, "module", value)
-        for path, attributes in surroundings.objects:
-            self._note_dict(path, "object", attributes)
+                if name not in MODULE_TABLES and isinstance(value, (list, dict)):
+                    noted.append(noted_container(path, name, "module", value))
+        noted += [NotedTable(path, "", "object", attributes) for path, attributes in surroundings.objects]
         for path, container in surroundings.containers:
-            self._note_container(path, "container", container)
-        for path, cell in surroundings.cells:
-            self._note_cell(path, cell)
-        for path, namespace, name in surroundings.stored_globals:
-            self._note_global(path, namespace, name)
-
-    # -------------------------------------------------------------------------------------------- noting
-    def _note_dict(self, path: str, kind: str, table: dict[Any, Any], assignable: bool = False) -> None:
-        def restore(before: dict[Any, Any]) -> None:
-            for key in table.keys() - before.keys():
-                del table[key]
-            table.update(before)  # another thread that looks at the table finds nothing missing
-            if list(table) != list(before):
-                table.clear()
-                table.update(before)
-
-        self._noted.append(_Noted(path, kind, lambda: dict(table), dict(table), restore, table if assignable else None))
-
-    def _note_container(self, path: str, kind: str, container: Any) -> None:
-        if isinstance(container, dict):
-            self._note_dict(path, kind, container)
-        elif isinstance(container, list):
-
-            def restore(before: dict[Any, Any]) -> None:
-                container[:] = before.values()
-
-            before = dict(enumerate(container))
-            self._noted.append(_Noted(path, kind, lambda: dict(enumerate(container)), before, restore))
-
-    def _note_cell(self, path: str, cell: types.CellType) -> None:
-        def restore(before: dict[Any, Any]) -> None:
-            cell.cell_contents = before[""]
-
-        self._noted.append(
-            _Noted(path, "variable", lambda: {"": cell.cell_contents}, {"": cell.cell_contents}, restore)
-        )
-
-    def _note_global(self, path: str, namespace: dict[str, Any], name: str) -> None:
-        def restore(before: dict[Any, Any]) -> None:
-            namespace.pop(name, None)
-            namespace.update(before)
-
-        def read() -> dict[Any, Any]:
-            return {name: namespace[name]} if name in namespace else {}
-
-        self._noted.append(_Noted(path, "variable", read, read(), restore))
+            if not isinstance(container, set):
+                noted.append(noted_container(path, "", "container", container))
+        noted += [NotedCell(path, cell) for path, cell in surroundings.cells]
+        noted += [NotedGlobal(*place) for place in surroundings.stored_globals]
+        self._noted = noted
 
     # ------------------------------------------------------------------------------------------- looking
     def assigned(self, recording: Recording) -> list[Escape]:
         """Tensors that the program assigned to modules, which a compiled call assigns as well."""
         return [
-            Escape(noted.table, key, f"{noted.path}.{key}".strip("."), value)
+            Escape(table, key, f"{noted.path}.{key}".strip("."), value)
             for noted in self._noted
-            if noted.kind == "module" and noted.table is not None
+            if (table := noted.assignable) is not None
             for key, value in noted.changes().items()
             if _is_assignable(value, noted.before.get(key), recording)
         ]
@@ -133,17 +61,17 @@ class Snapshot:
                 continue
             escaped = find_abstract(changed, recording, _DEPTH)
             if escaped is not None or noted.kind in ("module", "variable"):
-                noted.restore(noted.before)
+                noted.restore()
                 lost = [
                     k
                     for k, v in changed.items()
-                    if noted.table is None or not _is_assignable(v, noted.before.get(k), recording)
+                    if noted.assignable is None or not _is_assignable(v, noted.before.get(k), recording)
                 ]
                 if lost:
                     error = error or self._refusal(noted, lost[0], escaped, recording)
         return error
 
-    def _refusal(self, noted: _Noted, key: Any, escaped: Tensor | None, recording: Recording) -> Exception:
+    def _refusal(self, noted: Noted, key: Any, escaped: Tensor | None, recording: Recording) -> Exception:
         name = f"{noted.path}.{key}".strip(".") if noted.kind in ("module", "object") else noted.path
         if escaped is None:
             return StateChangeError(

@@ -47,6 +47,7 @@ from ..subclasses.layout import Fixed, FromLeaf, Layout
 from ..values import Remembered, is_plain, same_value
 from .module_guard import ModuleGuard
 from .places import Place, Surroundings
+from .table_guard import TableGuard
 from .tree import Tree, build_expression, write_take_apart
 
 MISS = object()  # what a program returns when a call is not for it
@@ -113,8 +114,9 @@ class GuardedEntry:
 
     def _look_around(self, writer: Writer, miss: str) -> None:
         """What the program finds by itself; a place that no longer exists is another fact too."""
-        around = self.surroundings.plain or self.surroundings.fixed or self.modules
-        if not (self.state or self.hidden or around):
+        around = self.surroundings
+        found = around.plain or around.fixed or around.items or around.whole_tables
+        if not (self.state or self.hidden or found or self.modules):
             return
         with writer.block("try:"):
             self._check_surroundings(writer, miss)
@@ -123,11 +125,13 @@ class GuardedEntry:
         writer.line(f"except (KeyError, IndexError, AttributeError, ValueError, TypeError): {miss}")
 
     def _check_surroundings(self, writer: Writer, miss: str) -> None:
-        conditions = []
-        for place, value in self.surroundings.plain:
-            conditions.append(equality(writer, self._read(writer, place), value))
-        for place, value in self.surroundings.fixed:
+        around = self.surroundings
+        conditions = [equality(writer, self._read(writer, place), value) for place, value in around.plain]
+        for place, value in around.fixed:
             conditions.append(f"{self._read(writer, place)} is {writer.bind(value, 'fixed')}")
+        if around.items or around.whole_tables:
+            guard = TableGuard(around.items, around.whole_tables)
+            conditions.append(f"{writer.bind(guard.holds, 'tables_unchanged')}()")
         if self.modules is not None:
             conditions.append(f"{writer.bind(self.modules.holds, 'modules_unchanged')}()")
         _require(writer, conditions, miss)

@@ -6,6 +6,7 @@ numbers the versions of a dict: as long as no dict of any module has changed, li
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,30 +15,64 @@ from torch import Tensor, nn
 from .._torch import dict_version, global_module_hooks
 from ..values import Remembered, is_plain, same_value
 
-_TABLES = ("_parameters", "_buffers", "_modules")
+_ABSENT = object()
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 def module_dicts(module: nn.Module) -> list[dict[Any, Any]]:
     """The dicts that make up a module: attributes, parameters, buffers, children."""
-    return [vars(module), *(vars(module)[name] for name in _TABLES)]
+    return [vars(module), *(vars(module)[name] for name in MODULE_TABLES)]
 
 
 def _hooks(module: nn.Module) -> list[Mapping[Any, Any]]:
     return [table for name, table in vars(module).items() if name.endswith("_hooks") and isinstance(table, Mapping)]
 
 
-def _facts(module: nn.Module) -> list[Any]:
-    """What a program may depend on. Parameters and buffers themselves are read at each call."""
-    attributes: dict[str, Any] = {}
-    for name, value in vars(module).items():
-        if isinstance(value, Tensor):
-            attributes[name] = "a tensor"
-        elif name not in _TABLES and not name.endswith("_hooks"):
-            attributes[name] = value if is_plain(value) and not isinstance(value, (list, dict, set)) else id(value)
-    children = [(name, id(child)) for name, child in module._modules.items()]
-    hooks = [[id(hook) for hook in table.values()] for table in _hooks(module)]
-    state = [(name, tensor is None) for name, tensor in (*module._parameters.items(), *module._buffers.items())]
-    return [attributes, children, hooks, state]
+class _Facts:
+    """What a program may depend on in a module. Parameters and buffers themselves are read at each call."""
+
+    __slots__ = ("_attributes", "_children", "_hooks", "_module", "_state", "_tensors")
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._attributes = dict(vars(module))
+        self._tensors = {name for name, value in self._attributes.items() if isinstance(value, Tensor)}
+        for name in self._tensors:  # which are inputs, too
+            del self._attributes[name]
+        self._children = dict(module._modules)
+        self._hooks = [dict(table) for table in _hooks(module) if table]
+        self._state = _state(module)
+
+    def hold(self) -> bool:
+        module, now = self._module, vars(self._module)
+        if len(now) != len(self._attributes) + len(self._tensors):
+            return False
+        for name, before in self._attributes.items():
+            value = now.get(name, _ABSENT)
+            if value is not before and (isinstance(before, (list, dict, set)) or not same_plain(value, before)):
+                return False
+        hooks = [dict(table) for table in _hooks(module) if table]
+        return (
+            all(isinstance(now.get(name), Tensor) for name in self._tensors)
+            and same_items(module._modules, self._children)
+            and len(hooks) == len(self._hooks)
+            and all(map(same_items, hooks, self._hooks))
+            and _state(module) == self._state
+        )
+
+
+def _state(module: nn.Module) -> list[tuple[str, bool]]:
+    return [(name, tensor is None) for name, tensor in (*module._parameters.items(), *module._buffers.items())]
+
+
+def same_plain(value: Any, before: Any) -> bool:
+    """Whether two values that are not one object are plain and equal."""
+    return is_plain(before) and same_value(value, before)
+
+
+def same_items(table: Mapping[Any, Any], before: Mapping[Any, Any]) -> bool:
+    """Whether two tables hold the same objects under the same names, in the same order."""
+    return [*table] == [*before] and all(map(operator.is_, table.values(), before.values()))
 
 
 class ModuleGuard:
@@ -47,7 +82,7 @@ class ModuleGuard:
         self._modules = list(modules)
         self._types = list(map(type, modules))
         self._versions = self._versions_now()  # first: what another thread changes from now on shows
-        self._facts = [_facts(module) for module in modules]
+        self._facts = [_Facts(module) for module in modules]
         self._containers = [
             (value, Remembered(value))
             for module in modules
@@ -73,7 +108,7 @@ class ModuleGuard:
 
     def _look_again(self) -> bool:
         versions = self._versions_now()
-        if any(global_module_hooks()) or not same_value([_facts(module) for module in self._modules], self._facts):
+        if any(global_module_hooks()) or not all(facts.hold() for facts in self._facts):
             return False
         self._versions = versions
         return True

@@ -7,17 +7,20 @@ guarded as well, a few levels deep.
 
 from __future__ import annotations
 
-import dis
 import functools
+import itertools
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from ..record.lines import is_users_code
-from ..values import is_plain
+from ..values import PLAIN, is_plain
+from .calls import in_a_library, methods_of, names_in
+from .module_guard import MODULE_TABLES
+from .table_guard import SETTLED
 
 _DEPTH = 3
 _MOST_ITEMS = 4096  # of a container that is looked into
@@ -46,11 +49,22 @@ class Place:
 
 
 class Surroundings:
-    """Everything that a function can reach without being given it."""
+    """Everything that a function can reach without being given it.
 
-    def __init__(self, root: Callable[..., Any], arguments: Iterable[tuple[str, Any]] = ()) -> None:
+    Which functions it calls is told from the names in their code: more than are called. `ran`, the code that did run by
+    its id, leaves out the others.
+    """
+
+    def __init__(
+        self,
+        root: Callable[..., Any],
+        arguments: Iterable[tuple[str, Any]] = (),
+        ran: Mapping[int, types.CodeType] | None = None,
+    ) -> None:
         self.plain: list[tuple[Place, Any]] = []
         self.fixed: list[tuple[Place, Any]] = []
+        self.items: list[tuple[dict[Any, Any], Any, Any]] = []  # plain and fixed values in dicts
+        self.whole_tables: list[dict[Any, Any]] = []  # to which nothing may be added
         self.containers: list[tuple[str, Any]] = []  # lists, dicts and sets
         self.objects: list[tuple[str, dict[str, Any]]] = []  # attributes of objects that are not modules
         self.cells: list[tuple[str, types.CellType]] = []
@@ -58,15 +72,27 @@ class Surroundings:
         self.modules: dict[int, tuple[str, nn.Module]] = {}
         self._tensors: dict[int, Place] = {}
         self._seen: set[int] = set()
+        self._ran = ran
+        self._names: set[str] = {"forward"}  # that the program may look up in an object
+        self._unnamed: dict[str, list[Any]] = {}  # members of classes that no function has named yet
+        self._functions: list[types.FunctionType] = []  # still to be looked at
+        self._seen_classes: set[tuple[int, bool]] = set()
+        self._seen_globals: dict[int, set[str]] = {}  # by the id of a namespace
         self._enter_callable(root, "")
         for path, value in arguments:  # guarded as arguments; here for what is reached through them
             if isinstance(value, (nn.Module, types.FunctionType, types.MethodType, functools.partial)):
                 self._enter_callable(value, path)
             elif not isinstance(value, Tensor) and not is_plain(value):
                 self._visit_parts(path, value, 1)
+        self._look_at_functions()
 
     def place_of(self, tensor: Tensor) -> Place:
         """Where a tensor was found; one that is nowhere to be found is held as it is."""
+        if id(tensor) not in self._tensors:  # a method was called by a name that stands nowhere
+            for member in itertools.chain.from_iterable(self._unnamed.values()):
+                self._enter_function(member)
+            self._unnamed.clear()
+            self._look_at_functions()
         return self._tensors.get(id(tensor)) or Place(tensor, "held", None, f"a tensor of shape {tuple(tensor.shape)}")
 
     # ----------------------------------------------------------------------------------------- callables
@@ -88,35 +114,61 @@ class Surroundings:
     def _enter_function(self, function: Any) -> None:
         if not isinstance(function, types.FunctionType) or id(function) in self._seen:
             return
-        self._seen.add(id(function))
+        if self._ran is None or id(function.__code__) in self._ran:
+            self._seen.add(id(function))
+            self._functions.append(function)
+
+    def _look_at_functions(self) -> None:
+        while self._functions:
+            self._look_at(self._functions.pop())
+
+    def _look_at(self, function: types.FunctionType) -> None:
         name, code = function.__name__, function.__code__
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if _is_filled(cell):
                 path = f"{variable} (closure of {name})"
                 self.cells.append((path, cell))
                 self._visit(Place(cell, "cell", None, path), cell.cell_contents, 1)
-        if not is_users_code(code):  # a wrapper of torch's around the user's function
+        if not is_users_code(code) or in_a_library(function.__module__):  # a wrapper around the user's function
             return
-        loaded, stored = _global_names(code)
-        for variable in sorted(loaded & function.__globals__.keys()):
-            place = Place(function.__globals__, "item", variable, f"{variable} (global)")
-            self._visit(place, function.__globals__[variable], 1)
-        self.stored_globals += [(f"{v} (global)", function.__globals__, v) for v in sorted(stored)]
-        if function.__defaults__:
-            self._visit(Place(function, "attribute", "__defaults__", f"defaults of {name}"), function.__defaults__, 1)
-        if function.__kwdefaults__:
-            place = Place(function, "attribute", "__kwdefaults__", f"defaults of {name}")
-            self._visit(place, function.__kwdefaults__, 1)
+        names = names_in(code)
+        self._look_at_globals(function.__globals__, names.loaded)
+        self.stored_globals += [(f"{v} (global)", function.__globals__, v) for v in sorted(names.stored)]
+        for defaults in (function.__defaults__, function.__kwdefaults__):
+            if defaults:
+                self._visit_parts(f"defaults of {name}", defaults, 1)
+        for new in names.attributes - self._names:
+            self._names.add(new)
+            for member in self._unnamed.pop(new, ()):
+                self._enter_function(member)
 
-    def _enter_class(self, kind: type) -> None:
-        """The functions of a class of the user's, which may read globals of their own."""
+    def _look_at_globals(self, namespace: dict[str, Any], names: frozenset[str]) -> None:
+        seen = self._seen_globals.setdefault(id(namespace), set())
+        for name in sorted(names - seen):
+            value = namespace.get(name)
+            kind: type = type(value)
+            if kind is types.FunctionType or (kind in SETTLED and name in namespace):
+                self.items.append((namespace, name, value))
+                self._enter_function(value)
+            elif kind not in SETTLED and kind is not types.ModuleType:
+                self._visit(Place(namespace, "item", name, f"{name} (global)"), value, 1)
+        seen |= names
+
+    def _enter_class(self, kind: type, called: bool = False) -> None:
+        """The functions of a class of the user's that the program may come to call, which read globals of their own.
+
+        A method is called by its name, which stands in the function that calls it, or by Python and torch, which know
+        it from a class of their own. Making an object calls more of them.
+        """
         for base in kind.__mro__:
-            if id(base) in self._seen or base is object or _is_torchs(base):
+            if in_a_library(base.__module__) or (id(base), called) in self._seen_classes:
                 continue
-            self._seen.add(id(base))
-            for member in vars(base).values():
-                inner = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-                self._enter_function(inner)
+            self._seen_classes.add((id(base), called))
+            for name, function, use in methods_of(base):
+                if use == "by others" or name in self._names or (use == "to make one" and called):
+                    self._enter_function(function)
+                elif use == "by name":
+                    self._unnamed.setdefault(name, []).append(function)
 
     # ------------------------------------------------------------------------------------------- modules
     def _enter_module(self, module: nn.Module, path: str) -> None:
@@ -131,7 +183,8 @@ class Surroundings:
                     if tensor is not None:
                         self._found(tensor, Place(table, "item", key, _join(full, key)))
             for key, value in list(vars(child).items()):
-                self._visit_attribute(vars(child), key, value, _join(full, key))
+                if type(value) not in PLAIN and key not in MODULE_TABLES and "_hooks" not in key:
+                    self._visit_attribute(vars(child), key, value, _join(full, key))
 
     def _visit_attribute(self, table: dict[str, Any], key: str, value: Any, path: str) -> None:
         """Attributes of modules are guarded together; what they lead to is guarded here."""
@@ -139,25 +192,34 @@ class Surroundings:
             self._found(value, Place(table, "item", key, path))
         elif isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             self._enter_callable(value, path)
-        elif not key.endswith("_hooks") and key not in _MODULE_TABLES and not is_plain(value):
+        elif not is_plain(value):
             self._visit_parts(path, value, 1)
 
     # -------------------------------------------------------------------------------------------- values
     def _visit(self, place: Place, value: Any, depth: int) -> None:
+        in_table, stays = isinstance(place.owner, dict), isinstance(place.owner, tuple)
         if isinstance(value, Tensor):
             self._found(value, place)
         elif is_plain(value):
-            self.plain.append((place, value))
+            if type(value) not in SETTLED:
+                self.plain.append((place, value))
+            elif in_table:
+                self.items.append((place.owner, place.key, value))
+            elif not stays:  # in a tuple, to which no other value can come
+                self.plain.append((place, value))
             if isinstance(value, (list, dict, set)):
                 self.containers.append((place.path, value))
         elif not isinstance(value, types.ModuleType):
-            self.fixed.append((place, value))
+            if in_table:
+                self.items.append((place.owner, place.key, value))
+            elif not stays:
+                self.fixed.append((place, value))
             if isinstance(value, nn.Module):
                 self._enter_module(value, place.path.split(" ")[0])
             elif isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
                 self._enter_callable(value, place.path)
             elif isinstance(value, type):
-                self._enter_class(value)
+                self._enter_class(value, called=True)
             else:
                 self._visit_parts(place.path, value, depth + 1)
 
@@ -166,33 +228,32 @@ class Surroundings:
         if depth > _DEPTH or id(value) in self._seen:
             return
         self._seen.add(id(value))
-        if isinstance(value, (list, tuple, dict)):
-            if isinstance(value, (list, dict)):
+        if isinstance(value, dict):
+            self.containers.append((path, value))
+            self.whole_tables.append(value)
+            self._visit_items(path, value, list(value.items()), depth)
+        elif isinstance(value, (list, tuple)):
+            if isinstance(value, list):
                 self.containers.append((path, value))
                 length = Place(value, "attribute", "__len__()", f"the length of {path}")
                 self.plain.append((length, len(value)))
-            parts = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
-            for key, item in parts[:_MOST_ITEMS]:
-                self._visit(Place(value, "item", key, f"{path}[{key!r}]"), item, depth)
-        elif hasattr(value, "__dict__") and not isinstance(value, type) and not _is_torchs(type(value)):
+            self._visit_items(path, value, list(enumerate(value)), depth)
+        elif hasattr(value, "__dict__") and not isinstance(value, type) and not in_a_library(type(value).__module__):
             self._enter_class(type(value))
             self.objects.append((path, vars(value)))
             for key, item in list(vars(value).items()):
                 self._visit(Place(vars(value), "item", key, f"{path}.{key}"), item, depth)
 
+    def _visit_items(self, path: str, value: Any, items: list[tuple[Any, Any]], depth: int) -> None:
+        for key, item in items[:_MOST_ITEMS]:
+            self._visit(Place(value, "item", key, f"{path}[{key!r}]"), item, depth)
+
     def _found(self, tensor: Tensor, place: Place) -> None:
         self._tensors.setdefault(id(tensor), place)
 
 
-_MODULE_TABLES = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
-
-
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
-
-
-def _is_torchs(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in ("torch", "builtins", "foregrad")
 
 
 def _is_filled(cell: types.CellType) -> bool:
@@ -201,16 +262,3 @@ def _is_filled(cell: types.CellType) -> bool:
     except ValueError:
         return False
     return True
-
-
-@functools.cache
-def _global_names(code: types.CodeType) -> tuple[set[str], set[str]]:
-    """Global names that a function and the functions inside it read, and those that they assign."""
-    instructions = list(dis.get_instructions(code))
-    loaded = {i.argval for i in instructions if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    stored = {i.argval for i in instructions if i.opname == "STORE_GLOBAL"}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            inner_loaded, inner_stored = _global_names(constant)
-            loaded, stored = loaded | inner_loaded, stored | inner_stored
-    return loaded, stored

@@ -26,6 +26,7 @@ from ..record.recording import Recording
 from ..record.stand_ins import RecordedInput
 from ..record.step import Step
 from ..slots import Memory, Primal, Root
+from ..values import PLAIN
 from .draws import Draws
 from .effects import Tokens
 from .operators import IN_GRAPHS
@@ -97,6 +98,8 @@ class Functionalizer:
 
     def _arg(self, value: Any) -> Any:
         kind = type(value)
+        if kind in PLAIN:
+            return value
         if isinstance(value, Tensor):
             return self.node_of(value)
         if kind is list or kind is tuple:

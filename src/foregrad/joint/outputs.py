@@ -27,7 +27,7 @@ from ..values import PLAIN
 from .inputs import is_stale
 from .wrappers import chain_to, refuse_lost_aliasing
 
-KNOWN_CONSTANTS = (*PLAIN, torch.Size, slice, type(Ellipsis))
+KNOWN_CONSTANTS: tuple[type, ...] = (*PLAIN, torch.Size, slice, type(Ellipsis))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class Rebuild:
     leaf_by_force: bool = False  # a view taken under no_grad seems to require grad already
     renewed: bool = False  # autograd took it again by its geometry, for its memory changed after it was taken
     early: bool = False  # it is taken before anything is written, and goes stale by the writes as it does in eager
+    conj: bool = False  # the geometry alone lacks the conj bit that the view has, or has not
+    neg: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +261,9 @@ class OutputClassifier:
     def _in_memory_of(self, owner: RecordedInput, leaf: Tensor) -> Result:
         """An output whose memory belongs to an input; autograd may see it otherwise."""
         chain = self._state(leaf).chain_from(self._state_at_the_end(owner)) or []
-        before = leaf.grad_fn is None and all(step.op is not aten.detach.default for step in chain)
+        views = [state.tensor for state in self._state(leaf).path_to_root()[:-1]]
+        before = any(view.grad_fn is None for view in (leaf, *views))
+        before = before and all(step.op is not aten.detach.default for step in chain)
         if before and not owner.required_grad and self._recording.made_to_require_grad(owner.seen):
             raise UnsupportedError(
                 f"a view of {owner.slot} is taken before the program makes it require grad, and returned: this cannot "
@@ -378,7 +382,9 @@ class OutputClassifier:
         if steps is None and symbolic and self._state(leaf).storage.writes and hint_of(base.storage_offset()):
             raise UnsupportedError("a view of a symbolic size, of memory that was written, cannot be compiled yet.")
         if steps is None and leaf.dtype != base.dtype:
-            raise UnsupportedError("a view of another dtype and of a symbolic size cannot be compiled yet.")
+            raise UnsupportedError(
+                "a view of another dtype, of a symbolic size or of an input whose shape changes, cannot be compiled yet."
+            )
         cut_off = not leaf.requires_grad or leaf.grad_fn is None
         return Rebuild(
             steps=None if steps is None else tuple(steps),
@@ -386,6 +392,8 @@ class OutputClassifier:
             becomes_leaf=leaf.requires_grad and cut_off,
             leaf_by_force=cut_off and self._recording.made_to_require_grad(leaf),
             renewed=not cut_off and self._is_renewed(leaf, steps or ()),
+            conj=steps is None and leaf.is_conj() != base.is_conj(),
+            neg=steps is None and leaf.is_neg() != base.is_neg(),
         )
 
     def _is_renewed(self, leaf: Tensor, steps: Sequence[ViewStep]) -> bool:

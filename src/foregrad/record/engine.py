@@ -104,6 +104,9 @@ class Engine(Protocol):
     def report(self) -> EngineReport:
         """What it has done."""
 
+    def detached(self, tensor: Tensor) -> Tensor:
+        """An alias of an abstract tensor that autograd does not know."""
+
     def forget(self, tensor: Tensor) -> None:
         """Told when the metadata of a tensor was changed by other means than `run`."""
 
@@ -185,6 +188,11 @@ class FakeEngine:
 
     def forget(self, tensor: Tensor) -> None:
         """It keeps nothing that it would have to forget."""
+
+    def detached(self, tensor: Tensor) -> Tensor:
+        with torch.no_grad():
+            alias: Tensor = self.run(torch.ops.aten.detach.default, (FakeTensor,), (tensor,), {})
+        return alias
 
     def strided(self, tensor: Tensor, stride: Sequence[int], device: torch.device) -> Tensor:
         return self._strided(tensor.shape, tuple(stride), 0, tensor.dtype, device)

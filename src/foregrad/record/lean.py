@@ -28,6 +28,7 @@ from .._torch import (
     deterministic_enabled,
     fake_attributes,
     fake_shell,
+    set_lazy_bits,
     set_version,
     without_own_cache,
 )
@@ -39,16 +40,28 @@ LIMIT = 1 << 16  # entries; a GPT of any depth needs some hundred
 
 
 class Meta:
-    """All that there is to know about a dense tensor without lazy bits. Equal ones are one object."""
+    """All that there is to know about a dense tensor. Equal ones are one object."""
 
-    __slots__ = ("device", "dtype", "offset", "size", "stride")
+    __slots__ = ("conj", "device", "dtype", "has_bits", "neg", "offset", "size", "stride")
 
-    def __init__(self, size: Any, stride: Any, offset: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        size: Any,
+        stride: Any,
+        offset: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        conj: bool = False,
+        neg: bool = False,
+    ) -> None:
         self.size = size
         self.stride = stride
         self.offset = offset
         self.dtype = dtype
         self.device = device
+        self.conj = conj
+        self.neg = neg
+        self.has_bits = conj or neg
 
     def describes(self, tensor: FakeTensor) -> bool:
         """Whether a tensor still looks like this."""
@@ -58,6 +71,8 @@ class Meta:
             and self.offset == tensor.storage_offset()
             and self.dtype is tensor.dtype
             and self.device == tensor.fake_device
+            and self.conj is tensor.is_conj()
+            and self.neg is tensor.is_neg()
         )
 
 
@@ -200,6 +215,23 @@ class LeanEngine(FakeEngine):
         vars(tensor).pop("_foregrad_meta", None)
         vars(tensor).pop("_foregrad_memory", None)
 
+    def device_of(self, tensor: Tensor) -> torch.device:
+        meta = vars(tensor).get("_foregrad_meta")
+        return super().device_of(tensor) if meta is None else meta.device
+
+    def detached(self, tensor: Tensor) -> Tensor:
+        meta = vars(tensor).get("_foregrad_meta")
+        if meta is None or torch.is_inference_mode_enabled():
+            return super().detached(tensor)
+        memory = vars(tensor).get("_foregrad_memory")
+        return self._shell(_memory_of(tensor) if memory is None else memory, meta)  # type: ignore[arg-type]
+
+    def _strided(self, size: Any, stride: Any, offset: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+        if offset or torch.is_inference_mode_enabled():
+            return super()._strided(size, stride, offset, dtype, device)
+        memory = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+        return self._shell(memory, _interned(tuple(size), tuple(stride), 0, dtype, device, False, False))
+
     def run(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kept = _KEPT.get(id(op)) or _kept(op)
         if kept.why_not is not None:
@@ -212,7 +244,7 @@ class LeanEngine(FakeEngine):
                 key.append(name)
                 known = known and self._describe((value,), key, tensors)
         if not known or torch.is_inference_mode_enabled():
-            reason = "inference mode" if known else "an argument with a value, lazy bits, or of an unknown kind"
+            reason = "inference mode" if known else "an argument with a value, or of an unknown kind"
             return self._run_unknown(op, types, args, kwargs, reason)
         if kept.reads_backends:
             key.append(backend_settings())
@@ -262,13 +294,7 @@ class LeanEngine(FakeEngine):
 
     def _meta_of(self, tensor: FakeTensor) -> Meta | None:
         """The metadata of a tensor, noted on it, if a `Meta` can hold it."""
-        if (
-            tensor.constant is not None
-            or tensor.layout is not torch.strided
-            or tensor.is_conj()
-            or tensor.is_neg()
-            or tensor.is_inference()
-        ):
+        if tensor.constant is not None or tensor.layout is not torch.strided or tensor.is_inference():
             return None
         meta = intern(tensor)
         vars(tensor)["_foregrad_meta"] = meta
@@ -289,7 +315,10 @@ class LeanEngine(FakeEngine):
             except AttributeError:
                 memory = _memory_of(base)
             with below_autograd():
-                memory = memory.as_strided(meta.size, meta.stride, meta.offset)
+                if meta.dtype is memory.dtype:
+                    memory = memory.as_strided(meta.size, meta.stride, meta.offset)
+                else:
+                    memory = _looking_at(memory.untyped_storage(), meta)
             return self._shell(memory, meta)
         if kind is Same:
             return tensors[entry.argument]
@@ -302,7 +331,11 @@ class LeanEngine(FakeEngine):
         attributes = self._attributes.get(device)
         if attributes is None:
             attributes = self._attributes[device] = fake_attributes(self.mode, device)
-        tensor = fake_shell(memory, device)
+        shown = memory
+        if meta.has_bits:
+            with below_autograd():
+                shown = set_lazy_bits(memory, meta.conj, meta.neg)
+        tensor = fake_shell(shown, device)
         own = vars(tensor)
         own.update(attributes)
         own["_foregrad_meta"] = meta
@@ -322,7 +355,8 @@ class LeanEngine(FakeEngine):
         self, key: tuple[Any, ...], op: Any, types: Any, args: Any, kwargs: Any, tensors: Sequence[FakeTensor]
     ) -> Any:
         self.counts.misses += 1
-        ruled = _by_rule(op, args, kwargs, tensors) if key[0].ruled else None
+        plain = key[0].ruled and not any(tensor._foregrad_meta.has_bits for tensor in tensors)  # type: ignore[attr-defined]
+        ruled = _by_rule(op, args, kwargs, tensors) if plain else None
         if ruled is not None:
             return self._build(RESULTS.add(key, ruled), tensors)
         out = self._direct(op, types, args, kwargs)
@@ -341,7 +375,7 @@ class LeanEngine(FakeEngine):
 def intern(tensor: FakeTensor) -> Meta:
     """The one object for the metadata of a tensor."""
     size, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
-    return _interned(size, stride, offset, tensor.dtype, tensor.fake_device)
+    return _interned(size, stride, offset, tensor.dtype, tensor.fake_device, tensor.is_conj(), tensor.is_neg())
 
 
 def _interned(*key: Any) -> Meta:
@@ -358,7 +392,7 @@ def _by_rule(op: OpOverload, args: Sequence[Any], kwargs: Any, tensors: Sequence
         return None
 
     def fresh(size: tuple[int, ...]) -> Fresh:
-        return Fresh(_interned(size, contiguous(size), 0, metas[0].dtype, metas[0].device))
+        return Fresh(_interned(size, contiguous(size), 0, metas[0].dtype, metas[0].device, False, False))
 
     if isinstance(sizes, list):
         return Several(tuple, tuple(None if size is None else fresh(size) for size in sizes))
@@ -366,12 +400,16 @@ def _by_rule(op: OpOverload, args: Sequence[Any], kwargs: Any, tensors: Sequence
 
 
 def _memory_of(tensor: FakeTensor) -> Tensor:
-    """A plain meta tensor that is where a fake one is."""
-    memory = torch.empty(0, dtype=tensor.dtype, device="meta")
-    memory.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    """A plain meta tensor that is where a fake one is, without its lazy bits."""
+    memory = vars(tensor)["_foregrad_memory"] = _looking_at(tensor.untyped_storage(), intern(tensor))
+    return memory
+
+
+def _looking_at(storage: torch.UntypedStorage, meta: Meta) -> Tensor:
+    memory = torch.empty(0, dtype=meta.dtype, device="meta")
+    memory.set_(storage, meta.offset, meta.size, meta.stride)
     if not memory.is_inference():
         set_version(memory, 0)
-    vars(tensor)["_foregrad_memory"] = memory
     return memory
 
 
@@ -396,13 +434,11 @@ def _result(out: Any, tensors: Sequence[FakeTensor], memories: dict[int, int]) -
     for i, tensor in enumerate(tensors):
         if tensor is out:
             return Same(i), None
-    if out.constant is not None or out.layout is not torch.strided or out.is_conj() or out.is_neg():
-        return None, "it gives a tensor with a value, lazy bits, or of another layout"
+    if out.constant is not None or out.layout is not torch.strided:
+        return None, "it gives a tensor with a value, or of another layout"
     meta = intern(out)
     base = memories.get(out.untyped_storage()._cdata)
     if base is not None:
-        if tensors[base].dtype is not out.dtype:
-            return None, "it looks at memory as another dtype"
         return Shared(base, meta), None
     expected = torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device="meta").untyped_storage().nbytes()
     if meta.offset or out.untyped_storage().nbytes() != expected or out.requires_grad:

@@ -10,10 +10,14 @@ import functools
 import linecache
 import os
 import sys
+from collections.abc import Callable
 from types import CodeType, FrameType
+from typing import ParamSpec, TypeVar
 
 import torch
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Stack = tuple[tuple[CodeType, int], ...] | str
 
 _NOT_THE_USERS = tuple(
@@ -22,7 +26,8 @@ _NOT_THE_USERS = tuple(
 GRADIENT_SUM = "Gradient addition node due to multiple use of tensor around:"
 
 
-_known: dict[int, tuple[CodeType, bool]] = {}  # by id: Python computes the hash of code anew each time it is asked
+# Whether code is the user's, by id, since Python computes the hash of code anew each time; None where programs start.
+_known: dict[int, tuple[CodeType, bool | None]] = {}
 DEEPEST = 6  # frames of a stack that are kept
 
 
@@ -33,7 +38,14 @@ def is_users_code(code: CodeType) -> bool:
         name = code.co_filename
         users = not name.startswith(_NOT_THE_USERS) and not name.startswith("<frozen")
         known = _known[id(code)] = code, users
-    return known[1]
+    return bool(known[1])
+
+
+def starts_programs(function: Callable[P, R]) -> Callable[P, R]:
+    """Frames below this function are not the program's own: stacks end there, if they have found anything by then."""
+    code: CodeType = function.__code__
+    _known[id(code)] = code, None
+    return function
 
 
 def user_stack(depth: int = 1) -> Stack:
@@ -43,9 +55,12 @@ def user_stack(depth: int = 1) -> Stack:
     known = _known
     while frame is not None and len(found) < DEEPEST:
         code = frame.f_code
-        users = known.get(id(code))
-        if users[1] if users is not None else is_users_code(code):
+        noted = known.get(id(code))
+        users = noted[1] if noted is not None else is_users_code(code)
+        if users:
             found.append((code, frame.f_lineno))
+        elif users is None and found:
+            break
         frame = frame.f_back
     return tuple(found)
 

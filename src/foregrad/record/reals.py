@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from .._torch import disable_modes, is_functorch_wrapped, set_version, without_function_modes
 from ..errors import DataDependentError, UnsupportedError
 from ..ops import aten
+from ..values import PLAIN
 from .engine import Engine
 from .hooks import REGISTERING, Hooks
 from .inner_backward import INNER_BACKWARDS
@@ -115,7 +116,7 @@ class RealTensors(TorchFunctionMode):
         return twin
 
     def _swap(self, value: Any) -> Any:
-        if self._abstract(value):
+        if type(value) in PLAIN or self._abstract(value):
             return value
         if isinstance(value, Tensor):
             return value if is_functorch_wrapped(value) else self.twin_of(value)

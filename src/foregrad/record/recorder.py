@@ -19,6 +19,7 @@ from .._torch import (
     EFFECTFUL_HIGHER_ORDER,
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     HigherOrderOperator,
     OpOverload,
     TorchDispatchMode,
@@ -68,6 +69,7 @@ class Recorder(TorchDispatchMode):
         self._engine = engine
         self._run = engine.run
         self._decompositions = {**collective_decompositions(), **decompositions}
+        self._decomposed = {id(op) for op in self._decompositions}  # to hash an operator takes longer
         self._from_nodes = from_nodes  # the program is a graph whose nodes know the user's lines better than frames do
         self._stacks: dict[int, Stack] = {}  # of the forward, by autograd's sequence number
         self._node: AutogradNode | None = None  # that runs now, in backward
@@ -88,6 +90,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, op: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if op is _DEVICE_OF and type(args[0]) is FakeTensor:  # autograd asks three times as often as it computes
+            return self._engine.device_of(args[0])
         kwargs = kwargs or {}
         if not PLAIN_TYPES.issuperset(types):
             return self.wrappers.run(self, op, types, args, kwargs, self._stack())
@@ -103,7 +107,7 @@ class Recorder(TorchDispatchMode):
                 "dynamic=False."
             )
         info = op_info(op)
-        if self._decompositions or info.composite or info.writes_list:
+        if id(op) in self._decomposed or info.composite or info.writes_list:
             replaced = self._decompose(op, info, args, kwargs)
             if replaced is not NotImplemented:
                 return replaced

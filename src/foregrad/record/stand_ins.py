@@ -14,6 +14,7 @@ from .._torch import (
     FakeTensor,
     copy_creation,
     disable_modes,
+    dispatch_mode_depth,
 )
 from ..errors import UnsupportedError
 from ..ops import ViewStep, aten
@@ -93,7 +94,7 @@ def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
         return RecordedInput(argument.slot, engine.symbol(value, argument.slot))
     if not isinstance(value, Tensor):
         return RecordedInput(argument.slot, value)
-    with disable_modes(), _as_inference_tensor(value):
+    with disable_modes() if dispatch_mode_depth() else contextlib.nullcontext(), _as_inference_tensor(value):
         seen = engine.twin(value, argument.slot, argument.dynamic)
     leaf = None
     if value.requires_grad:

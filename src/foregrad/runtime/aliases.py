@@ -8,6 +8,7 @@ import torch
 from torch import SymInt, Tensor
 
 from .._torch import (
+    set_lazy_bits,
     set_version,
 )
 from ..joint.outputs import (
@@ -97,7 +98,11 @@ class Aliases(Stage):
                 size, stride = tuple(tensor.shape), tensor.stride()
                 geometry = f"{size}, {stride}, {tensor.storage_offset()}"
             detached = ".detach()" if rebuild.hides_base else ""
-            writer.line(f"{name} = {source}.as_strided({geometry}){detached}")
+            taken_again = f"{source}.as_strided({geometry}){detached}"
+            if rebuild.conj or rebuild.neg:
+                bits = writer.bind(set_lazy_bits, "set_lazy_bits")
+                taken_again = f"{bits}({taken_again}, conj={rebuild.conj}, neg={rebuild.neg})"
+            writer.line(f"{name} = {taken_again}")
         else:
             name = writer.variables[output] = writer.fresh(str(output))
             self._replay(writer, name, source, rebuild, taken)

@@ -128,8 +128,7 @@ def example_values(engine: Engine, values: Sequence[Any], strides: Sequence[Any]
     shown = []
     for i, value in enumerate(values):
         if isinstance(value, FakeTensor):
-            with torch.no_grad():
-                value = engine.run(torch.ops.aten.detach.default, (FakeTensor,), (value,), {})
+            value = engine.detached(value)
             wanted = strides[i] if strides is not None else None
             if wanted is not None and tuple(wanted) != tuple(value.stride()):
                 value = engine.strided(value, wanted, engine.device_of(value))

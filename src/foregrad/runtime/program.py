@@ -77,13 +77,12 @@ def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
     """Compile a joint graph and write its call."""
     if config.enable_log:
         show_graph(lambda: joint.module, "joint", config.aot_id)
-    number = next(_numbers)
     kind = "training" if joint.is_training else "inference"
-    writer = Writer(f"Foregrad program {number}: {kind}, {len(joint.inputs)} inputs, {joint.visible} outputs.")
+    writer = Writer(f"Foregrad program: {kind}, {len(joint.inputs)} inputs, {joint.visible} outputs.")
     autocast = any_autocast_enabled()
     made = (_training if joint.is_training else _inference)(joint, config, entry, writer, autocast)
     _write(joint, config, entry, writer, made)
-    writer.run(f"<foregrad program {number}>")
+    writer.run(f"<foregrad program {next(_numbers)}>")
     return Program(
         joint=joint,
         metadata=made.metadata,

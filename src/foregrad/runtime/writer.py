@@ -6,10 +6,13 @@ dtypes, helper functions) are bound to names in its namespace. The text is kept:
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import keyword
 import linecache
 import re
+import types
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +28,7 @@ class Writer:
         self._title = title
         self._lines: list[str] = []
         self._indent = 0
-        self._taken: set[str] = set()
+        self._taken: set[str] = set(dir(builtins))  # which the code uses by their names
         self._counts: dict[str, int] = {}
         self._bound: dict[int, str] = {}
 
@@ -57,6 +60,8 @@ class Writer:
     def bind(self, value: Any, hint: str) -> str:
         """A name in the namespace for an object."""
         name = self._bound.get(id(value))
+        if name is None and getattr(builtins, hint, None) is value:
+            return hint
         if name is None:
             name = self._bound[id(value)] = self.fresh(hint)
             self.namespace[name] = value
@@ -68,9 +73,10 @@ class Writer:
 
     def variable(self, slot: Slot) -> str:
         """The variable of a slot, named after it when it is first asked for."""
-        if slot not in self.variables:
-            self.variables[slot] = self.fresh(str(slot))
-        return self.variables[slot]
+        name = self.variables.get(slot)
+        if name is None:
+            name = self.variables[slot] = self.fresh(str(slot))
+        return name
 
     @property
     def source(self) -> str:
@@ -79,9 +85,21 @@ class Writer:
 
     def run(self, filename: str) -> None:
         """Execute the text; its functions land in the namespace. Tracebacks show its lines."""
-        source = self.source
+        exec(_compiled(self.source, filename), self.namespace)
+
+
+_codes: OrderedDict[str, types.CodeType] = OrderedDict()  # by text: a program that is captured again has the same
+_MOST_CODES = 256
+
+
+def _compiled(source: str, filename: str) -> types.CodeType:
+    code = _codes.get(source)
+    if code is None:
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-        exec(compile(source, filename, "exec"), self.namespace)
+        code = _codes[source] = compile(source, filename, "exec")
+        if len(_codes) > _MOST_CODES:
+            _codes.popitem(last=False)
+    return code
 
 
 def tuple_of(names: list[str]) -> str:
