@@ -104,3 +104,4 @@ def test_functional_random_numbers(budget):
         y = compiled(x)
         y.sum().backward()
     assert torch.equal(y != 0, x.grad != 0)
+    assert any("seed" in name for name in graphs.inputs("forward"))
