@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from . import capture, partition, runtime
+from . import capture, partition, runtime, subclasses
 from .models import MODELS
 from .partition_models import FAMILIES
 from .sides import setting
 from .table import Mark, Table, marks_table
 
+PARTS = ("capture", "runtime", "subclasses", "partition")
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -24,7 +25,7 @@ def publish(name: str, *tables: Table) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Foregrad against torch's AOTAutograd.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help="capture, runtime, partition (default: all)")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--families", default=",".join(FAMILIES), help="models to partition (default: %(default)s)")
     parser.add_argument("--depths", default="12,24,48,96", help="layers of a GPT to partition (default: %(default)s)")
     parser.add_argument("--models", default=",".join(MODELS), help="models to capture (default: %(default)s)")
@@ -32,12 +33,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40, help="rounds of the run time (default: %(default)s)")
     parser.add_argument("--strict", action="store_true", help="fail if a mark is missed")
     options = parser.parse_args()
-    parts = options.parts or ["capture", "runtime", "partition"]
+    parts = options.parts or [*PARTS]
     families = [name for name in options.families.split(",") if name]
     models = options.models.split(",")
-    if unknown := sorted({*parts} - {"capture", "runtime", "partition"}) + sorted(
-        {*models} - {*MODELS} | {*families} - {*FAMILIES}
-    ):
+    if unknown := sorted({*parts} - {*PARTS}) + sorted({*models} - {*MODELS} | {*families} - {*FAMILIES}):
         parser.error(f"unknown: {', '.join(unknown)}")
 
     print(setting(), end="\n\n", flush=True)
@@ -47,6 +46,10 @@ def main() -> None:
         tables, found = runtime.run(options.rounds)
         publish("runtime", *tables)
         marks += found
+    if "subclasses" in parts:
+        tables, found = subclasses.run(options.rounds)
+        publish("subclasses", *tables)
+        marks += found
     if "capture" in parts:
         captured, found, same = capture.run(models, options.repeats)
         publish("capture", *captured)
@@ -55,7 +58,7 @@ def main() -> None:
         tables, found = partition.run(families, [int(depth) for depth in options.depths.split(",") if depth])
         publish("partition", *tables)
         marks += found
-    if len(parts) == 3 and len(models) == len(MODELS):
+    if len({*parts}) == len(PARTS) and len(models) == len(MODELS):
         publish("marks", marks_table(marks))
     else:
         print(marks_table(marks))

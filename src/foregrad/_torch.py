@@ -633,6 +633,7 @@ def make_fake(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) ->
 
 _make_subclass = torch.Tensor._make_subclass
 _forbid_data_pointer = torch._C._set_throw_on_mutable_data_ptr
+_warn_of_data_pointer = torch._C._set_warn_deprecated_on_mutable_data_ptr  # as the constructor does
 
 
 def fake_attributes(mode: FakeTensorMode, device: torch.device) -> dict[str, Any]:
@@ -640,10 +641,10 @@ def fake_attributes(mode: FakeTensorMode, device: torch.device) -> dict[str, Any
     return dict(vars(FakeTensor(mode, torch.empty(0, device="meta"), device)))
 
 
-def fake_shell(meta: torch.Tensor, device: torch.device) -> Any:
+def fake_shell(meta: torch.Tensor, device: torch.device, forbid_data: bool = True) -> Any:
     """A fake tensor around a meta tensor, without its attributes: the constructor takes three times as long."""
     shell = _make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
-    _forbid_data_pointer(shell)
+    (_forbid_data_pointer if forbid_data else _warn_of_data_pointer)(shell)
     return shell
 
 

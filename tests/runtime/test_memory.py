@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -213,6 +214,30 @@ def test_a_boxed_input_is_freed_while_the_graph_runs():
     watch.add(box[0])
     result = call(box)
     assert box == [] and watch.trace == [2 * ACTIVATION] * LAYERS
+    del result
+    assert watch.alive == 0
+
+
+def test_tensors_in_a_boxed_subclass_are_freed_while_the_graph_runs():
+    """J-13, T-1: nor what is inside of it."""
+    from torch._dynamo.utils import GmWrapper
+
+    class Tower(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            for _ in range(LAYERS):
+                x = x.tanh()
+            return (x,)
+
+    def pair() -> Tensor:
+        return TwoTensor(torch.rand(BATCH, WIDTH), torch.rand(BATCH, WIDTH))
+
+    watch = Watch()
+    module = GmWrapper(fx.symbolic_trace(Tower()), lambda args: args)
+    call = foregrad.aot_module_simplified(module, [pair()], watch.compiler)
+    box: list[Any] = [pair()]
+    watch.add(box[0].a), watch.add(box[0].b)
+    result = call(box)
+    assert box == [] and max(watch.trace) == 3 * ACTIVATION
     del result
     assert watch.alive == 0
 

@@ -9,8 +9,8 @@ from helpers import grab, plain
 
 def test_names_are_made_from_words_and_never_twice():
     writer = Writer("a program")
-    names = [writer.fresh(hint) for hint in ("x", "x", "args[0]['a b']", "class", "1st", "")]
-    assert names == ["x", "x_2", "args_0_a_b", "_class", "_1st", "value"]
+    names = [writer.fresh(hint) for hint in ("x", "x", "args[0]['a b']", "class", "1st", "", "tuple")]
+    assert names == ["x", "x_2", "args_0_a_b", "_class", "_1st", "value", "tuple_2"]
 
 
 def test_a_slot_keeps_its_variable():
@@ -24,6 +24,7 @@ def test_an_object_is_bound_once():
     writer, thing = Writer("a program"), object()
     assert writer.bind(thing, "thing") == writer.bind(thing, "another") == "thing"
     assert writer.bind(object(), "thing") == "thing_2" and writer.namespace["thing"] is thing
+    assert writer.bind(tuple, "tuple") == "tuple" and writer.bind((1, 2), "tuple") == "tuple_2"
 
 
 def test_blocks_are_indented_and_the_text_runs():
@@ -35,6 +36,16 @@ def test_blocks_are_indented_and_the_text_runs():
     writer.run("<a test>")
     assert writer.namespace["call"](True) == 1 and writer.namespace["call"](False) == 2
     assert writer.source.startswith('"""a program"""\ndef call(x):\n    if x:\n        return 1\n')
+
+
+def test_a_variable_that_nobody_reads_has_no_line():
+    writer = Writer("a program")
+    with writer.block("def call(x):"):
+        for n in range(2):
+            writer.line_if_read(Output(n), f"x[{n}]")
+        writer.line(f"return {writer.variable(Output(1))}")
+    writer.run("<a test>")
+    assert "output_0" not in writer.source and writer.namespace["call"]("ab") == "b"
 
 
 def test_a_name_can_be_given_another_object():

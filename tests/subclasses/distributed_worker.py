@@ -182,6 +182,26 @@ def buffer(mesh):
     assert len(compiled.specializations) == 1
 
 
+def second_order(mesh):
+    """J-10: gradients of gradients of sharded tensors"""
+
+    def program(x, w):
+        return (x @ w).tanh() * x.sum(1, keepdim=True)
+
+    x = distribute_tensor(torch.randn(4, 6), mesh, [Shard(0)]).requires_grad_()
+    w = distribute_tensor(torch.randn(6, 4), mesh, [Replicate()]).requires_grad_()
+    found = []
+    for function in (program, foregrad.aot_function(program, keep)):
+        y = function(x, w)
+        first = torch.autograd.grad(y, (x, w), torch.ones_like(y.detach()), create_graph=True)
+        tangents = [torch.ones_like(g.detach()) for g in first]
+        found.append([*first, *torch.autograd.grad(first, (x, w), tangents)])
+    for expected, got in zip(*found, strict=True):
+        assert type(got) is DTensor and got.requires_grad == expected.requires_grad
+        close(got.detach(), expected.detach())
+    require_plain_graphs()
+
+
 def partial(mesh):
     """T-6: a result that is a partial sum"""
     x = DTensor.from_local(torch.randn(3), mesh, [Partial()]).requires_grad_()
@@ -221,24 +241,41 @@ def failing(mesh):
     full(f(x))
 
 
-def group_gone(mesh):
-    """A process group that is gone"""
+def failing_compiler(mesh):
+    """A compiler that fails on one rank only"""
+
+    def broken(graph, example_inputs):
+        raise RuntimeError("this compiler fails")
+
     x = distribute_tensor(torch.randn(4, 2), mesh, [Shard(0)])
-    f = foregrad.aot_function(lambda x: x.redistribute(mesh, [Replicate()]) * 2, keep)
-    f(x)
+    compiler = broken if dist.get_rank() == 1 else keep
+    full(foregrad.aot_function(lambda x: x.redistribute(mesh, [Replicate()]) * 2, compiler)(x))
+
+
+def group_gone(mesh):
+    """A process group that is gone: for a program of before, its backward, and a new one"""
+    x = distribute_tensor(torch.randn(4, 2), mesh, [Shard(0)])
+    gathered = foregrad.aot_function(lambda x: x.redistribute(mesh, [Replicate()]) * 2, keep)
+    gathered(x)
+    w = distribute_tensor(torch.randn(2, 4), mesh, [Replicate()]).requires_grad_()
+    product = foregrad.aot_function(lambda x, w: (x @ w).redistribute(mesh, [Replicate()]), keep)
+    y = product(x, w)
+    gradient = torch.ones_like(y.detach())
     dist.destroy_process_group()
-    try:
-        f(x)
-    except RuntimeError as error:
-        print("raised:", error)
-        return
-    raise AssertionError("a collective ran without its process group")
+    raised = 0
+    for call in (lambda: gathered(x), lambda: y.backward(gradient), lambda: product(x.detach(), w.detach())):
+        try:
+            full(call() or w.grad)
+        except RuntimeError as error:
+            print("raised:", error)
+            raised += 1
+    assert raised == 3, "a collective ran without its process group"
 
 
 def main():
     rank, file, case = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     torch.set_num_threads(1)
-    seconds = datetime.timedelta(seconds=5 if case == "failing" else 40)
+    seconds = datetime.timedelta(seconds=5 if case.startswith("failing") else 40)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2, timeout=seconds)
     mesh = init_device_mesh("cpu", (2,))
     names = case.split(",")

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.errors import ForegradError, UnsupportedError
-from helpers import leaf, nop, plain
+from foregrad.errors import AssumptionError, BackwardError, ForegradError, UnsupportedError
+from helpers import nop, plain
 from subclass_pairs import Pair, pair
 
 
@@ -78,6 +78,28 @@ def test_bad_subclasses(make, words):
         compiled(lambda x: x + 1)(make())
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda x: Opaque(x * 2), "is a Opaque, which has no __tensor_flatten__ and no __tensor_unflatten__"),
+        (lambda x: OneWay(x * 2), "is a OneWay, which has no __tensor_unflatten__"),
+        (lambda x: Missing(x * 2, x), "names the attribute 'z', which is not there"),
+        (lambda x: Odd(x * 2, x), "must return a list of attribute names and a context"),
+    ],
+)
+def test_bad_subclasses_that_a_program_makes(make, words):
+    """T-1: the same for results"""
+    with pytest.raises(UnsupportedError, match=words):
+        compiled(make)(plain(2))
+
+
+def test_bad_subclass_in_a_closure():
+    """T-1: the same for what a program finds by itself"""
+    w = OneWay(plain(2))
+    with pytest.raises(UnsupportedError, match=r"w \(closure of <lambda>\) is a OneWay, which has no"):
+        compiled(lambda x: x * w)(plain(2))
+
+
 class Optional(Pair):
     """Has one inner tensor or two."""
 
@@ -104,12 +126,34 @@ def test_unequal_number_of_inner_tensors():
     assert len(f.specializations) == 2
 
 
-def test_gradient_of_an_inner_tensor():
-    """What autograd would have to follow into a subclass"""
-    p = leaf(2)
-    x = Pair(p, plain(2)).requires_grad_(False)
-    with pytest.raises(UnsupportedError, match=r"differentiates args\[0\]\.p, a tensor inside of a tensor subclass"):
+class Sine(torch.nn.Module):
+    def forward(self, x):
+        return (x.sin(),)
+
+
+def test_unequal_number_of_inner_tensors_without_guards():
+    """L-3: one program, whatever it is called with; `debug_assert` looks"""
+    with foregrad.config.patch(debug_assert=True):
+        f = foregrad.aot_module_simplified(Sine(), [Optional(plain(2), None)], nop)
+    assert f(Optional(plain(2), None))[0].q is None
+    for given in (Optional(plain(2), plain(2)), Optional(plain(2), None, "odd")):
+        with pytest.raises(AssumptionError, match="input 0 would be a Optional of p, but"):
+            f(given)
+
+
+def test_unequal_number_of_inner_tensors_in_a_gradient():
+    """T-8: what was expected, and what came"""
+    y = compiled(lambda x: x.sin())(Optional(plain(2), plain(2)).requires_grad_())
+    with pytest.raises(BackwardError, match=r"output 0 .* a Optional of p and q with .*, and a Optional of p with"):
+        y.backward(Optional(plain(2), None))
+
+
+def test_gradient_of_a_subclass_in_a_subclass():
+    """T-2: the wrapper around it is the input, and not the subclass inside"""
+    x = Pair(pair(2, grad=True), pair(2)).requires_grad_(False)
+    with pytest.raises(UnsupportedError, match=r"differentiates a tensor subclass inside of args\[0\]"):
         compiled(lambda x: x.p * 2)(x)
+    assert not compiled(lambda x: x * 2)(x).requires_grad
 
 
 def test_new_wrapper_around_written_memory():

@@ -37,8 +37,8 @@ def run_two(case, tmp_path, timeout=100):
 
 
 def test_distributed_tensors(tmp_path):
-    """T-1, T-5, T-6, T-9: DTensor programs equal eager ones; so does DistributedDataParallel around `aot_module`"""
-    cases = "inputs,tensor_parallel,attention,sequence_parallel,buffer,partial,data_parallel"
+    """T-1, T-5, T-6, T-9, J-10: DTensor programs equal eager ones, and so does DistributedDataParallel"""
+    cases = "inputs,tensor_parallel,attention,sequence_parallel,buffer,partial,second_order,data_parallel"
     codes, outputs = run_two(cases, tmp_path)
     assert codes == [0, 0], "\n".join(outputs)
 
@@ -50,8 +50,15 @@ def test_a_rank_that_fails(tmp_path):
     assert codes[0] != 0, outputs[0]
 
 
+def test_a_compiler_that_fails_on_one_rank(tmp_path):
+    """A clear error on the rank where it happened, and no hang"""
+    codes, outputs = run_two("failing_compiler", tmp_path)
+    assert "this compiler fails" in outputs[1] and codes[1] != 0
+    assert codes[0] != 0, outputs[0]
+
+
 def test_a_process_group_that_is_gone(tmp_path):
     """A clear error, and no hang"""
     codes, outputs = run_two("group_gone", tmp_path)
     assert codes == [0, 0], "\n".join(outputs)
-    assert all("raised:" in output for output in outputs)
+    assert all(output.count("raised: Could not resolve the process group") == 3 for output in outputs)

@@ -17,6 +17,10 @@ def pointwise(x):
     return x.sin() * 2 + x
 
 
+def cube(x):
+    return x * x * x
+
+
 def linear(x, w):
     return F.linear(x, w).relu()
 
@@ -43,6 +47,27 @@ def test_programs(program):
             assert (a is None) == (b is None)
             assert a is None or torch.allclose(a, b)
     assert len(compiled.specializations) == 1
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_gradients_of_gradients(is_leaf):
+    """J-10: to the third order, for the tensor and for the first gradient"""
+
+    def run(function):
+        x = jagged(2, 3, grad=True)
+        y = function(x if is_leaf else x * 1)
+        tangent = torch.ones_like(y.detach()).requires_grad_()
+        found, results = [], [y]
+        for order in range(3):
+            tangents = [tangent] if order == 0 else [torch.ones_like(r.detach()) for r in results]
+            ends = [x] if order == 0 else [x, tangent]
+            results = list(torch.autograd.grad(results, ends, tangents, create_graph=True))
+            found += [r.values().detach() for r in results]
+            results = [r for r in results if r.requires_grad]
+        return found
+
+    for expected, got in zip(run(cube), run(foregrad.aot_function(cube, nop)), strict=True):
+        assert torch.allclose(expected, got)
 
 
 def test_result_goes_on_as_nested():

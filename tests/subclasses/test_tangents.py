@@ -5,6 +5,7 @@ import torch
 
 import foregrad
 from foregrad import ForegradError
+from foregrad.errors import UnsupportedError
 from helpers import Graphs, leaf, nop, plain
 from subclass_pairs import Pair, pair
 
@@ -77,11 +78,11 @@ def test_nested_conversion():
 def test_mismatch():
     """T-7, T-8: which result, what was expected, what came"""
     y = compiled(lambda x: x * 3)(pair(2, grad=True))
-    words = "output 0 was expected to be a Pair with context 'std', and a Pair with context 'odd' came"
+    words = "expected to be a Pair of p and q with context 'std', and a Pair of p and q with context 'odd' came"
     with pytest.raises(RuntimeError, match=words):
         y.backward(Pair(plain(2), plain(2), "odd"))
     y = compiled(lambda x: x * 3)(pair(2, grad=True))
-    with pytest.raises(ForegradError, match=r"metadata.*a Pair with context 'std', and a Tensor came"):
+    with pytest.raises(ForegradError, match=r"metadata.*a Pair of p and q with context 'std', and a Tensor came"):
         y.backward(torch.ones(2))
     y = compiled(lambda x: x * 3)(leaf(2))
     with pytest.raises(RuntimeError, match=r"metadata.*a plain tensor, and a Pair"):
@@ -152,9 +153,30 @@ def test_second_backward():
     assert torch.allclose(x.grad.p, 2 * x.p.cos() * plain(2))
 
 
-def test_double_backward_is_refused():
-    """J-10: not yet, through subclasses"""
+def test_batched_gradients_are_refused():
+    """J-10: not yet, of subclasses"""
     x = pair(2, grad=True)
     y = compiled(lambda x: x.sin())(x)
-    with pytest.raises(ForegradError, match=r"create_graph=True .* tensor subclasses"):
-        torch.autograd.grad(y, x, pair(2), create_graph=True)
+    with pytest.raises(UnsupportedError, match=r"a batched backward .* with tensor subclasses"):
+        torch.autograd.grad(y, x, Pair(torch.eye(2), torch.eye(2)), is_grads_batched=True)
+
+
+def test_a_context_that_tells_whether_it_requires_grad():
+    """T-7: a gradient that requires grad has the context of one that does not"""
+
+    class Telling(Pair):
+        def __tensor_flatten__(self):
+            return ["p", "q"], (self.tag, self.requires_grad)
+
+        @classmethod
+        def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
+            return cls(inner["p"], inner["q"], context[0])
+
+    x = Telling(plain(2), plain(2) * 2).requires_grad_()
+    for create_graph in (False, True):
+        tangent = Telling(plain(2), plain(2)).requires_grad_()
+        y = compiled(lambda x: x * x)(x)
+        (g,) = torch.autograd.grad(y, x, tangent, create_graph=create_graph)
+        assert g.q.tolist() == [4, 16] and g.requires_grad is create_graph
+    (t,) = torch.autograd.grad(g, tangent, Telling(plain(2), plain(2)))
+    assert t.q.tolist() == [4, 16]

@@ -5,9 +5,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-import foregrad
-from helpers import nop
-from subclass_pairs import Pair, look, storages
+from checking import check_core
+from subclass_pairs import Pair
 from test_oracle_programs import PROGRAMS
 
 
@@ -27,32 +26,21 @@ def wrapped(arguments):
     return pytree.tree_map(pair_of, arguments)
 
 
-def observe(function, arguments, keywords):
-    """What a caller sees of one call; version counters of results are not compared, as for plain tensors."""
-    args, kwargs = wrapped((arguments(), keywords()))
-    given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-    torch.manual_seed(1)
-    try:
-        outputs = pytree.tree_leaves(function(*args, **kwargs))
-        seen = [look(t, versions=False) for t in outputs] + [look(t) for t in given]
-        tracked = [t for t in outputs if isinstance(t, Tensor) and t.requires_grad and t.grad_fn is not None]
-        if tracked:
-            torch.autograd.backward(tracked, [torch.ones_like(t.detach()) for t in tracked])
-    except foregrad.ForegradError:
-        raise
-    except Exception as error:
-        return type(error)
-    finally:
-        torch.set_grad_enabled(True)
-    return repr((seen, storages([*outputs, *given]), [look(t.grad, versions=False) for t in given if t.is_leaf]))
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_with_pairs(name):
-    """T-1 to T-10: values, memory and gradients are eager's"""
+    """T-1 to T-10, J-10: values, memory, gradients and their gradients are eager's"""
     function, arguments, keywords = PROGRAMS[name]
-    compiled = foregrad.aot_function(function, nop)
-    expected = observe(function, arguments, keywords)
-    for _ in range(2):
-        assert observe(compiled, arguments, keywords) == expected
+    args, kwargs = wrapped((arguments(), keywords()))
+    check_core(function, *args, kwargs=kwargs)
+
+
+def test_the_oracle_looks_into_pairs():
+    """What only one tensor inside shows is found, in results and in gradients"""
+
+    def other(fn):
+        return lambda x: Pair(fn(x.p), fn(x.q) + 1)
+
+    x = wrapped(torch.ones(2))
+    report = check_core(torch.sin, x, compile=other, raise_on_difference=False)
+    assert {difference.aspect for difference in report.differences} == {"value"}

@@ -18,8 +18,9 @@ from ..functionalize.walk import Functionalizer
 from ..options import AOTConfig, Loss
 from ..record.recording import Recording
 from ..record.stand_ins import RecordedInput
+from ..record.tape import tape_edges
 from ..slots import Base, Grad, Grown, Inner, Memory, Output, Primal, Returned, Root, Tangent, Token, Updated
-from ..subclasses.layout import Layout, Wrapped, spread
+from ..subclasses.layout import Layout, Wrapped, spread, wrappers_in
 from .backward_writes import BackwardWrite
 from .effects import Effect, Effects, Escape
 from .graph import Part, to_fx
@@ -126,8 +127,8 @@ def build_joint(
         hooks = HookEffects(recording, hidden)
         outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay).classify()
     refuse_reshaped_views(recording, outputs)
-    primal_nodes, primals = _primals(graph, recording, facts)
     targets = _targets(config, list(facts.values()), outputs, len(leaves))
+    primal_nodes, primals = _primals(graph, recording, facts, targets)
     views = frozenset(facts.recorded.seen.grad_fn for facts in primals if _is_written_view(facts, recording))
     tape = Tape(recording, functionalizer, [facts.recorded for facts in primals], targets, written_views=views)
     if recording.depend_on(list(tape.targets.values()), outputs.fresh_leaves):
@@ -135,7 +136,7 @@ def build_joint(
             "the program returns a tensor that it made require grad together with a result that is computed from it, "
             "which cannot be compiled yet. Pass that tensor as an argument, or compile with fallback='eager'."
         )
-    _refuse_edges_into_wrappers(recording, tape)
+    _refuse_edges_into_wrappers(recording, targets)
     tracked = tape.targets.values()
     effects = [*hooks.of_inputs(tracked), *hooks.of_results(outputs, hidden.paths, tracked)]
     forward = _forward_values(functionalizer, facts.values(), outputs)
@@ -148,7 +149,7 @@ def build_joint(
     graph.placeholders += random.placeholders
     gradients = derived.gradients
     for node in graph.placeholders:
-        node.written = node.slot in facts and facts[node.slot].written
+        node.written = node.slot in facts and _is_overwritten(facts[node.slot])
     for write in derived.writes:
         write.current.written = not isinstance(write.of, Tangent)
     if random.placeholders and (tokens.slots or derived.tokens.slots):
@@ -195,14 +196,17 @@ def build_joint(
     )
 
 
-def _refuse_edges_into_wrappers(recording: Recording, tape: Tape) -> None:
-    """To autograd a wrapper subclass is one input: gradients of what is inside would be lost."""
-    if any(recorded.layout is not None for recorded in recording.inputs):
-        inside = [str(slot) for slot in tape.reached if isinstance(slot, Inner)]
+def _refuse_edges_into_wrappers(recording: Recording, targets: dict[Returned, Tensor]) -> None:
+    """A wrapper subclass inside of another is no input: its gradient would be lost."""
+    outer = [recorded for recorded in recording.inputs if recorded.layout is not None]
+    nested = {id(part): recorded.slot for recorded in outer for part in wrappers_in(recorded.seen)}
+    if nested:
+        ends = (getattr(node, "variable", None) for _, node in tape_edges(list(targets.values())))
+        inside = [nested[id(end)] for end in ends if id(end) in nested]
         if inside:
             raise UnsupportedError(
-                f"the program differentiates {inside[0]}, a tensor inside of a tensor subclass, which cannot be "
-                "compiled yet. Pass it as an argument of its own."
+                f"the program differentiates a tensor subclass inside of {inside[0]}, which is one itself: this cannot "
+                "be compiled yet. Pass it as an argument of its own."
             )
 
 
@@ -238,20 +242,19 @@ def _facts(recording: Recording, functionalizer: Functionalizer, keep: bool) -> 
     everything = (*recording.memories, *recording.inputs)
     facts = {r.slot: input_facts(functionalizer, r, keep) for r in everything if r.layout is None}
     wrappers = [r for r in everything if r.layout is not None]
-    reshapes = recording.recorder.wrappers.reshapes
     for recorded in wrappers:
-        reshaped = reshapes.get(id(recorded.seen), ())
-        facts[recorded.slot] = wrapper_facts(functionalizer, recorded, facts, reshaped)
+        facts[recorded.slot] = wrapper_facts(functionalizer, recorded, facts, recording.recorder.wrappers)
     refuse_related_wrappers(recording, [facts[recorded.slot] for recorded in wrappers])
     return {r.slot: facts[r.slot] for r in everything} if wrappers else facts
 
 
 def _primals(
-    graph: FlatGraph, recording: Recording, facts: dict[Primal, InputFacts]
+    graph: FlatGraph, recording: Recording, facts: dict[Primal, InputFacts], targets: dict[Returned, Tensor]
 ) -> tuple[tuple[Node | Wrapped, ...], tuple[InputFacts, ...]]:
     """What the graph takes; the second place of a tensor that was passed twice is dropped if it is written (D-2).
 
-    To autograd, and to everything around the graph, the tensors in a wrapper subclass are one input.
+    To autograd, and to everything around the graph, the tensors in a wrapper subclass are one input; one that the
+    program itself has taken out, and differentiates, is an input beside the wrapper.
     """
     kept: dict[Primal, Node] = {}
     for node in graph.placeholders:
@@ -272,12 +275,19 @@ def _primals(
             primals[around.slot] = _in_wrapper(around, kept)
     for recorded in outer.values():  # even if the graph needs nothing of it, autograd does
         primals.setdefault(recorded.slot, _in_wrapper(recorded, kept))
+    reached = recording.reached_inputs(list(targets.values()))
+    primals |= {slot: kept[slot] for slot in outer if slot in reached}
     return tuple(primals.values()), tuple(facts[slot] for slot in primals)
 
 
 def _in_wrapper(recorded: RecordedInput, kept: dict[Primal, Node]) -> Wrapped:
     assert recorded.layout is not None
     return Wrapped(recorded.layout, tuple(kept[item.slot] for item in recorded.inner if item.slot in kept))
+
+
+def _is_overwritten(facts: InputFacts) -> bool:
+    """Whether the caller's tensor changes once the graph has run: by itself, or through the wrapper around it."""
+    return facts.written or (isinstance(facts.recorded.slot, Inner) and facts.data_changed)
 
 
 def _is_written_view(facts: InputFacts, recording: Recording) -> bool:

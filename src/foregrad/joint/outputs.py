@@ -220,13 +220,11 @@ class OutputClassifier:
         if self._position[id(leaf)] != i:
             return SameAsOutput(self._position[id(leaf)])
         path = self._paths[i]
-        if is_stale(leaf):
-            raise UnsupportedError(
-                f"{path} is a view of a tensor subclass that was written, and may not be used any more: this cannot be "
-                "compiled yet. Take the view after the write."
-            )
         sources = [source for source, _ in self._recording.recorder.wrappers.chain(leaf)]
         owner = next((self._inputs[id(source)] for source in sources if id(source) in self._inputs), None)
+        if is_stale(leaf):
+            steps = None if owner is None else chain_to(self._recording, leaf, owner.seen)
+            return self._early(leaf, owner, steps, path)
         if owner is not None and not is_custom_function_node(leaf.grad_fn):
             return ViewOfInput(owner, self._rebuild_wrapper(leaf, owner.seen, path), False)
         base = leaf._base
@@ -311,6 +309,12 @@ class OutputClassifier:
         steps = None
         if owner is not None:
             steps = self._state(leaf).chain_from(self._functionalizer.state_before(owner))
+        return self._early(leaf, owner, steps, path)
+
+    def _early(
+        self, leaf: Tensor, owner: RecordedInput | None, steps: Sequence[ViewStep] | None, path: str
+    ) -> ViewOfInput:
+        """A view that is taken from the caller's tensor before anything is written."""
         base = leaf._base
         fresh = base is not None and id(base) not in self._roots and self._recording.made_to_require_grad(base)
         unknown = owner is None or fresh or creation_of(leaf) == "IN_CUSTOM_FUNCTION"
@@ -383,7 +387,7 @@ class OutputClassifier:
             raise UnsupportedError("a view of a symbolic size, of memory that was written, cannot be compiled yet.")
         if steps is None and leaf.dtype != base.dtype:
             raise UnsupportedError(
-                "a view of another dtype, of a symbolic size or of an input whose shape changes, cannot be compiled yet."
+                "a view of another dtype, of a symbolic size or of an input that changes its shape, cannot be compiled."
             )
         cut_off = not leaf.requires_grad or leaf.grad_fn is None
         return Rebuild(

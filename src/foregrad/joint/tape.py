@@ -75,10 +75,17 @@ class Order:
     tape: Tape  # its targets are those gradients that require grad
     part: Part
     saved: tuple[int, ...]  # which saved values the graph takes, and then
-    tangents: tuple[int, ...]  # which of the tangents
+    tangents: tuple[int, ...]  # which of the tensors in the tangents
     results: tuple[int, ...]  # which gradients it returns; the others are None
+    layouts: tuple[Layout | None, ...]  # of those that are wrapper subclasses
+    gradient_layouts: tuple[Layout | None, ...]  # and of the gradients of these gradients
     tokens: int  # of its effects, which it takes and returns before everything else
     refused: dict[Returned, Exception]
+
+    @property
+    def returned(self) -> int:
+        """How many tensors the graph returns for the gradients."""
+        return sum(1 if layout is None else layout.leaves for layout in self.layouts)
 
 
 def program_targets(facts: Sequence[InputFacts], outputs: OutputFacts) -> dict[Returned, Tensor]:
@@ -126,7 +133,7 @@ class Tape:
                 node = functionalizer.graph.placeholder(place, leaf)
                 self._tangent_nodes.setdefault(slot, []).append(node)
                 if number > 1:  # those of the first order are named with the whole program
-                    node.name = f"order{number}_tangents_{len(self.tangents)}"
+                    node.name = f"order{number}_tangents_{len(self.tangent_nodes)}"
                 if not names_jagged_size(leaf):  # that is the forward's own
                     functionalizer.add_fresh(leaf, node)
 
@@ -143,7 +150,8 @@ class Tape:
     @cached_property
     def has_wrappers(self) -> bool:
         """Whether wrapper subclasses take part: a graph then takes and gives what is inside of them."""
-        return any(r.layout is not None for r in self._primals) or any(map(is_wrapper, self.tangents.values()))
+        tangents = (*self.tangents.values(), *self._lower_tangents)
+        return any(r.layout is not None for r in self._primals) or any(map(is_wrapper, tangents))
 
     @property
     def random(self) -> RandomInputs | None:
@@ -329,9 +337,11 @@ class Tape:
         recording, walk = self.recording, self._functionalizer
         walk.draws.restart_backward()
         start, inputs = len(recording.steps), len(recording.inputs)
-        tangents = [recording.engine.like(self.targets[slot], dense=True) for slot in slots]
+        tangents = [tangent_like(recording.engine, self.targets[slot]) for slot in slots]
         for slot, tangent, required in zip(slots, tangents, with_grad, strict=True):
-            walk.add_fresh(tangent, *self._tangent_nodes[slot])
+            for leaf, node in zip(leaves_of(tangent), self._tangent_nodes[slot], strict=True):
+                if not names_jagged_size(leaf):
+                    walk.add_fresh(leaf, node)
             tangent.requires_grad_(required)
         targets = [self.targets[slot] for slot in slots]
         by_slot, others = recording.differentiate(targets, tangents, True, self._lower_tangents, create_graph=True)
@@ -346,7 +356,7 @@ class Tape:
         walk.tokens.begin_order()
         found = [*(by_slot.get(recorded.slot) for recorded in self._primals), *others]
         results = [g if use else None for g, use in zip(found, wanted, strict=True)]
-        nodes = [None if g is None else walk.node_of(g) for g in results]
+        nodes = [None if g is None else wrapped_value(g, walk.node_of) for g in results]
         differentiable: dict[Returned, Tensor] = {
             Output(i): g for i, g in enumerate(results) if g is not None and g.requires_grad
         }
@@ -357,7 +367,7 @@ class Tape:
 
     def _as_order(
         self,
-        results: Sequence[Node | None],
+        results: Sequence[Node | Wrapped | None],
         given: Sequence[Node],
         tangents: Sequence[Node],
         chain: Chain,
@@ -370,7 +380,8 @@ class Tape:
         start = len(self._functionalizer.graph.nodes)
         derived = self._differentiate_later()
         positions = tuple(i for i, node in enumerate(results) if node is not None)
-        returned = [*chain.ends, *(results[i] for i in positions)]
+        layouts = tuple(node.layout if isinstance(node, Wrapped) else None for node in results if node is not None)
+        returned = [*chain.ends, *spread(results[i] for i in positions)]
         outputs = [*returned, *derived.outputs]
         own = [*self.tangent_nodes, *derived.tokens.heads]
         wanted = [*nodes_in(outputs), *impure, *self._impure_since(start)]
@@ -381,7 +392,17 @@ class Tape:
         placeholders = [*chain.heads, *(given[i] for i in used), *(tangents[i] for i in used_tangents)]
         in_forward = {id(node) for node in ancestors([*nodes_in(returned), *impure])}
         part = self._own_part(placeholders, own, nodes, outputs, in_forward)
-        return Order(self, part, tuple(used), tuple(used_tangents), positions, len(chain.heads), derived.refused)
+        return Order(
+            tape=self,
+            part=part,
+            saved=tuple(used),
+            tangents=tuple(used_tangents),
+            results=positions,
+            layouts=layouts,
+            gradient_layouts=derived.layouts,
+            tokens=len(chain.heads),
+            refused=derived.refused,
+        )
 
     def _differentiate_later(self) -> Differentiated:
         """The gradients of an order; what cannot be compiled of them is only said when somebody asks for them."""

@@ -21,16 +21,18 @@ from ..record.engine import Engine
 from ..record.memory import root_of
 from ..record.recording import Recording
 from ..record.stand_ins import RecordedInput
+from ..record.wrappers import WrapperCalls
 from ..slots import Primal
 from ..subclasses.layout import Wrapped, is_wrapper, layout_of, leaves_of
 from .inputs import InputFacts, is_stale, untouched
 
 
 def wrapper_facts(
-    functionalizer: Functionalizer, recorded: RecordedInput, facts: dict[Primal, InputFacts], reshaped: Sequence[Any]
+    functionalizer: Functionalizer, recorded: RecordedInput, facts: dict[Primal, InputFacts], calls: WrapperCalls
 ) -> InputFacts:
     """What happened to a wrapper. Where autograd saw it, the whole wrapper is written back and not what is inside."""
     assert recorded.layout is not None
+    reshaped = calls.reshapes.get(id(recorded.seen), ())
     geometry = _before(recorded)
     if recorded.same_as is not None:
         return untouched(recorded, requires_grad=recorded.seen.requires_grad, geometry=geometry)
@@ -56,7 +58,7 @@ def wrapper_facts(
             f"the program makes {slot} require grad and writes to it, which cannot be compiled yet. Call "
             "requires_grad_() before."
         )
-    version = 0 if seen.is_inference() else seen._version
+    version = calls.own_version(seen)
     return replace(
         untouched(recorded, requires_grad=seen.requires_grad, geometry=geometry),
         data_changed=written,
@@ -75,11 +77,10 @@ def refuse_related_wrappers(recording: Recording, wrappers: Sequence[InputFacts]
     for facts, root in roots:
         if not facts.write_seen_by_autograd:
             continue
-        shares = any(item.parent is not None for item in facts.recorded.inner)
-        if shares or any(root is other for f, other in roots if f is not facts):
+        if any(root is other for f, other in roots if f is not facts):
             raise UnsupportedError(
-                f"the program writes, with gradients on, to {facts.recorded.slot}, a tensor subclass that shares "
-                "memory with another input: this cannot be compiled yet. Pass a clone."
+                f"the program writes, with gradients on, to {facts.recorded.slot}, a tensor subclass of which another "
+                "input is a view, or the other way round: this cannot be compiled yet. Pass a clone."
             )
 
 

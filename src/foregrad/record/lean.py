@@ -230,7 +230,8 @@ class LeanEngine(FakeEngine):
         if offset or torch.is_inference_mode_enabled():
             return super()._strided(size, stride, offset, dtype, device)
         memory = torch.empty_strided(size, stride, dtype=dtype, device="meta")
-        return self._shell(memory, _interned(tuple(size), tuple(stride), 0, dtype, device, False, False))
+        meta = _interned(tuple(size), tuple(stride), 0, dtype, device, False, False)
+        return self._shell(memory, meta, forbid_data=False)  # C++ that is given inputs may look, to no avail
 
     def run(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kept = _KEPT.get(id(op)) or _kept(op)
@@ -326,7 +327,7 @@ class LeanEngine(FakeEngine):
             return entry.kind([self._build(result, tensors) for result in entry.results])
         return None
 
-    def _shell(self, memory: Tensor, meta: Meta) -> FakeTensor:
+    def _shell(self, memory: Tensor, meta: Meta, forbid_data: bool = True) -> FakeTensor:
         device = meta.device
         attributes = self._attributes.get(device)
         if attributes is None:
@@ -335,7 +336,7 @@ class LeanEngine(FakeEngine):
         if meta.has_bits:
             with below_autograd():
                 shown = set_lazy_bits(memory, meta.conj, meta.neg)
-        tensor = fake_shell(shown, device)
+        tensor = fake_shell(shown, device, forbid_data)
         own = vars(tensor)
         own.update(attributes)
         own["_foregrad_meta"] = meta

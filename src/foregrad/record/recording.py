@@ -28,6 +28,7 @@ from .._torch import (
     is_reentrant_checkpoint,
     recording_autograd,
     script_calls_seen,
+    shares_version_counter,
 )
 from ..errors import StateChangeError, UnsupportedError
 from ..slots import GradOf, Hidden, Inner, Input, Primal
@@ -88,6 +89,7 @@ class Recording:
         self.real_tensors: dict[Primal, Tensor] = {}
         self._found: dict[Primal, weakref.ref[Tensor]] = {}  # what is left of them once they are released
         self._by_identity: dict[int, RecordedInput] = {}
+        self._wrappers_by_storage: dict[int, list[tuple[Tensor, Tensor]]] = {}  # those met so far, and what stands in
         self._grads_before: dict[Primal, Tensor] = {}
         self._with_grads: set[int] = set()  # ids of real tensors whose gradients are inputs
         self.result: Any = None
@@ -189,9 +191,19 @@ class Recording:
         inner = [recorded for recorded in self.inputs[place:] if isinstance(recorded.slot, Inner)]
         layout = with_symbols(layout, leaves_of(wrapper), [recorded.seen for recorded in inner])
         recorded = stand_in_for_wrapper(argument, layout, inner)
+        self._relate_wrapper(wrapper, recorded.seen)
         self._by_identity[id(wrapper)] = recorded
         self.inputs.insert(place, recorded)
         return self._keep(argument, recorded)
+
+    def _relate_wrapper(self, wrapper: Tensor, seen: Tensor) -> None:
+        """Wrappers with one version counter: views, and what was detached, of one that they share their memory with."""
+        for leaf in leaves_of(wrapper)[:1]:
+            known = self._wrappers_by_storage.setdefault(leaf.untyped_storage()._cdata, [])
+            others = [other for real, other in known if shares_version_counter(wrapper, real)]
+            if others:
+                self.recorder.wrappers.relate(seen, others)
+            known.append((wrapper, seen))
 
     def _keep(self, argument: Argument, recorded: RecordedInput) -> Any:
         """Remember the real tensor of an input, and take its gradient for an input too where that is needed."""

@@ -19,7 +19,7 @@ from .._torch import (
 from ..errors import UnsupportedError
 from ..ops import ViewStep, aten
 from ..slots import Primal
-from ..subclasses.layout import Layout, is_wrapper, leaves_of
+from ..subclasses.layout import Layout, is_wrapper, leaves_of, wrappers_in
 from .engine import Engine
 from .memory import Family, SharedMemory, root_of
 
@@ -119,6 +119,8 @@ def stand_in_for_wrapper(argument: Argument, layout: Layout, inner: Sequence[Rec
                 f"{layout.kind.__name__}.__tensor_unflatten__ must build a tensor around the very tensors that it is "
                 f"given; {argument.slot} cannot be compiled."
             )
+        for part, real in zip(wrappers_in(built), wrappers_in(value), strict=True):
+            part.requires_grad_(real.requires_grad)  # what is differentiated for it is found on the tape
         return built.requires_grad_(False) if built.requires_grad else built
 
     leaf = None

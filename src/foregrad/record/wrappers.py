@@ -13,11 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import FakeTensor, OpOverload, TorchDispatchMode, dispatched_in_cpp, without_function_modes
+from .._torch import (
+    FakeTensor,
+    OpOverload,
+    TorchDispatchMode,
+    dispatched_in_cpp,
+    set_version,
+    shares_version_counter,
+    without_function_modes,
+)
 from ..errors import CaptureError, UnsupportedError
 from ..ops import Kind, ViewStep, op_info
 from .lines import Stack, where
-from .overlap import tensors_in
+from .overlap import tensors_in, written_arguments
 from .step import Step
 
 PLAIN_TYPES = frozenset({FakeTensor, Tensor, torch.nn.Parameter})
@@ -30,6 +38,8 @@ class WrapperCalls:
         self._stepping_aside: OpOverload | None = None
         self._views: dict[int, tuple[Tensor, Tensor, ViewStep]] = {}  # by id of the view: it, its source, and how
         self.reshapes: dict[int, list[Step]] = {}  # in-place changes of shape, by id of the wrapper
+        self._families: list[list[Tensor]] = []  # inputs whose reals have one version counter
+        self._borrowed: dict[int, int] = {}  # versions that came from writes to another of the family, by id
 
     def run(
         self,
@@ -50,6 +60,9 @@ class WrapperCalls:
             names = " and ".join(sorted({kind.__name__ for kind in types if kind not in PLAIN_TYPES}))
             raise CaptureError(f"{names} has no implementation of {op}, at {where(stack)}.")
         self._note(op, args, kwargs, out, stack)
+        if self._families and op_info(op).kind is Kind.WRITE:
+            for target in tensors_in(written_arguments(op, args, kwargs)):
+                self._count(target)
         return out
 
     def _dispatch(
@@ -86,6 +99,26 @@ class WrapperCalls:
                 )
             reshape = Step(op, args, kwargs, out, torch.is_grad_enabled(), False, stack, None)
             self.reshapes.setdefault(id(args[0]), []).append(reshape)
+
+    def relate(self, wrapper: Tensor, others: Sequence[Tensor]) -> None:
+        """Let writes to some inputs count for each other, as they do for what they stand for."""
+        family = next((f for f in self._families if any(o is member for o in others for member in f)), None)
+        if family is None:
+            self._families.append(family := list(others))
+        family.append(wrapper)
+
+    def _count(self, target: Tensor) -> None:
+        """Count a write to an input, or to a view of it, for the others of its family."""
+        for family in self._families:
+            own = [shares_version_counter(target, member) for member in family]
+            for member, counts_already in zip(family, own, strict=True):
+                if any(own) and not counts_already:
+                    set_version(member, member._version + 1)
+                    self._borrowed[id(member)] = self._borrowed.get(id(member), 0) + 1
+
+    def own_version(self, wrapper: Tensor) -> int:
+        """How often an input was written itself."""
+        return 0 if wrapper.is_inference() else wrapper._version - self._borrowed.get(id(wrapper), 0)
 
     def chain(self, wrapper: Tensor) -> list[tuple[Tensor, ViewStep]]:
         """What a wrapper was taken from, what that was taken from, and so on; each with the view that was taken."""

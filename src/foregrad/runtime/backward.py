@@ -28,7 +28,7 @@ from ..joint.tape import Tape
 from ..locks import Lock
 from ..options import AOTConfig
 from ..slots import Returned, Tangent
-from ..subclasses.layout import Layout, is_wrapper, layout_of, leaves_of
+from ..subclasses.layout import Layout, is_jagged, is_wrapper, layout_of, leaves_of
 from ..subclasses.tangents import ExpectedTangent
 from .anomaly import watched
 from .batched import batched
@@ -47,16 +47,23 @@ class Edges:
 
     Higher orders need a tensor with the history of each. A leaf is known to autograd; a saved input has its history;
     for any other the program returns an *anchor*, a tensor of its shape without data, whose gradient is its gradient.
+    A wrapper subclass is saved itself where a tensor in it is.
     """
 
     through: tuple[int, ...]  # of which gradients autograd's edges are, in their order
     saved: Mapping[int, int] = field(default_factory=dict)  # positions of saved inputs, by edge
     anchors: tuple[int, ...] = ()  # edges with an anchor, in their order
+    wrappers: Mapping[int, int] = field(default_factory=dict)  # positions among the wrappers that are saved, by edge
 
 
 def anchor(tensor: Tensor) -> Tensor:
     """A tensor of the same shape that takes no memory to speak of."""
     return torch.empty_strided(tensor.shape, (0,) * tensor.dim(), dtype=tensor.dtype, device=tensor.device)
+
+
+def anchor_of_any(tensor: Tensor) -> Tensor:
+    """The same for what may be a wrapper subclass: nothing else has the shape of a jagged one."""
+    return tensor.detach() if is_jagged(tensor) else anchor(tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +93,11 @@ class Backward:
         refused: Mapping[Returned, Exception] | None = None,
         frees: bool = True,
         layouts: Sequence[Layout | None] = (),
+        wrappers: Sequence[frozenset[int]] = (),
     ) -> None:
         self.module = module
         self._layouts = layouts  # of gradients that are wrapper subclasses
+        self._wrappers = wrappers  # that are saved behind the anchors: which of the saved values lie in each
         self.edges = edges
         self.deterministic = deterministic
         self._tape = tape
@@ -168,11 +177,16 @@ class Backward:
         for slot, tangent in zip(self._tape.targets, tangents, strict=True):
             if tangent is not None and slot in self._refused:
                 raise self._refused[slot]
+        if self._tape.has_wrappers and under_vmap():
+            raise UnsupportedError(
+                "a batched backward (is_grads_batched, vmap) through a compiled program with tensor subclasses is not "
+                "supported yet. Compute the gradients one after another, or use torch.func over the compiled function."
+            )
         marks = self._marks(ctx, mask, tangents) if self._writes and torch.is_grad_enabled() else None
-        values = self._take(ctx, mask)
+        values, wrappers = self._take(ctx, mask)
         given = [None if t is None else self._coerced(i, t) for i, t in enumerate(tangents)]
         if torch.is_grad_enabled() and not self._writes:
-            return self._differentiable(ctx, values, given)
+            return self._differentiable(ctx, values, wrappers, given)
         graph = self._graph(mask)
         if any(values[i] is None for i in graph.saved):
             raise RuntimeError(SECOND_TIME)
@@ -240,7 +254,9 @@ class Backward:
         if is_wrapper(recorded) or is_wrapper(tangent):
             from .wrappers import expected
 
-            return expected(list(self._tape.targets)[index], recorded).fit(tangent)
+            fitted = expected(list(self._tape.targets)[index], recorded).fit(tangent)
+            loses = torch.is_grad_enabled() and tangent.requires_grad and not fitted.requires_grad
+            return _SameValue.apply(tangent, [fitted]) if loses else fitted
         if not any(isinstance(n, SymInt) for n in recorded.stride()) and tangent.stride() == recorded.stride():
             return tangent
         return permuted(recorded.stride())(tangent)
@@ -259,29 +275,37 @@ class Backward:
         return torch.empty_strided(size, stride, dtype=recorded.dtype, device=device)
 
     # --------------------------------------------------------------------------------- saved, and saved no more
-    def _take(self, ctx: Any, mask: tuple[bool, ...]) -> list[Any]:
-        """Saved values, sizes first; what this backward does not leave to others is gone afterwards, as in eager."""
+    def _take(self, ctx: Any, mask: tuple[bool, ...]) -> tuple[list[Any], list[Any]]:
+        """Saved values, sizes first, and the wrapper subclasses that some of them lie in.
+
+        What this backward does not leave to others is gone afterwards, as in eager.
+        """
         uses = self._tape.freed_by(self._slots(mask))
         stash: Stash | None = ctx.stash
         freed: frozenset[Any] = frozenset()
+        count = len(self._saved.names)
         if stash is not None:
             if stash.freed & uses:
                 raise RuntimeError(SECOND_TIME)
-            values, freed = self._with_live(ctx, stash.values()), stash.freed
+            values, freed = stash.values(), stash.freed
+            values, wrappers = self._with_live(ctx, values[:count]), values[count:]
         else:
             try:
-                values = self.saved_values(ctx)
+                values, wrappers = self.saved_values(ctx), self._saved_wrappers(ctx)
             except RuntimeError:
                 if uses:
                     raise
-                values = [None] * len(self._saved.names)  # freed, and perhaps not needed
+                values, wrappers = [None] * count, [None] * len(self._wrappers)  # freed, and perhaps not needed
         if not keeps_graph() and (stash is not None or not all(mask)):
             freed |= uses
             inputs = set(self.edges.saved.values())
             left = [v.detach() if isinstance(v, Tensor) and i not in inputs else v for i, v in enumerate(values)]
             kept = self._needed_by_others(mask, freed) - {len(self._saved.sizes) + i for i in self._live}
-            ctx.stash = Stash(left, kept, freed)
-        return values
+            inside = {count + i for i, positions in enumerate(self._wrappers) if positions & kept}
+            own = set(self.edges.wrappers.values())
+            left += [w if w is None or i in own else w.detach() for i, w in enumerate(wrappers)]
+            ctx.stash = Stash(left, kept | inside, freed)
+        return values, wrappers
 
     def _with_live(self, ctx: Any, values: list[Any]) -> list[Any]:
         """The caller's own tensors are read as they are, however often."""
@@ -314,16 +338,12 @@ class Backward:
         return [*sizes, *(ctx.live[live[i]] if i in live else next(held) for i in range(len(self._saved.tensors)))]
 
     # ------------------------------------------------------------------------------------------ higher orders
-    def _differentiable(self, ctx: Any, values: Sequence[Any], tangents: Sequence[Tensor | None]) -> Sequence[Any]:
+    def _differentiable(
+        self, ctx: Any, values: Sequence[Any], wrappers: Sequence[Any], tangents: Sequence[Tensor | None]
+    ) -> Sequence[Any]:
         """Gradients that can be differentiated themselves."""
         from .orders import RunningOrder  # an order has a backward of its own
 
-        if self._tape.has_wrappers or any(map(is_wrapper, tangents)):
-            raise UnsupportedError(
-                "create_graph=True in a backward through a compiled program with tensor subclasses is not supported "
-                "yet. Compute the first gradients inside the function that you compile, or compile with "
-                "fallback='eager'."
-            )
         if under_vmap():
             raise UnsupportedError(
                 "a batched backward with create_graph=True through a compiled program is not supported yet. Call the "
@@ -334,7 +354,7 @@ class Backward:
         wanted = [False] * self._tape.gradients
         for position, node in zip(self.edges.through, nodes, strict=True):
             wanted[position] = node is not None and will_run(node)
-        links = self._links(ctx, nodes, values)
+        links = self._links(ctx, nodes, values, wrappers)
         with_grad = tuple(t.requires_grad for t in tangents if t is not None)
         linked = tuple(link is not None for link in links)
         key = mask, with_grad, tuple(wanted), linked, autocast_state() if any_autocast_enabled() else None
@@ -342,15 +362,18 @@ class Backward:
             if key not in self._orders:
                 order = self._tape.order(self._slots(mask), with_grad, wanted, self._saved.names)
                 through = tuple(p for p, link in zip(self.edges.through, links, strict=True) if link is not None)
-                self._orders[key] = RunningOrder(order, self._tape.gradients, through, self._config)
+                self._orders[key] = RunningOrder(
+                    order, self._tape.gradients, self._recorded_tangents, self._wrappers, through, self._config
+                )
         running: RunningOrder = self._orders[key]
         with autocast_off():
-            return running.gradients(values, tangents, [link for link in links if link is not None])
+            return running.gradients(values, tangents, [link for link in links if link is not None], wrappers)
 
-    def _links(self, ctx: Any, nodes: Sequence[Any], values: Sequence[Any]) -> list[Tensor | None]:
+    def _links(
+        self, ctx: Any, nodes: Sequence[Any], values: Sequence[Any], wrappers: Sequence[Any]
+    ) -> list[Tensor | None]:
         """For each edge a tensor with the history of what the program was applied to."""
-        first = 0 if self.keeps else len(self._saved.tensors) - len(self._live)
-        anchors = {edge: first + i for i, edge in enumerate(self.edges.anchors)}
+        anchors = {edge: self._behind_values + i for i, edge in enumerate(self.edges.anchors)}
         links: list[Tensor | None] = []
         for edge, node in enumerate(nodes):
             if node is None:
@@ -359,6 +382,8 @@ class Backward:
                 links.append(node.variable)
             elif edge in anchors:
                 links.append(ctx.saved_tensors[anchors[edge]])
+            elif edge in self.edges.wrappers and wrappers[self.edges.wrappers[edge]] is not None:
+                links.append(wrappers[self.edges.wrappers[edge]])
             elif edge in self.edges.saved and values[self.edges.saved[edge]] is not None:
                 links.append(values[self.edges.saved[edge]])
             else:
@@ -367,6 +392,15 @@ class Backward:
                     "be differentiated. Compile it with an input of this kind."
                 )
         return links
+
+    @property
+    def _behind_values(self) -> int:
+        """Where autograd's store goes on behind the saved values: anchors first, then wrappers."""
+        return 0 if self.keeps else len(self._saved.tensors) - len(self._live)
+
+    def _saved_wrappers(self, ctx: Any) -> list[Any]:
+        """Wrapper subclasses that are saved because tensors in them are."""
+        return [*ctx.saved_tensors[self._behind_values + len(self.edges.anchors) :]] if self._wrappers else []
 
     # ------------------------------------------------------------------------------------- writes in backward
     def live_positions(self) -> dict[int, int]:
@@ -450,6 +484,18 @@ def _refuse_write_to_a_leaf(target: Tensor | None) -> None:
     if target.is_leaf or (base is not None and base.is_leaf and base.requires_grad):
         what = "leaf Variable" if target.is_leaf else "view of a leaf Variable"
         raise RuntimeError(f"a {what} that requires grad is being used in an in-place operation.")
+
+
+class _SameValue(torch.autograd.Function):
+    """Gives a tangent that was put together anew its history."""
+
+    @staticmethod
+    def forward(ctx: Any, tangent: Tensor, fitted: list[Tensor]) -> Tensor:
+        return fitted[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0], None
 
 
 class _NoSecondOrder(torch.autograd.Function):

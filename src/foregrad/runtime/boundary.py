@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import SymInt, Tensor
@@ -23,9 +23,9 @@ from ..joint.ir import Node
 from ..joint.lazy import operator_of
 from ..joint.outputs import Number, Plain, Result, SameAsInput, ViewOfBase, ViewOfInput, ViewOfOutput
 from ..ops import Kind, op_info
-from ..slots import Output, Primal, Returned, Updated
+from ..slots import Inner, Output, Primal, Returned, Slot, Updated
 from ..subclasses.layout import Wrapped, is_wrapper
-from .backward import Backward, Edges, anchor, plain_tangent
+from .backward import Backward, Edges, anchor, anchor_of_any, plain_tangent
 from .saved import Saved
 from .writer import Writer, tuple_of, unpack
 
@@ -89,15 +89,40 @@ def _run_graph(writer: Writer, names: Sequence[str], call: str, autocast: bool) 
         writer.line(f"{unpack(list(names))} = {call}" if names else call)
 
 
+class WrapperLines(Protocol):
+    """What a call says around a graph with gradients off, where wrapper subclasses take part."""
+
+    def taken(self) -> Sequence[Primal]:
+        """What the graph takes; the call has a variable for each."""
+
+    def names(self, writer: Writer, needed: Container[Returned]) -> list[str]:
+        """Variables for what the graph returns."""
+
+    def build(self, writer: Writer, needed: Container[Returned]) -> None:
+        """Lines that put wrappers around what the graph returned."""
+
+
+def _outermost(slot: Slot) -> Slot:
+    """The wrapper in which a tensor lies."""
+    return _outermost(slot.of) if isinstance(slot, Inner) else slot
+
+
 class InferenceCore:
     """Runs one graph with gradients off."""
 
-    def __init__(self, joint: Joint, guarded: bool, autocast: bool, frees: Sequence[Primal]) -> None:
+    def __init__(
+        self, joint: Joint, guarded: bool, autocast: bool, frees: Sequence[Primal], wrappers: WrapperLines | None
+    ) -> None:
         self._joint = joint
         self._guarded = guarded
         self._autocast = autocast
+        self._wrappers = wrappers
         kept = inputs_kept(joint)
-        self._frees = [slot for slot in frees if slot not in kept]
+        self._frees: list[Primal] = [slot for slot in frees if slot not in kept]
+        if wrappers is not None:
+            freed = {*self._frees}
+            inner = [slot for slot in wrappers.taken() if isinstance(slot, Inner) and slot not in kept]
+            self._frees += [slot for slot in inner if _outermost(slot) in freed]
 
     def define(self, writer: Writer) -> None:
         """Nothing stands before the call."""
@@ -106,7 +131,11 @@ class InferenceCore:
         """The call of the graph."""
         joint = self._joint
         needed = set(values_needed(joint))
-        names = [writer.variable(slot) if slot in needed else "_" for slot in joint.signature.returned]
+        if self._wrappers is None:
+            names = [writer.variable(slot) if slot in needed else "_" for slot in joint.signature.returned]
+        else:
+            inputs = [writer.variable(slot) for slot in self._wrappers.taken()]
+            names = self._wrappers.names(writer, needed)
         call = f"inference_graph([{', '.join(inputs)}])"
         if self._frees:  # only the list holds them from here on, and the graph may empty it
             writer.line(f"graph_inputs = [{', '.join(inputs)}]")
@@ -120,15 +149,19 @@ class InferenceCore:
         elif joint.recording.grad_enabled:
             restore = "True"
         else:
-            _run_graph(writer, names, call, self._autocast)
-            self._detach_views(writer)
+            self._run(writer, names, call, needed)
             return
         writer.line(f"{set_grad}(False)")
         with writer.block("try:"):
-            _run_graph(writer, names, call, self._autocast)
-            self._detach_views(writer)
+            self._run(writer, names, call, needed)
         with writer.block("finally:"):
             writer.line(f"{set_grad}({restore})")
+
+    def _run(self, writer: Writer, names: list[str], call: str, needed: set[Returned]) -> None:
+        _run_graph(writer, names, call, self._autocast)
+        if self._wrappers is not None:
+            self._wrappers.build(writer, needed)
+        self._detach_views(writer)
 
     def _detach_views(self, writer: Writer) -> None:
         """A view taken with gradients off could not be written to with gradients on, which eager allows."""
@@ -156,17 +189,31 @@ def edges_of(joint: Joint, saved: Saved, counted: Mapping[Primal, int]) -> Edges
     in_place = {write.current.name for write in joint.backward_writes}
     places: dict[int, int] = {}
     anchors = []
+    wrappers = {}
+    kept, _ = _wrappers_saved(joint, saved)
     for edge, i in enumerate(through):
         node, facts = joint.primal_nodes[i], joint.primals[i]
-        if joint.tape.has_wrappers:  # there are no higher orders of it
+        if i in kept:
+            wrappers[edge] = kept.index(i)
             continue
-        assert isinstance(node, Node)
-        name = node.name
+        name = node.name if isinstance(node, Node) else None
         if name in names and facts.recorded.slot not in counted and name not in in_place:
             places[edge] = len(saved.sizes) + names.index(name)
         elif not facts.is_leaf:
             anchors.append(edge)
-    return Edges(tuple(through), places, tuple(anchors))
+    return Edges(tuple(through), places, tuple(anchors), wrappers)
+
+
+def values_in_wrappers(joint: Joint, saved: Saved) -> list[frozenset[int]]:
+    """For each wrapper that is saved, which of the saved values lie in it."""
+    origins = [saved_origin(node).name for node in saved.tensors]
+    node_of = dict(zip(joint.signature.returned, joint.returned_nodes, strict=True))
+    positions, results = _wrappers_saved(joint, saved)
+    found = []
+    for value in (*(joint.primal_nodes[i] for i in positions), *(node_of[slot] for slot in results)):
+        names = {leaf.name for leaf in value.leaves if isinstance(leaf, Node)}
+        found.append(frozenset(len(saved.sizes) + i for i, name in enumerate(origins) if name in names))
+    return found
 
 
 class TrainingCore:
@@ -239,7 +286,9 @@ class TrainingCore:
             self._count_changes(writer, names)
             anchors = [f"a{n}" for n in range(len(self._anchors))]
             for name, edge in zip(anchors, self._anchors, strict=True):
-                writer.line(f"{name} = {writer.bind(anchor, 'anchor')}({through[edge]})")
+                is_plain = isinstance(joint.primal_nodes[self._through[edge]], Node)
+                make = writer.bind(anchor if is_plain else anchor_of_any, "anchor")
+                writer.line(f"{name} = {make}({through[edge]})")
             watched = [names[n] for n in self._watched[0]] + [returned[slot] for slot in self._watched[1]]
             self._save(writer, saved, sizes, [*anchors, *watched])
             writer.line("ctx.set_materialize_grads(False)")

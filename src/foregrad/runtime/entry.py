@@ -54,11 +54,14 @@ def write_shared_memory(writer: Writer, shared: Sequence[SharedMemory]) -> None:
 
 
 def write_inner_tensors(writer: Writer, joint: Joint, in_gradients: bool = False) -> None:
-    """Lines that give the tensors in wrapper subclasses their variables; those in gradients come later."""
+    """Lines that give tensors in wrapper subclasses their variables, where anything outside of the graph reads them.
+
+    Those in gradients come later.
+    """
     for facts in joint.inputs:
         slot = facts.recorded.slot
         if isinstance(slot, Inner) and lies_in_gradient(slot) is in_gradients:
-            writer.line(f"{writer.variable(slot)} = {read_inner(writer, slot)}")
+            writer.line_if_read(slot, read_inner(writer, slot))
 
 
 def lies_in_gradient(slot: Slot) -> bool:

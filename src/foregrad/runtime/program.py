@@ -26,7 +26,7 @@ from ..schemas import ViewAndMutationMeta
 from ..slots import Primal
 from ..subclasses.layout import spread
 from .backward import Backward
-from .boundary import InferenceCore, TrainingCore, edges_of
+from .boundary import InferenceCore, TrainingCore, edges_of, values_in_wrappers
 from .compilers import Boxed, checked, compile_graph, example_values
 from .entry import Entry
 from .partitioning import partitioned
@@ -36,6 +36,7 @@ from .stages import stages_of
 from .tokens import hiding_first_tokens, unlift_first_tokens, unlift_last_tokens
 from .wrappers import around_backward as wrappers_around_backward
 from .wrappers import around_forward as wrappers_around_forward
+from .wrappers import inference_edge
 from .writer import Writer
 
 _numbers = itertools.count()
@@ -110,7 +111,9 @@ def _forward_examples(joint: Joint, config: AOTConfig) -> list[Any]:
 
 
 def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool) -> _Compiled:
-    name = wrappers_around_forward(writer, around_forward(writer, "inference_graph", joint), joint)
+    name, edge = around_forward(writer, "inference_graph", joint), inference_edge(joint)
+    if edge is None:
+        name = wrappers_around_forward(writer, name, joint)
     module = joint.module
     if config.options.unlift_effect_tokens and joint.signature.tokens:
         module = to_fx(joint.part)
@@ -123,7 +126,7 @@ def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, au
     install = _install_forward(joint, config, writer, name)
     install(checked(compiled, "inference", module, install))
     metadata = describe(joint, config, saved_sizes=None)
-    core = InferenceCore(joint, entry.guarded, autocast, entry.frees)
+    core = InferenceCore(joint, entry.guarded, autocast, entry.frees, edge)
     return _Compiled(core, module, None, metadata, strides, None)
 
 
@@ -158,6 +161,7 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
         joint.backward_errors,
         joint.tape.frees_anything,
         joint.grad_layouts,
+        values_in_wrappers(joint, saved),
     )
     around = around_backward(writer, "backward_graph", joint, backward)
     runner.install(_install(writer, wrappers_around_backward(writer, around, joint, len(saved.names))))

@@ -28,7 +28,7 @@ from ..joint.effects import Assigned, Effect, GradAssigned, Moved
 from ..joint.inputs import InputFacts
 from ..locks import recording_lock
 from ..record.step import Step
-from ..slots import Grown, Memory, Output, Primal, Returned, Root, Updated
+from ..slots import Grown, Inner, Memory, Output, Primal, Returned, Root, Updated
 from .aliases import Aliases
 from .hooks import RegisterHooks
 from .stage import Stage
@@ -47,11 +47,17 @@ class Assumptions(Stage):
     def enter(self, writer: Writer) -> None:
         broken = writer.bind(self._broken, "broken_assumption")
         tensor = writer.bind(Tensor, "Tensor")
-        for i, facts in enumerate(self.inputs):
-            name = writer.variable(facts.recorded.slot)
+        outer = [facts for facts in self.inputs if not isinstance(facts.recorded.slot, Inner)]
+        for i, facts in enumerate(outer):
+            name, layout = writer.variable(facts.recorded.slot), facts.recorded.layout
             if not facts.recorded.is_tensor:
                 writer.line(f"if isinstance({name}, {tensor}): {broken}({i}, 'would not be a tensor')")
-            elif facts.recorded.leaf is None:
+                continue
+            if layout is not None:
+                fact = f"would be a {layout.kind.__name__} of {' and '.join(layout.metadata[0])}"
+                same = f"{writer.bind(layout.is_that_of, 'same_structure')}({name})"
+                writer.line(f"if not {same}: {broken}({i}, {fact!r})")
+            if facts.recorded.leaf is None:
                 writer.line(f"if {name}.requires_grad: {broken}({i}, 'would not require grad')")
 
     def _broken(self, index: int, fact: str) -> None:

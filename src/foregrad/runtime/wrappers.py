@@ -1,14 +1,15 @@
 """Wrapper subclasses at the edges of the graphs.
 
-A graph takes and gives plain tensors. Right around it stands a function of the generated code that reads the tensors
-out of wrappers on the way in, and builds wrappers on the way out. Everything outside of it, autograd included, sees the
-wrappers.
+A graph takes and gives plain tensors. Where autograd stands around it, a function of the generated code reads the
+tensors out of wrappers on the way in, and builds wrappers on the way out: everything outside of it, autograd included,
+sees the wrappers. With gradients off the same lines stand in the call itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,10 +19,11 @@ from ..joint.build import Joint
 from ..slots import Inner, Returned, Slot
 from ..subclasses.layout import Fixed, FromLeaf, Layout, Wrapped, is_wrapper, layout_of, leaves_of
 from ..subclasses.tangents import ExpectedTangent
-from ..values import is_plain
+from ..values import is_plain, same_value
 from .backward import restride
 from .boundary import values_needed
 from .compilers import Boxed
+from .text import literal
 from .writer import Writer, tuple_of
 
 
@@ -33,7 +35,7 @@ def has_wrappers(joint: Joint) -> bool:
 
 def _read(slot: Slot, names: dict[Any, str], writer: Writer) -> str:
     """How an inner tensor is read from the wrapper around it."""
-    if isinstance(slot, Inner):
+    if isinstance(slot, Inner) and slot not in names:
         return f"{_read(slot.of, names, writer)}.{slot.attr}"
     return names.get(slot) or writer.variable(slot)
 
@@ -55,11 +57,50 @@ def around_forward(writer: Writer, name: str, joint: Joint) -> str:
         leaves = [_read(slot, names, writer) for slot in taken if slot is not None]
         writer.line(f"r = {plain}([{', '.join([*leaves, *rest])}])")
         needed = {*values_needed(joint), *joint.tape.targets}
-        wrapped = zip(joint.signature.returned, joint.returned_nodes, strict=True)
-        shapes = [(node.layout if isinstance(node, Wrapped) else None, slot in needed) for slot, node in wrapped]
+        shapes = [(layout, slot in needed) for slot, layout in _returned_layouts(joint)]
         _give(writer, shapes, more=joint.is_training or bool(rest))
     writer.line()
     return plain
+
+
+def _returned_layouts(joint: Joint) -> list[tuple[Returned, Layout | None]]:
+    """What the forward returns, and how it is put together where it is a wrapper."""
+    pairs = zip(joint.signature.returned, joint.returned_nodes, strict=True)
+    return [(slot, node.layout if isinstance(node, Wrapped) else None) for slot, node in pairs]
+
+
+@dataclass(frozen=True)
+class InferenceEdge:
+    """Wrappers around a graph that is called with gradients off, in the lines of the call."""
+
+    joint: Joint
+
+    def taken(self) -> list[Any]:
+        """What the graph takes; the call has a variable for each."""
+        start = len(self.joint.signature.tokens)
+        return [node.slot for node in self.joint.part.placeholders[start:]]
+
+    def names(self, writer: Writer, needed: Container[Returned]) -> list[str]:
+        """Variables for what the graph returns."""
+        names: list[str] = []
+        for slot, layout in _returned_layouts(self.joint):
+            if slot not in needed:
+                names += ["_"] * (1 if layout is None else layout.leaves)
+            else:
+                names += map(writer.variable, [slot] if layout is None else layout.slots(slot))
+        return names
+
+    def build(self, writer: Writer, needed: Container[Returned]) -> None:
+        """Lines that put wrappers around what the graph returned."""
+        for slot, layout in _returned_layouts(self.joint):
+            if layout is not None and slot in needed:
+                leaves = [writer.variable(leaf) for leaf in layout.slots(slot)]
+                writer.line(f"{writer.variable(slot)} = {_build(writer, layout, leaves)}")
+
+
+def inference_edge(joint: Joint) -> InferenceEdge | None:
+    """The edge of a graph that is called with gradients off, if wrappers take part and nothing else stands there."""
+    return InferenceEdge(joint) if has_wrappers(joint) and joint.random.forward is None else None
 
 
 def _taken(joint: Joint) -> int:
@@ -78,7 +119,10 @@ def around_backward(writer: Writer, name: str, joint: Joint, saved: int) -> str:
         leaves: list[str] = []
         for text, (slot, tangent) in zip(tangents, joint.tape.tangents.items(), strict=True):
             if is_wrapper(tangent):
-                writer.line(f"{text} = {writer.bind(expected(slot, tangent).fit, 'fit_tangent')}({text})")
+                wanted = expected(slot, tangent)
+                conditions = _is_as_wanted(writer, text, layout_of(tangent), iter(wanted.strides))
+                with writer.block(f"if not ({' and '.join(conditions)}):"):
+                    writer.line(f"{text} = {writer.bind(wanted.fit, 'fit_tangent')}({text})")
                 leaves += [_read(s, {slot: text}, writer) for s in layout_of(tangent).slots(slot)]
             else:
                 leaves.append(text)
@@ -93,6 +137,27 @@ def around_backward(writer: Writer, name: str, joint: Joint, saved: int) -> str:
     return plain
 
 
+def _is_as_wanted(
+    writer: Writer, text: str, layout: Layout | None, strides: Iterator[tuple[int, ...] | None]
+) -> Iterator[str]:
+    """Conditions under which a tangent can be taken apart as it is; one with symbolic strides is always looked at."""
+    if layout is None:
+        stride = next(strides)
+        yield f"type({text}) is {writer.bind(Tensor, 'Tensor')}"
+        yield "False" if stride is None else f"{text}.stride() == {stride}"
+        return
+    yield f"type({text}) is {writer.bind(layout.kind, layout.kind.__name__)}"
+    flat, (names, context) = writer.fresh("flat"), layout.metadata
+    yield f"[*({flat} := {text}.__tensor_flatten__())[0]] == {names}"
+    if context is None:
+        yield f"{flat}[1] is None"
+    else:
+        yield f"{writer.bind(partial(same_value, context), 'same_context')}({flat}[1])"
+    for attr, inner in layout.attrs:
+        if not isinstance(inner, Fixed):
+            yield from _is_as_wanted(writer, f"{text}.{attr}", inner, strides)
+
+
 def _give(writer: Writer, shapes: Iterable[tuple[Layout | None, bool]], more: bool) -> None:
     """The return of results, some of which are wrapped, some of which nobody looks at, and perhaps of what follows."""
     results: list[str] = []
@@ -104,38 +169,35 @@ def _give(writer: Writer, shapes: Iterable[tuple[Layout | None, bool]], more: bo
         elif layout is None:
             results.append(f"r[{position}]")
         else:
-            text, _ = _build(writer, layout, position)
-            results.append(text)
+            results.append(_build(writer, layout, [f"r[{position + n}]" for n in range(count)]))
         position += count
     results += [f"*r[{position}:]"] if more else []
     writer.line(f"return [{', '.join(results)}]")
 
 
-def _build(writer: Writer, layout: Layout, position: int) -> tuple[str, int]:
-    """The text that builds a wrapper from results, and the position behind its leaves."""
+def _build(writer: Writer, layout: Layout, leaves: Sequence[str]) -> str:
+    """The text that builds a wrapper from its leaves."""
     parts: list[str] = []
-    start = position
+    position = 0
     for attr, inner in layout.attrs:
-        if inner is None:
-            parts.append(f"{attr!r}: r[{position}]")
-            position += 1
-        elif isinstance(inner, Fixed):
+        if isinstance(inner, Fixed):
             parts.append(f"{attr!r}: {writer.bind(inner.value, attr)}")
-        else:
-            text, position = _build(writer, inner, position)
-            parts.append(f"{attr!r}: {text}")
+            continue
+        count = 1 if inner is None else inner.leaves
+        own = leaves[position : position + count]
+        parts.append(f"{attr!r}: {own[0] if inner is None else _build(writer, inner, own)}")
+        position += count
     unflatten = writer.bind(layout.kind.__tensor_unflatten__, f"unflatten_{layout.kind.__name__}")  # type: ignore[attr-defined]
-    context = repr(layout.context) if type(layout.context) is str else writer.bind(layout.context, "context")
-    rest = [context, _numbers(writer, layout.size, start), _numbers(writer, layout.stride, start)]
-    return f"{unflatten}({{{', '.join(parts)}}}, {', '.join(rest)})", position
+    rest = [literal(writer, layout.context), _numbers(writer, layout.size, leaves)]
+    rest.append(_numbers(writer, layout.stride, leaves))
+    return f"{unflatten}({{{', '.join(parts)}}}, {', '.join(rest)})"
 
 
-def _numbers(writer: Writer, numbers: Sequence[Any], start: int) -> str:
-    """Sizes or strides as text; symbolic ones are read from the leaves, which stand from `start` on."""
+def _numbers(writer: Writer, numbers: Sequence[Any], leaves: Sequence[str]) -> str:
+    """Sizes or strides as text; symbolic ones are read from the leaves."""
     if not any(isinstance(n, FromLeaf) for n in numbers):
         return repr(numbers) if is_plain(numbers) else writer.bind(numbers, "sizes")
-    texts = [f"r[{start + n.leaf}].{n.kind}({n.dim})" if isinstance(n, FromLeaf) else repr(n) for n in numbers]
-    return tuple_of(texts)
+    return tuple_of([f"{leaves[n.leaf]}.{n.kind}({n.dim})" if isinstance(n, FromLeaf) else repr(n) for n in numbers])
 
 
 def expected(slot: Returned, tangent: Tensor) -> ExpectedTangent:

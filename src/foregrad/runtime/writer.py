@@ -31,10 +31,19 @@ class Writer:
         self._taken: set[str] = set(dir(builtins))  # which the code uses by their names
         self._counts: dict[str, int] = {}
         self._bound: dict[int, str] = {}
+        self._reads: dict[int, Any] = {}  # slots of lines that stand only if somebody reads the variable, by line
+        self._unread: set[Any] = set()
 
     def line(self, text: str = "") -> None:
         """Write one line at the current depth."""
         self._lines.append("    " * self._indent + text if text else "")
+
+    def line_if_read(self, slot: Slot, text: str) -> None:
+        """A line that gives a slot its variable; it stands there only if that variable is asked for afterwards."""
+        name = self.variable(slot)
+        self._unread.add(slot)
+        self._reads[len(self._lines)] = slot
+        self.line(f"{name} = {text}")
 
     @contextlib.contextmanager
     def block(self, head: str) -> Iterator[None]:
@@ -58,7 +67,9 @@ class Writer:
         return name
 
     def bind(self, value: Any, hint: str) -> str:
-        """A name in the namespace for an object."""
+        """A name in the namespace for an object; built-in ones have theirs."""
+        if getattr(builtins, hint, None) is value:
+            return hint
         name = self._bound.get(id(value))
         if name is None and getattr(builtins, hint, None) is value:
             return hint
@@ -73,6 +84,8 @@ class Writer:
 
     def variable(self, slot: Slot) -> str:
         """The variable of a slot, named after it when it is first asked for."""
+        if self._unread:
+            self._unread.discard(slot)
         name = self.variables.get(slot)
         if name is None:
             name = self.variables[slot] = self.fresh(str(slot))
@@ -81,7 +94,10 @@ class Writer:
     @property
     def source(self) -> str:
         """The text so far."""
-        return "\n".join([f'"""{self._title}"""', *self._lines]) + "\n"
+        lines = self._lines
+        if self._unread:
+            lines = [line for i, line in enumerate(lines) if self._reads.get(i) not in self._unread]
+        return "\n".join([f'"""{self._title}"""', *lines]) + "\n"
 
     def run(self, filename: str) -> None:
         """Execute the text; its functions land in the namespace. Tracebacks show its lines."""

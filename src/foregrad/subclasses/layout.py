@@ -127,6 +127,16 @@ class Layout:
         """What `__tensor_flatten__` gave."""
         return [attr for attr, _ in self.attrs], self.context
 
+    def is_that_of(self, value: Any) -> bool:
+        """Whether a value is a wrapper of this kind, around as many tensors; sizes are not looked at."""
+        if type(value) is not self.kind:
+            return False
+        names, context = flatten_once(value)
+        if names != self.metadata[0] or not same_value(context, self.context):
+            return False
+        parts = [(getattr(value, name), part) for name, (_, part) in zip(names, self.attrs, strict=True)]
+        return all(part.is_that_of(inner) for inner, part in parts if isinstance(part, Layout))
+
 
 def layout_of(wrapper: Any) -> Layout:
     """The structure of a wrapper."""
@@ -216,6 +226,12 @@ def leaves_of(value: Any) -> list[Tensor]:
         return [value]
     parts = [getattr(value, name) for name in flatten_once(value)[0]]
     return [leaf for part in parts if isinstance(part, Tensor) for leaf in leaves_of(part)]
+
+
+def wrappers_in(value: Any) -> list[Tensor]:
+    """The wrappers inside of a wrapper, depth first."""
+    parts = [getattr(value, name) for name in flatten_once(value)[0]]
+    return [inner for part in parts if is_wrapper(part) for inner in (part, *wrappers_in(part))]
 
 
 @dataclass(frozen=True, slots=True)

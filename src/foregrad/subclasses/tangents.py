@@ -39,7 +39,8 @@ class ExpectedTangent:
             given = self._converted(given, None) if is_wrapper(given) else given
             return given if given.stride() == stride else restride(given)
         if not self._is_like(given, layout):
-            given = self._converted(given, layout)
+            detached = given.detach() if given.requires_grad else given  # a context may tell whether it does
+            given = detached if self._is_like(detached, layout) else self._converted(given, layout)
         fitted: list[Any] = []
         changed = False
         for attr, inner in layout.attrs:
@@ -97,10 +98,14 @@ def _takes_type(convert: Callable[..., Any]) -> bool:
 
 
 def _describe(kind: type, layout: Layout | None) -> str:
-    return "a plain tensor" if layout is None else f"a {kind.__name__} with context {layout.context!r}"
+    return "a plain tensor" if layout is None else f"a {kind.__name__} {_structure(*layout.metadata)}"
 
 
 def _describe_given(given: Any) -> str:
     if not is_wrapper(given):
         return f"a {type(given).__name__}"
-    return f"a {type(given).__name__} with context {flatten_once(given)[1]!r}"
+    return f"a {type(given).__name__} {_structure(*flatten_once(given))}"
+
+
+def _structure(names: Sequence[str], context: Any) -> str:
+    return f"of {' and '.join(names)} with context {context!r}"
