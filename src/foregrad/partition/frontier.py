@@ -74,7 +74,7 @@ class Frontier:
         for _ in range(3):
             for first, second in itertools.pairwise(_undominated(found)):
                 pair = id(first), id(second)
-                if first.peak - second.peak > first.peak // 25 and pair not in tried:  # a gap worth closing
+                if first.peak - second.peak > first.peak // 100 and pair not in tried:  # a gap worth closing
                     tried.add(pair)
                     found += self._mixed(first, second)
         return _undominated(found)
