@@ -27,13 +27,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Foregrad against torch's AOTAutograd.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--families", default=",".join(FAMILIES), help="models to partition (default: %(default)s)")
+    parser.add_argument("--depths", default="12,24,48,96", help="layers of a GPT to partition (default: %(default)s)")
     parser.add_argument("--models", default=",".join(MODELS), help="models to capture (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="processes a side (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=40, help="rounds of the run time (default: %(default)s)")
     parser.add_argument("--strict", action="store_true", help="fail if a mark is missed")
     options = parser.parse_args()
     parts = options.parts or [*PARTS]
-    families = options.families.split(",")
+    families = [name for name in options.families.split(",") if name]
     models = options.models.split(",")
     if unknown := sorted({*parts} - {*PARTS}) + sorted({*models} - {*MODELS} | {*families} - {*FAMILIES}):
         parser.error(f"unknown: {', '.join(unknown)}")
@@ -54,7 +55,7 @@ def main() -> None:
         publish("capture", *captured)
         marks = found + marks
     if "partition" in parts:
-        tables, found = partition.run(families)
+        tables, found = partition.run(families, [int(depth) for depth in options.depths.split(",") if depth])
         publish("partition", *tables)
         marks += found
     if len({*parts}) == len(PARTS) and len(models) == len(MODELS):

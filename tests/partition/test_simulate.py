@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from executing import run_step
 from families import SMALL, build, joint_of
 
 import foregrad
+from benchmarks.executing import run_step
 from foregrad import default_partition, min_cut_rematerialization_partition
 from foregrad.joint.graph import from_fx, to_fx
 from foregrad.partition.frontier import Frontier

@@ -10,7 +10,7 @@ from torch import nn
 from .._torch import FakeTensor, boxed_graph_wrapper_type, first_call_is_fake, garbage_collection_paused
 from ..errors import ConfigError
 from ..options import AOTConfig, Compiler, Partitioner, config, next_aot_id
-from ..partition import default_partition
+from ..partition import default_partition, min_cut_rematerialization_partition
 from ..partition.rematerialize import check_budgets
 from ..runtime.entry import FlatEntry
 from ..runtime.first_call import fake_at_first
@@ -34,6 +34,10 @@ def _resolve(
     options = config.copy()
     if memory_budget is not None:
         options.memory_budget = memory_budget
+        if fields["partition_fn"] not in (None, default_partition, min_cut_rematerialization_partition):
+            raise ConfigError(
+                "memory_budget is for Foregrad's own partitioner. Leave partition_fn out, or give your own its budget."
+            )
     check_budgets(options)
     if fallback is not None:
         options.fallback = fallback

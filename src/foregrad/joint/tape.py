@@ -494,7 +494,10 @@ def _between(given: Sequence[Node], wanted: Sequence[Node]) -> list[Node]:
                 order.append(node)
             continue
         if node.op is None or (node.impure and not node.backward):
-            raise UnsupportedError("this backward needs a value of the forward that was not saved for it.")
+            raise UnsupportedError(
+                "this backward needs a value of the forward that was not saved for it. default_partition saves what "
+                "autograd does: compile with it, and without a memory budget."
+            )
         pending.append((node, True))
         pending.extend((item, False) for item in node.inputs())
     return order

@@ -106,6 +106,11 @@ _FLOPS: dict[str, Callable[..., int]] = {
     "aten::_thnn_fused_gru_cell": _heavy,
 }
 
+_FACTORIZATIONS = (
+    "aten::linalg_", "aten::_linalg_", "aten::cholesky", "aten::triangular_solve", "aten::lu_", "aten::geqrf",
+    "aten::ormqr", "aten::orgqr",
+)  # fmt: skip
+
 # Operators of ATen that are neither products nor quick: they sort, search, scan or iterate.
 _SLOW = (
     "sort", "topk", "kthvalue", "median", "mode", "unique", "nonzero", "cumsum", "cumprod", "cummax", "cummin",
@@ -154,7 +159,7 @@ def _formula(op: Any) -> Callable[..., int] | int:
         return known
     namespace = name.partition("::")[0]
     if namespace in ("aten", "prims"):
-        return _heavy if name.startswith("aten::linalg_") and name not in _PASSES else 0
+        return _heavy if name.startswith(_FACTORIZATIONS) and name not in _PASSES else 0
     if namespace == "foregrad" or torch.Tag.pointwise in op.tags:
         return 0
     return UNKNOWN

@@ -16,7 +16,8 @@ from .._torch import expression_of, free_symbols
 from ..errors import PartitionError
 from ..joint.graph import Part, from_fx, to_fx
 from ..joint.ir import Node, ancestors, get_constant, nodes_in
-from ..ops import SAVED_FOR_HIGHER_ORDERS
+from ..options import Config, config
+from .higher_orders import saved_for_higher_orders
 from .rules import is_marked_for_recomputation
 
 
@@ -40,19 +41,18 @@ def default_partition(
     return to_fx(forward), to_fx(backward)
 
 
-def cut(joint: Part, num_fwd_outputs: int) -> tuple[Part, Part]:
+def cut(joint: Part, num_fwd_outputs: int, options: Config = config, keeps_sides: bool = False) -> tuple[Part, Part]:
     """The same on the flat form; marks of the user's send the graph to the other partitioner (P-4)."""
     if any(is_marked_for_recomputation(node) for node in joint.nodes):
-        from ..options import config
         from .rematerialize import rematerialized  # which saves what this module computes
 
-        return rematerialized(joint, num_fwd_outputs, config.copy())
+        return rematerialized(joint, num_fwd_outputs, options, keeps_sides)
     return cut_plainly(joint, num_fwd_outputs)
 
 
 def cut_plainly(joint: Part, num_fwd_outputs: int) -> tuple[Part, Part]:
     """Nothing is computed twice."""
-    forward_outputs, backward_outputs = joint.outputs[:num_fwd_outputs], joint.outputs[num_fwd_outputs:]
+    forward_outputs, backward_outputs = split_outputs(joint, num_fwd_outputs)
     tangents = [node for node in joint.placeholders if "tangents" in node.name]
     random = [node for node in joint.placeholders if node.name.startswith(("bwd_seed", "bwd_base_offset"))]
     primals = [node for node in joint.placeholders if node not in tangents and node not in random]
@@ -69,6 +69,17 @@ def cut_plainly(joint: Part, num_fwd_outputs: int) -> tuple[Part, Part]:
         complete(Part(primals, forward_nodes, [*forward_outputs, *tensors, *sizes])),
         complete(Part([*sizes, *tensors, *tangents, *if_used(random, needed)], backward_nodes, backward_outputs)),
     )
+
+
+def split_outputs(joint: Part, num_fwd_outputs: int) -> tuple[list[Any], list[Any]]:
+    """What the forward returns of itself, and the gradients."""
+    outputs = list(joint.outputs)
+    if not 0 <= num_fwd_outputs <= len(outputs):
+        raise PartitionError(
+            f"num_fwd_outputs says how many of the graph's {len(outputs)} outputs are the forward's; it cannot be "
+            f"{num_fwd_outputs}."
+        )
+    return outputs[:num_fwd_outputs], outputs[num_fwd_outputs:]
 
 
 def if_used(random: list[Node], needed: set[Node]) -> list[Node]:
@@ -118,24 +129,10 @@ def _saved_values(joint: Part, in_forward: set[Node], needed: set[Node], outputs
     """What the backward reads of the forward, in the order in which the forward makes it."""
     read = {item for node in needed for item in node.inputs() if item in in_forward}
     read |= {item for item in nodes_in(outputs) if item in in_forward}
-    read |= _saved_for_higher_orders(joint, read) & in_forward
+    read |= saved_for_higher_orders(joint, read) & in_forward
     constants = {node for node in read if node.op is get_constant}
     needed |= constants  # a constant is part of both graphs
     return [node for node in (*joint.placeholders, *joint.nodes) if node in read and node not in constants]
-
-
-def _saved_for_higher_orders(joint: Part, read: set[Node]) -> set[Node]:
-    """What a backward of the backward may read beside, of operators of which the backward reads something."""
-    found: set[Node] = set()
-    for node in joint.nodes:
-        saved = SAVED_FOR_HIGHER_ORDERS.get(node.op)
-        if saved is not None:
-            arguments, results = saved
-            of_node = [item for item in joint.nodes if item.op is operator.getitem and item.args[0] is node]
-            if any(item in read for item in of_node):
-                found.update(item for item in of_node if item.args[1] in results)
-                found.update(node.args[i] for i in arguments)
-    return found
 
 
 def saved_sizes(joint: Part, in_forward: set[Node], read: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:

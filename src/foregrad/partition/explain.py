@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import getitem
 from typing import Any
 
 import torch
@@ -52,19 +54,51 @@ class PartitionReport:
         return max((alive for _, alive in (*self.forward_memory, *self.backward_memory)), default=0)
 
     def __str__(self) -> str:
-        head = ("", "value", "operator", "KiB", "MFLOP", "why", "where")
-        table = [head]
-        for row in self.rows:
-            kind = "saved" if row.saved else "again"
-            sizes = f"{row.bytes / 1024:.1f}", f"{row.flops / 1e6:.1f}"
-            table.append((kind, row.name, row.operator, *sizes, row.reason, row.line))
+        head = ("", "values", "operator", "KiB", "MFLOP", "why", "where")
+        groups = sorted(_grouped(self.rows), key=lambda group: (not group[0].saved, -sum(r.bytes for r in group)))
+        table = [head, *map(_cells, groups[:_SHOWN])]
         widths = [max(len(cells[k]) for cells in table) for k in range(len(head))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in table]
-        summary = (
+        if len(groups) > _SHOWN:
+            lines.append(f"... and {len(groups) - _SHOWN} more; `rows` has all of them")
+        inputs = sum(row.saved and row.operator == "input" for row in self.rows)
+        views = sum(row.reason == _VIEW for row in self.rows)
+        lines += [
+            f"beside them {inputs} inputs, which the caller holds; {views} views and elements, which take no memory",
             f"saved {self.saved_bytes / 1024:.1f} KiB, computed again {self.flops / 1e6:.1f} MFLOP, "
-            f"peak {self.peak / 1024:.1f} KiB beyond the inputs"
-        )
-        return "\n".join([*(line.rstrip() for line in lines), summary])
+            f"peak {self.peak / 1024:.1f} KiB beyond the inputs",
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+_VIEW = "a view or an element"
+_SHOWN = 40
+
+
+def _grouped(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows that differ in their names only stand together; inputs and views of the program say little."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if row.operator != "input" and row.reason != _VIEW:
+            groups.setdefault((row.saved, row.operator, row.reason, row.line), []).append(row)
+    return list(groups.values())
+
+
+def _cells(group: Sequence[Row]) -> tuple[str, ...]:
+    first = group[0]
+    values = first.name if len(group) == 1 else f"{len(group)}: {first.name}, ..."
+    sizes = f"{sum(row.bytes for row in group) / 1024:.1f}", f"{sum(row.flops for row in group) / 1e6:.1f}"
+    return "saved" if first.saved else "again", values, first.operator, *sizes, first.reason, _short(first.line)
+
+
+def _short(line: str) -> str:
+    """Where a line of the program is, as `file.py:12 in name`.
+
+    >>> _short('File "/home/user/model.py", line 12, in forward')
+    'model.py:12 in forward'
+    """
+    found = re.match(r'File "(?:.*[/\\])?([^"]*)", line (\d+), in (.*)', line)
+    return f"{found[1]}:{found[2]} in {found[3]}" if found else line
 
 
 def explain_partition(
@@ -128,13 +162,14 @@ def _reason(plan: Plan, i: int, saved: bool) -> str:
     if not saved:
         if model.marked[i]:
             return "marked to be recomputed"
-        if model.base[i] != i:
-            return "a view"
+        if model.base[i] != i or model.nodes[i].op is getitem:
+            return _VIEW
         return "cheaper to compute than to keep" if not model.flops[i] else "to stay within the budget"
     if i < model.placeholders:
         return "an input"
     if i in model.must_keep:
-        return model.banned[i] or model.banned[model.inputs[i][0]] or "fixed"
+        return model.banned[i] or "computed from what cannot be computed again"
     if all(s in model.free for s in model.holds[i]):
         return "a result, which the caller holds"
-    return "a product or convolution" if model.flops[i] else "smaller than what it is computed from"
+    of_product = model.flops[i] or (model.nodes[i].op is getitem and model.flops[model.inputs[i][0]])
+    return "a product or convolution" if of_product else "smaller than what it is computed from"

@@ -87,17 +87,18 @@ class Network:
         node = source
         while True:
             if node == sink:
-                pushed = min(left[number] for number in path)
+                pushed = min([left[number] for number in path])
                 total += pushed
                 if total >= INFINITE:
                     return total
                 keep = len(path)
                 for i in range(len(path) - 1, -1, -1):
                     number = path[i]
-                    left[number] -= pushed
                     left[number ^ 1] += pushed
-                    if not left[number]:
-                        keep = i
+                    if left[number] < INFINITE:  # which stays what it is
+                        left[number] -= pushed
+                        if not left[number]:
+                            keep = i
                 node = heads[path[keep] ^ 1]
                 del path[keep:]
                 continue

@@ -30,6 +30,11 @@ class Frontier:
 
     def __init__(self, model: Model) -> None:
         self.model = model
+        self._known: dict[tuple[tuple[int, ...], int], Plan] = {}
+
+    def _plan(self, plan: Plan) -> Plan:
+        """The plan, or one that was looked at before and saves the same in the same order."""
+        return self._known.setdefault((tuple(plan.saved), id(plan.order)), plan)
 
     @cached_property
     def plain(self) -> Plan:
@@ -43,7 +48,7 @@ class Frontier:
     def smallest(self) -> Plan:
         """Saves the fewest bytes that can be saved without doing products twice, in the best order."""
         model = self.model
-        kept = frozenset(minimum_cut(model, lambda i: None if model.flops[i] else model.moved[i]))
+        kept = frozenset(minimum_cut(model, lambda i: None if model.flops_again[i] else model.moved_again[i]))
         return min((Plan(model, kept, order) for order in orders(model)), key=lambda plan: plan.peak)
 
     @cached_property
@@ -65,9 +70,12 @@ class Frontier:
             price = None if work is None else BYTE / work if work else 0.0
             found += self._rounds(start, price, _ROUNDS)
         found += self._segments()
+        tried: set[tuple[int, int]] = set()
         for _ in range(3):
             for first, second in itertools.pairwise(_undominated(found)):
-                if first.peak - second.peak > first.peak // 25:  # a gap worth closing
+                pair = id(first), id(second)
+                if first.peak - second.peak > first.peak // 100 and pair not in tried:  # a gap worth closing
+                    tried.add(pair)
                     found += self._mixed(first, second)
         return _undominated(found)
 
@@ -81,7 +89,7 @@ class Frontier:
         for place in sorted(places):
             for a, b in ((first, second), (second, first)):
                 kept = {*(i for i in a.saved if i < place), *(i for i in b.saved if i >= place)}
-                yield Plan(model, frozenset(kept), a.order)
+                yield self._plan(Plan(model, frozenset(kept), a.order))
 
     def saving(self, fraction: float) -> Plan:
         """The least work for a part of the bytes that `smallest` saves: P-7's budget, which 0 brings down to inputs."""
@@ -100,7 +108,7 @@ class Frontier:
     def _cheapest(self, price: float) -> Plan:
         model = self.model
         free = not price
-        kept = minimum_cut(model, lambda i: 0 if free else model.moved[i] + int(model.flops[i] * price))
+        kept = minimum_cut(model, lambda i: 0 if free else model.moved_again[i] + int(model.flops_again[i] * price))
         return Plan(model, frozenset(kept), self._order)
 
     @property
@@ -114,7 +122,7 @@ class Frontier:
         prices = Prices(self.model, plan.order)
         for _ in range(rounds):
             prices.note(plan)
-            plan = prices.cut(plan, price)
+            plan = self._plan(prices.cut(plan, price))
             yield plan
 
     def _segments(self) -> Iterator[Plan]:
@@ -127,7 +135,7 @@ class Frontier:
         narrow = _bottlenecks(model, savable)
         for count in {round(math.sqrt(len(narrow))), 2 * round(math.sqrt(len(narrow)))}:
             step = max(1, len(narrow) // max(1, count))
-            yield Plan(model, frozenset(narrow[::step]), self._order)
+            yield self._plan(Plan(model, frozenset(narrow[::step]), self._order))
 
 
 def _bottlenecks(model: Model, savable: list[int]) -> list[int]:

@@ -44,6 +44,7 @@ def minimum_cut(
         capacity = INFINITE
         if model.savable[i]:
             capacity = BYTE * model.bytes(i) if weight is None else weight(i)
+            capacity += i not in model.early  # if all else is equal, the forward does no more than it must
         network.edge(tail, 2 * k + 1, capacity)
         if cost is not None:
             for item in effective.inputs(i):

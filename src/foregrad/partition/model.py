@@ -12,8 +12,13 @@ from ..errors import PartitionError
 from ..joint.graph import Part
 from ..joint.ir import Node, get_constant, nodes_in
 from .costs import flops_of, weight_of
-from .rules import is_marked_for_recomputation, mark_of, why_not_again
+from .default import split_outputs
+from .higher_orders import saved_for_higher_orders
+from .rules import MARKED, is_marked_for_recomputation, mark_of, why_not_again
 from .storages import Storages
+
+NOWHERE = 1000
+"""A distance from which a limit on distances says nothing."""
 
 
 class Model:
@@ -22,15 +27,20 @@ class Model:
     Args:
         joint: the graph.
         num_fwd_outputs: how many of its outputs belong to the forward.
+        keeps_sides: leave the backward's own operators there, though the forward could save what they make of its
+            values: a backward of the backward can then compute all that autograd saves.
+        farthest: what is further away from the backward than this, in operators, is not computed again.
     """
 
-    def __init__(self, joint: Part, num_fwd_outputs: int) -> None:
+    def __init__(
+        self, joint: Part, num_fwd_outputs: int, keeps_sides: bool = False, farthest: int | None = None
+    ) -> None:
         self.joint = joint
+        self.keeps_sides = keeps_sides
         self.nodes: list[Node] = [*joint.placeholders, *joint.nodes]
         self.index = {id(node): i for i, node in enumerate(self.nodes)}
         self.placeholders = len(joint.placeholders)
-        self.forward_outputs = list(joint.outputs[:num_fwd_outputs])
-        self.backward_outputs = list(joint.outputs[num_fwd_outputs:])
+        self.forward_outputs, self.backward_outputs = split_outputs(joint, num_fwd_outputs)
         index = self.index
         self.inputs: list[tuple[int, ...]] = [
             tuple(dict.fromkeys([index[id(item)] for item in node.inputs()])) for node in self.nodes
@@ -49,7 +59,7 @@ class Model:
         self.symbolic = [isinstance(node.value, (SymInt, SymFloat, SymBool)) for node in self.nodes]
         self._find_storages()
         self._find_sides()
-        self._find_costs()
+        self._find_costs(farthest)
         self.relevant: Any = None  # what a cut decides about, once somebody asks
 
     def numbers(self, values: Iterable[Any]) -> list[int]:
@@ -77,13 +87,15 @@ class Model:
             late[i] = True
         for i in range(self.placeholders, len(nodes)):
             node = nodes[i]
-            stays = node.backward and (node.impure or node.recomputed)
+            stays = self._is_backwards_own(i) and (self.keeps_sides or node.impure or node.recomputed)
             late[i] = stays or any(late[item] for item in self.inputs[i])
         marked = [mark_of(node) is not None for node in nodes]
         if any(marked):  # what the backward would compute from a marked value is not saved in its place
             for i in range(self.placeholders, len(nodes)):
                 marked[i] = marked[i] or any(marked[item] for item in self.inputs[i])
-                late[i] = late[i] or (nodes[i].backward and marked[i]) or any(late[item] for item in self.inputs[i])
+                late[i] = (
+                    late[i] or (marked[i] and self._is_backwards_own(i)) or any(late[item] for item in self.inputs[i])
+                )
         self.late = late
         written = {s for i, node in enumerate(nodes) if node.written for s in self.holds[i]}
         self.reads_written = [False] * len(nodes)
@@ -107,7 +119,14 @@ class Model:
         self.late_needed = sorted(i for i in needed if late[i] and i >= self.placeholders)
         read = {item for i in self.late_needed for item in self.inputs[i] if not late[item]}
         read |= {i for i in self.wanted if not late[i]}
-        self.read = read  # what the backward reads of the forward, in any case
+        more = saved_for_higher_orders(self.joint, {nodes[i] for i in read})
+        self.within_reach = {i for i in (self.index[id(node)] for node in more) if not late[i]} - read
+        self.read = read | self.within_reach  # what the backward reads of the forward, in any case
+
+    def _is_backwards_own(self, i: int) -> bool:
+        """Whether the backward recorded a node, and not just took a result of another one, or a size."""
+        node = self.nodes[i]
+        return node.backward and node.op is not operator.getitem and not self.symbolic[i] and not self.is_constant[i]
 
     def ancestors(self, wanted: Iterable[int]) -> set[int]:
         """What nodes are computed from, themselves included."""
@@ -121,8 +140,12 @@ class Model:
         return found
 
     # --------------------------------------------------------------------------------------------------- costs
-    def _find_costs(self) -> None:
-        """`flops` and `moved`: what it costs to compute a node once more. `banned`: why that must not happen."""
+    def _find_costs(self, farthest: int | None) -> None:
+        """`flops` and `moved`: what it costs to compute a node. `banned`: why it must not be computed again.
+
+        `flops_again` and `moved_again` are what it costs if the backward computes it: nothing more, where the forward's
+        own results do not need it.
+        """
         count = len(self.nodes)
         self.flops = [0] * count
         self.moved = [0] * count
@@ -147,11 +170,19 @@ class Model:
                 made = sum(self.sizes[s] for s in self.makes[i])
                 read = sum(self.sizes[s] for item in self.inputs[i] for s in self.holds[item])
                 self.moved[i] = weight * (made + read)
+        self.flops_again = [flops if i in self.early else 0 for i, flops in enumerate(self.flops)]
+        self.moved_again = [moved if i in self.early else 0 for i, moved in enumerate(self.moved)]
         for i in range(self.placeholders, count):
             if self.nodes[i].op is operator.getitem and self.inputs[i]:
                 container = self.inputs[i][0]
-                if self.banned[container] == "marked to be saved":
+                if self.banned[container] == MARKED:
                     self.banned[i] = self.banned[container]
+        for i in range(self.placeholders, count):
+            base = self.base[i]
+            if base != i and self.banned[i] == MARKED:  # a view is saved with what it looks at
+                self.banned[i] = None
+                if base >= self.placeholders and self.banned[base] is None:
+                    self.banned[base], self.marked[base] = MARKED, False
 
         direct = {self.base[i] for i in self.read}
         self.savable = [
@@ -161,13 +192,34 @@ class Model:
             and (i in direct or not any(s in self.returned for s in self.holds[i]))
             for i in range(count)
         ]
-        self.must_keep = {i for i in range(self.placeholders, count) if self.savable[i] and self._is_fixed(i)}
+        if farthest is not None:
+            self._ban_far_nodes(farthest)
+        lost = [False] * count  # can neither be computed again nor be saved
+        self.must_keep: set[int] = set()  # what can only be saved, if the backward needs it
+        for i in range(self.placeholders, count):
+            if self.late[i] or not (self.banned[i] is not None or any(lost[item] for item in self.inputs[i])):
+                continue
+            if self.savable[i]:
+                self.must_keep.add(i)
+            else:
+                lost[i] = not self.crosses_anyway(i)
 
-    def _is_fixed(self, i: int) -> bool:
-        """Whether a value, if the backward needs it, can only be saved."""
-        if self.banned[i] is not None:
+    def _ban_far_nodes(self, farthest: int) -> None:
+        """What is so many steps away from the backward is saved, if it is needed (torch's `max_dist_from_bw`)."""
+        distance = [NOWHERE] * len(self.nodes)
+        for i in range(len(self.nodes) - 1, self.placeholders - 1, -1):
+            distance[i] = 0 if self.late[i] else 1 + min((distance[user] for user in self.users[i]), default=NOWHERE)
+            if farthest < distance[i] < NOWHERE and i in self.early and self.savable[i] and self.banned[i] is None:
+                self.banned[i] = "further from the backward than max_dist_from_bw"
+
+    def crosses_anyway(self, i: int) -> bool:
+        """Whether the backward is given a value for nothing: an input, a size, a view of an input that is written.
+
+        Autograd checks the version of such a view.
+        """
+        if i < self.placeholders or self.symbolic[i]:
             return True
-        return self.nodes[i].op is operator.getitem and self.banned[self.inputs[i][0]] is not None
+        return self.banned[i] is not None and self.base[i] < self.placeholders
 
     def can_be_saved(self, i: int) -> bool:
         """Whether a node's value is a tensor of its own."""

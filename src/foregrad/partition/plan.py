@@ -8,10 +8,11 @@ from functools import cached_property
 
 from ..errors import PartitionError
 from ..joint.graph import Part
-from ..joint.ir import get_constant, nodes_in
+from ..joint.ir import nodes_in
 from .default import complete, if_used, saved_sizes
 from .model import Model
 from .simulate import Memory, alive_over
+from .storages import Numbers
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,8 @@ class Plan:
             i = pending.pop()
             if i in crossing or i in again:
                 continue
-            if i in kept or i in must_keep or i < model.placeholders or model.symbolic[i]:
+            if i in kept or i in must_keep or model.crosses_anyway(i):
                 crossing.add(i)
-            elif model.banned[i] is not None and model.base[i] < model.placeholders:
-                crossing.add(i)  # a view of an input that is written later: autograd checks its version
             elif model.banned[i] is not None:
                 raise PartitionError(
                     f"{model.nodes[i].name} cannot be computed in the backward: it is {model.banned[i]}, and not saved."
@@ -76,8 +75,10 @@ class Plan:
     @cached_property
     def recomputed(self) -> list[int]:
         """What runs in both halves, in order; what only the backward needs is not computed twice."""
-        ran = set(self.forward_order)
-        return sorted(i for i in self.again if i in ran and self.model.nodes[i].op is not get_constant)
+        ran, again = set(self.forward_order), self.again
+        if self.model.within_reach:  # of which the backward need not compute anything
+            again = again.intersection(self.backward_order)
+        return sorted(i for i in again if i in ran and not self.model.is_constant[i])
 
     @cached_property
     def flops(self) -> int:
@@ -173,9 +174,29 @@ class Plan:
         model = self.model
         returned = model.numbers(model.backward_outputs)
         order = self.backward_order
-        tables = model.inputs, model.holds, model.makes, model.sizes
+        holds, makes, sizes = self._backward_storages()
         given = [*self.crossing, *model.tangents]
-        return alive_over(order, *tables, given=given, returned=returned, free=model.free)
+        return alive_over(order, model.inputs, holds, makes, sizes, given=given, returned=returned, free=model.free)
+
+    def _backward_storages(self) -> tuple[Sequence[Numbers], Sequence[Numbers], Sequence[int]]:
+        """What the values of the backward hold and make, and all sizes.
+
+        A result that is computed again, or one that is saved while another of its operator is computed again, is there
+        twice: the second copy is memory of its own.
+        """
+        model, again = self.model, self.again
+        there = model.free | {s for i in self.crossing for s in model.holds[i]}
+        makers = [i for i in again if not there.isdisjoint(model.makes[i])]
+        if not makers:
+            return model.holds, model.makes, model.sizes
+        twice = sorted(there & {s for i in makers for s in model.makes[i]})
+        copies = {s: len(model.sizes) + k for k, s in enumerate(twice)}
+        holds, makes = list(model.holds), list(model.makes)
+        for i in self.backward_order:
+            if model.base[i] in again and not copies.keys().isdisjoint(holds[i]):
+                holds[i] = tuple([copies.get(s, s) for s in holds[i]])
+                makes[i] = tuple([copies.get(s, s) for s in makes[i]])
+        return holds, makes, [*model.sizes, *(model.sizes[s] for s in twice)]
 
     @property
     def peak(self) -> int:

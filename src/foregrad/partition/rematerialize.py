@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch  # noqa: F401 (the doctest uses it)
 from torch import fx
 
+from .._torch import garbage_collection_paused
 from ..errors import BudgetError, ConfigError, InfeasibleBudgetError
 from ..joint.graph import Part, from_fx, to_fx
 from ..options import Config, config
 from .default import cut_plainly
 from .frontier import Frontier
-from .model import Model
+from .model import NOWHERE, Model
 from .plan import Plan
 from .subexpressions import without_common_subexpressions
 
+_log = logging.getLogger(__name__)
 _SOLVERS = ("dp", "greedy", "ilp", "dp_knapsack_sliding_hirschberg")
 _ESTIMATORS = ("flops", "profile", "testing")
 
@@ -53,17 +56,19 @@ def min_cut_rematerialization_partition(
     options = config.copy()
     if memory_budget is not None:
         options.memory_budget = memory_budget
-    forward, backward = rematerialized(from_fx(joint_module), num_fwd_outputs, options)
-    return to_fx(forward), to_fx(backward)
+    with garbage_collection_paused():
+        forward, backward = rematerialized(from_fx(joint_module), num_fwd_outputs, options)
+        return to_fx(forward), to_fx(backward)
 
 
-def rematerialized(joint: Part, num_fwd_outputs: int, options: Config) -> tuple[Part, Part]:
-    """The same on the flat form."""
-    plan = plan_of(joint, num_fwd_outputs, options)
-    return cut_plainly(joint, num_fwd_outputs) if plan is None else plan.emit()
+def rematerialized(joint: Part, num_fwd_outputs: int, options: Config, keeps_sides: bool = False) -> tuple[Part, Part]:
+    """The same on the flat form; `keeps_sides` as for `Model`."""
+    with garbage_collection_paused():
+        plan = plan_of(joint, num_fwd_outputs, options, keeps_sides)
+        return cut_plainly(joint, num_fwd_outputs) if plan is None else plan.emit()
 
 
-def plan_of(joint: Part, num_fwd_outputs: int, options: Config) -> Plan | None:
+def plan_of(joint: Part, num_fwd_outputs: int, options: Config, keeps_sides: bool = False) -> Plan | None:
     """What to save; None where there is nothing to decide, for nothing belongs to the backward."""
     check_budgets(options)
     fraction = _marked_fraction(joint, options.activation_memory_budget)
@@ -71,13 +76,24 @@ def plan_of(joint: Part, num_fwd_outputs: int, options: Config) -> Plan | None:
         raise ConfigError("Give either memory_budget or activation_memory_budget, not both.")
     if options.cse:
         joint = without_common_subexpressions(joint)
-    model = Model(joint, num_fwd_outputs)
+    farthest = options.max_dist_from_bw if options.max_dist_from_bw < NOWHERE else None
+    model = Model(joint, num_fwd_outputs, keeps_sides, farthest)
     if not model.late_needed:
         return None
-    frontier = Frontier(model)
+    plan = _chosen(Frontier(model), fraction, options)
+    if options.debug_partitioner:
+        from .explain import report_of  # which makes plans by this module
+
+        _log.info("%s", report_of(plan))
+    return plan
+
+
+def _chosen(frontier: Frontier, fraction: float, options: Config) -> Plan:
     if options.memory_budget is not None:
         return within(frontier, options.memory_budget)
-    return frontier.balanced if fraction == 1 else frontier.saving(fraction)
+    if fraction != 1:
+        return frontier.saving(fraction)
+    return frontier.smallest if options.aggressive_recomputation else frontier.balanced
 
 
 def within(frontier: Frontier, budget: float) -> Plan:
@@ -104,8 +120,10 @@ def check_budgets(options: Config) -> None:
                 "memory_budget is a number of bytes (an int), or a fraction between 0.0 and 1.0 (a float), "
                 f"not {budget!r}."
             )
-    if not 0 <= fraction <= 1:
+    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
         raise BudgetError(f"The valid ranges for memory budget are 0 <= m <= 1. The provided value is {fraction}.")
+    if budget is not None and fraction != 1:
+        raise ConfigError("Give either memory_budget or activation_memory_budget, not both.")
     if options.activation_memory_budget_solver not in _SOLVERS and not callable(
         options.activation_memory_budget_solver
     ):

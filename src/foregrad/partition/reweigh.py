@@ -75,10 +75,10 @@ class Prices:
             return model.bytes(i) * max(before[end + 1], 1)
 
         def price(i: int) -> int | None:
-            flops = model.flops[i]
+            flops = model.flops_again[i]
             if flops and flop is None:
                 return None
-            cost = model.moved[i]
+            cost = model.moved_again[i]
             if flops:
                 cost += int(flops * flop)  # type: ignore[operator]
             start = first.get(i, NEVER)

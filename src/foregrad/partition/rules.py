@@ -19,6 +19,7 @@ from ..ops import op_info
 
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem", "_dtensor")
 
+MARKED = "marked to be saved"
 _SAVE = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
 _RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
@@ -95,7 +96,7 @@ _RULES: tuple[tuple[str, Callable[[Any, Node], bool]], ...] = (
     ("a write", _writes),
     ("a side effect", _has_effects),
     ("unknown to Foregrad", _is_unknown),
-    ("marked to be saved", _is_marked),
+    (MARKED, _is_marked),
 )
 
 

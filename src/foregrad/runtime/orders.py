@@ -152,7 +152,7 @@ class RunningOrder:
 
 def _graphs(order: Order, config: AOTConfig) -> tuple[fx.GraphModule, fx.GraphModule]:
     returned = order.tokens + order.returned
-    forward, backward = partitioned(order.part, returned, len(order.part.outputs) - returned, config)
+    forward, backward = partitioned(order.part, returned, len(order.part.outputs) - returned, config, higher=True)
     if config.options.unlift_effect_tokens:
         unlift_first_tokens(forward, order.tokens)
         unlift_last_tokens(backward, count_tokens(backward))

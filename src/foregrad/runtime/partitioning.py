@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -22,18 +23,23 @@ def partitioned(
     gradients: int,
     config: AOTConfig,
     module: Callable[[], fx.GraphModule] | None = None,
+    higher: bool = False,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward, with so many results returned, and the backward, with so many gradients.
 
-    `module` gives the graph as `torch.fx`, where it is wanted elsewhere too.
+    `module` gives the graph as `torch.fx`, where it is wanted elsewhere too. `higher` says that the graph is that of a
+    gradient to be differentiated: a budget in bytes is about the first order, and what the next one may need stays
+    within its reach.
     """
-    partition_fn = config.partition_fn
-    if config.options.memory_budget is not None and partition_fn in (None, default_partition):
+    partition_fn, options = config.partition_fn, config.options
+    if options.memory_budget is not None and partition_fn in (None, default_partition):
         partition_fn = min_cut_rematerialization_partition
+    if higher and isinstance(options.memory_budget, int):
+        options = dataclasses.replace(options, memory_budget=None)
     if partition_fn in (None, default_partition):
-        forward, backward = map(to_fx, cut(part, returned))
+        forward, backward = map(to_fx, cut(part, returned, options, higher))
     elif partition_fn is min_cut_rematerialization_partition:
-        forward, backward = map(to_fx, rematerialized(part, returned, config.options))
+        forward, backward = map(to_fx, rematerialized(part, returned, options, higher))
     else:
         random = [node.value for node in part.placeholders if isinstance(node.slot, RandomState)]
         rest = [node for node in part.placeholders if not isinstance(node.slot, RandomState)]
@@ -44,7 +50,7 @@ def partitioned(
             forward, backward = partition_fn(joint, (primals, tangents, *random), num_fwd_outputs=returned)
     if len(outputs_of(backward)) != gradients:
         raise CompilerError("The partitioner returned a backward that does not give one gradient for each input.")
-    if config.options.verify:
+    if options.verify:
         verify_module(forward)
         verify_module(backward)
     return forward, backward

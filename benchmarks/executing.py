@@ -10,8 +10,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 class Meter:
     """Counts the bytes of storages that are alive, but for those that it was told to ignore."""
 
-    def __init__(self, ignored: list[Tensor]) -> None:
-        self._ignored = {t.untyped_storage()._cdata for t in ignored}
+    def __init__(self, ignored: list[Any]) -> None:
+        self._ignored = {t.untyped_storage()._cdata for t in ignored if isinstance(t, Tensor)}
         self._known: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
 
@@ -68,7 +68,7 @@ def del_given(given: Any) -> None:
 
 
 def run_step(
-    forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, primals: list[Tensor], tangents: list[Tensor]
+    forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, primals: list[Any], tangents: list[Any]
 ) -> tuple[list[Any], list[Any], int, int]:
     """Results, gradients, and the peaks of forward and backward in bytes beyond the primals."""
     with torch.no_grad():
@@ -84,6 +84,6 @@ def run_step(
         tangents.clear()
         given = [by_name.pop(name) if name in by_name else left.pop(0) for name in wanted]
         by_name.clear()
-        second = Meter([*primals, *(value for value in own if isinstance(value, Tensor))])
+        second = Meter([*primals, *own])
         gradients = run_boxed(backward, given, second)
     return own, gradients, first.peak, second.peak
