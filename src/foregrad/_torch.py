@@ -88,7 +88,16 @@ __all__ = [
 # Checking type, dispatch keys (which hold layout, conj, neg and inference bits), dtype, device, requires_grad,
 # sizes and strides of all inputs in one C++ call is what keeps a guard below 0.1 us an input.
 GlobalStateGuard = _dynamo.guards.GlobalStateGuard  # grad mode, autocast, determinism, default dtype in one call
-dict_version: Callable[[Any], int] = _dynamo.guards.dict_version  # changes whenever the dict does
+_dict_version: Callable[[Any], int] = _dynamo.guards.dict_version
+
+
+def _version_or_empty(table: Any) -> int:
+    """From Python 3.12 on the number does not tell when an empty dict is filled at once: `{}.update(other)`."""
+    return _dict_version(table) if table else -1
+
+
+# Changes whenever the dict does.
+dict_version: Callable[[Any], int] = _dict_version if sys.version_info < (3, 12) else _version_or_empty
 
 
 def tensor_guard(

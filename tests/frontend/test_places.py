@@ -217,3 +217,21 @@ def test_keys_of_any_type_and_names_of_builtins_do_not_disturb_the_generated_cod
     assert compiled(plain(1)).item() == 2
     chosen[int][0] = 5
     assert compiled(plain(1)).item() == 5
+
+
+def test_a_dict_that_was_empty_shows_when_it_is_filled_at_once():
+    """F-2"""
+    extra = {}
+    compiled, _ = grab(lambda x: x * (1 + len(extra)))
+    assert compiled(plain(1)).item() == 1
+    extra.update({"a": 1, "b": 2})
+    assert compiled(plain(1)).item() == 3
+
+
+def test_hooks_that_arrive_in_an_empty_table_show():
+    """F-2"""
+    net = nn.Linear(2, 2)
+    compiled, _ = grab(lambda x: net(x))
+    before = compiled(torch.ones(1, 2))
+    net._forward_hooks.update({0: lambda module, args, out: out * 0})
+    assert not compiled(torch.ones(1, 2)).any() and before.any()
