@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from torch import nn
 _LIBRARIES = frozenset({"torch", "foregrad", *sys.stdlib_module_names})
 
 
+@functools.cache
 def in_a_library(module: str | None) -> bool:
     """Whether a class or function is Python's, torch's or ours: its state is its own matter, and not looked into."""
     return module is not None and module != "__main__" and module.partition(".")[0] in _LIBRARIES
@@ -31,14 +33,15 @@ def methods_of(kind: type) -> list[tuple[str, types.FunctionType, Use]]:
     What a module does to be moved, loaded or printed (`to`, `float`, `train`) is no part of a program, and has the
     names of what tensors do.
     """
-    known = {name for base in kind.__mro__ if in_a_library(base.__module__) for name in vars(base)}
+    known = [vars(base) for base in kind.__mro__ if in_a_library(base.__module__)]
     is_module = issubclass(kind, nn.Module)
     found: list[tuple[str, types.FunctionType, Use]] = []
     for name, member in vars(kind).items():
         function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
         if not isinstance(function, types.FunctionType) or (name in _PREPARES_ONE and is_module):
             continue
-        by_others = (name in known or name.startswith("__")) and name not in _DESCRIBES_ONE
+        by_others = name.startswith("__") or any(name in members for members in known)
+        by_others = by_others and name not in _DESCRIBES_ONE
         use: Use = "to make one" if name in _MAKES_ONE else "by others" if by_others else "by name"
         found.append((name, function, use))
     return found

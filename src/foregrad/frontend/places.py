@@ -197,22 +197,16 @@ class Surroundings:
 
     # -------------------------------------------------------------------------------------------- values
     def _visit(self, place: Place, value: Any, depth: int) -> None:
-        in_table, stays = isinstance(place.owner, dict), isinstance(place.owner, tuple)
         if isinstance(value, Tensor):
             self._found(value, place)
         elif is_plain(value):
-            if type(value) not in SETTLED:
-                self.plain.append((place, value))
-            elif in_table:
-                self.items.append((place.owner, place.key, value))
-            elif not stays:  # in a tuple, to which no other value can come
-                self.plain.append((place, value))
+            self.plain.append((place, value))
             if isinstance(value, (list, dict, set)):
                 self.containers.append((place.path, value))
         elif not isinstance(value, types.ModuleType):
-            if in_table:
+            if isinstance(place.owner, dict):
                 self.items.append((place.owner, place.key, value))
-            elif not stays:
+            elif not isinstance(place.owner, tuple):
                 self.fixed.append((place, value))
             if isinstance(value, nn.Module):
                 self._enter_module(value, place.path.split(" ")[0])
@@ -231,22 +225,29 @@ class Surroundings:
         if isinstance(value, dict):
             self.containers.append((path, value))
             self.whole_tables.append(value)
-            self._visit_items(path, value, list(value.items()), depth)
+            self._visit_items(path, value, value.items(), depth)
         elif isinstance(value, (list, tuple)):
             if isinstance(value, list):
                 self.containers.append((path, value))
                 length = Place(value, "attribute", "__len__()", f"the length of {path}")
                 self.plain.append((length, len(value)))
-            self._visit_items(path, value, list(enumerate(value)), depth)
+            self._visit_items(path, value, enumerate(value), depth)
         elif hasattr(value, "__dict__") and not isinstance(value, type) and not in_a_library(type(value).__module__):
             self._enter_class(type(value))
             self.objects.append((path, vars(value)))
-            for key, item in list(vars(value).items()):
-                self._visit(Place(vars(value), "item", key, f"{path}.{key}"), item, depth)
+            self._visit_items(path, vars(value), vars(value).items(), depth, attributes=True)
 
-    def _visit_items(self, path: str, value: Any, items: list[tuple[Any, Any]], depth: int) -> None:
-        for key, item in items[:_MOST_ITEMS]:
-            self._visit(Place(value, "item", key, f"{path}[{key!r}]"), item, depth)
+    def _visit_items(
+        self, path: str, owner: Any, items: Iterable[tuple[Any, Any]], depth: int, attributes: bool = False
+    ) -> None:
+        for key, item in itertools.islice(list(items), _MOST_ITEMS):
+            if type(item) not in SETTLED:
+                full = f"{path}.{key}" if attributes else f"{path}[{key!r}]"
+                self._visit(Place(owner, "item", key, full), item, depth)
+            elif isinstance(owner, dict):
+                self.items.append((owner, key, item))
+            elif isinstance(owner, list):  # no other value can come to its place in a tuple
+                self.plain.append((Place(owner, "item", key, f"{path}[{key!r}]"), item))
 
     def _found(self, tensor: Tensor, place: Place) -> None:
         self._tensors.setdefault(id(tensor), place)
