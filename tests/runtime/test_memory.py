@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import foregrad
-from helpers import grab
+from foregrad.joint.lazy import unread
+from helpers import grab, nop
 
 LAYERS, BATCH, WIDTH = 20, 16, 32
 ACTIVATION = BATCH * WIDTH * 4
@@ -264,3 +265,46 @@ def test_a_list_of_arguments_is_emptied_also_in_training():
     result.sum().backward()
     assert torch.allclose(x.grad, 2 * (2 * x + y).cos())
     assert watch.alive == ACTIVATION
+
+
+def garbage_of(call: Callable[[], Any]) -> list[Any]:
+    """What a call leaves to the garbage collector."""
+    call()  # for the first time: torch imports modules, and leaves frames behind
+    gc.collect()
+    try:
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        call()
+        gc.collect()
+        return list(gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+
+def test_interpreting_a_graph_leaves_nothing_to_the_garbage_collector():
+    """J-13"""
+    module = foregrad.capture(lambda x, y: [x.sin() * y, torch.cat([x, y])], torch.ones(3), torch.ones(3)).joint_graph
+    assert unread(module) is not None  # nobody has looked at it, so that it is interpreted
+    assert garbage_of(lambda: module.forward(torch.ones(3), torch.ones(3))) == []
+
+
+def test_capturing_leaves_no_tensor_to_the_garbage_collector():
+    """J-13"""
+    x = torch.ones(3, requires_grad=True)
+    kept = []  # a program itself is an object with cycles, when it goes
+
+    def capture_and_train():
+        kept.append(foregrad.aot_function(lambda x, scale: (x.sin() * scale["by"]).exp(), nop))
+        kept[-1](x * 2, {"by": torch.ones(3)}).sum().backward()
+
+    assert not [found for found in garbage_of(capture_and_train) if isinstance(found, Tensor)]
+
+
+def test_what_the_user_has_frozen_stays_frozen():
+    gc.enable()
+    gc.freeze()
+    try:
+        grab(lambda x: x + 1)[0](torch.ones(2))
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()

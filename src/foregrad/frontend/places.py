@@ -225,7 +225,7 @@ class Surroundings:
         if isinstance(value, dict):
             self.containers.append((path, value))
             self.whole_tables.append(value)
-            self._visit_items(path, value, value.items(), depth)
+            self._visit_items(path, value, dict.items(value), depth)  # as it is, whatever a subclass shows
         elif isinstance(value, (list, tuple)):
             if isinstance(value, list):
                 self.containers.append((path, value))

@@ -47,7 +47,7 @@ class _Table:
         if self.length is not None and len(self.table) != self.length:
             return False
         for key, before in self.items.items():
-            now = self.table.get(key, _ABSENT)
+            now = dict.get(self.table, key, _ABSENT)
             if now is not before and not (type(before) in SETTLED and same_value(now, before)):
                 return False
         self.version = version

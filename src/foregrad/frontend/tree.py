@@ -68,25 +68,26 @@ def flatten(value: Any, path: str) -> Flat:
     """
     leaves: list[Any] = []
     paths: list[str] = []
+    return Flat(_take_apart(value, path, leaves, paths), leaves, paths)
 
-    def walk(value: Any, path: str) -> Tree:
-        kind = type(value)
-        if kind is tuple or kind is list or kind is torch.Size:
-            return Items(kind, tuple(walk(item, f"{path}[{i}]") for i, item in enumerate(value)))
-        if kind is dict:
-            return Entries(tuple(value), tuple(walk(item, f"{path}[{key!r}]") for key, item in value.items()))
-        if pytree.tree_is_leaf(value):
-            leaves.append(value)
-            paths.append(path)
-            return Leaf(len(leaves) - 1)
-        below, spec = pytree.tree_flatten(value)
-        first = len(leaves)
-        leaves.extend(below)
-        paths.extend(f"{path}.leaf{i}" for i in range(len(below)))
-        return Registered(spec, tuple(range(first, len(leaves))))
 
-    tree = walk(value, path)
-    return Flat(tree, leaves, paths)
+def _take_apart(value: Any, path: str, leaves: list[Any], paths: list[str]) -> Tree:
+    kind = type(value)
+    if kind is tuple or kind is list or kind is torch.Size:
+        parts = [_take_apart(item, f"{path}[{i}]", leaves, paths) for i, item in enumerate(value)]
+        return Items(kind, tuple(parts))
+    if kind is dict:
+        parts = [_take_apart(item, f"{path}[{key!r}]", leaves, paths) for key, item in value.items()]
+        return Entries(tuple(value), tuple(parts))
+    if pytree.tree_is_leaf(value):
+        leaves.append(value)
+        paths.append(path)
+        return Leaf(len(leaves) - 1)
+    below, spec = pytree.tree_flatten(value)
+    first = len(leaves)
+    leaves.extend(below)
+    paths.extend(f"{path}.leaf{i}" for i in range(len(below)))
+    return Registered(spec, tuple(range(first, len(leaves))))
 
 
 def unflatten(tree: Tree, leaves: Sequence[Any]) -> Any:

@@ -74,30 +74,31 @@ def run_flat(
 ) -> tuple[Any, ...]:
     """Run the graph without any code: for the few calls that would not repay compiling it."""
     env: dict[int, Any] = dict(zip(map(id, placeholders), args, strict=True))
-
-    def value(item: Any) -> Any:
-        kind = item.__class__
-        if kind is Node:
-            return env[id(item)]
-        if kind is list or kind is tuple:
-            return kind([value(x) for x in item])
-        return item
-
     for node, gone in zip(nodes, _last_uses(nodes, outputs), strict=True):
         op = node.op
         if op is get_constant:
             result = getattr(module, constants[id(node)])
         else:
             assert op is not None
-            given = [value(item) for item in node.args]
-            named = {name: value(item) for name, item in node.kwargs.items()} if node.kwargs else {}
+            given = [_value(env, item) for item in node.args]
+            named = {name: _value(env, item) for name, item in node.kwargs.items()} if node.kwargs else {}
             result = op(*given, **named)
             del given, named
         env[id(node)] = result
         del result
         for item in gone:
             del env[id(item)]
-    return tuple([value(item) for item in outputs])
+    return tuple([_value(env, item) for item in outputs])
+
+
+def _value(env: dict[int, Any], item: Any) -> Any:
+    """What an argument of a node is now. (A function inside of another that calls itself would keep `env` alive.)"""
+    kind = item.__class__
+    if kind is Node:
+        return env[id(item)]
+    if kind is list or kind is tuple:
+        return kind([_value(env, x) for x in item])
+    return item
 
 
 def _last_uses(nodes: Sequence[Node], outputs: Sequence[Any]) -> list[list[Node]]:
