@@ -84,6 +84,7 @@ class OpInfo:
     uncounted: bool  # abstract tensors do not count its writes, real ones do
     takes_objects: bool = False  # script objects are among its arguments
     identity: bool = False  # gives its argument, for every purpose but autograd's
+    names: tuple[str, ...] = ()  # of its arguments; to ask the schema takes much longer
 
 
 _KNOWN: dict[int, tuple[Any, OpInfo]] = {}  # by id of the operator, which is kept: to hash one takes longer
@@ -126,4 +127,16 @@ def _classify(op: OpOverload | HigherOrderOperator) -> OpInfo:
     impure = random or no_results
     takes_objects = takes_script_objects(op)
     identity = op in IDENTITIES
-    return OpInfo(kind, written, random, is_composite(op), impure, has_out, lists, uncounted, takes_objects, identity)
+    return OpInfo(
+        kind,
+        written,
+        random,
+        is_composite(op),
+        impure,
+        has_out,
+        lists,
+        uncounted,
+        takes_objects,
+        identity,
+        tuple(argument.name for argument in arguments),
+    )

@@ -127,7 +127,7 @@ def _reads_others(walk: Functionalizer, step: Step, targets: Sequence[Tensor]) -
 
 def _call_arguments(step: Step, variant: Variant) -> tuple[list[Any], dict[str, Any]]:
     """What the functional twin is called with, as it was recorded."""
-    names = [a.name for a in step.op._schema.arguments]
+    names = op_info(step.op).names
     args = [a for name, a in zip(names, step.args, strict=False) if name not in variant.dropped]
     kwargs = {name: a for name, a in step.kwargs.items() if name not in variant.dropped}
     for position, default in variant.defaults:

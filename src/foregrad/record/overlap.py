@@ -28,8 +28,8 @@ def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
 
 def written_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments of a call that the operator writes to."""
-    names = [argument.name for argument in op._schema.arguments]
-    return [args[i] if i < len(args) else kwargs.get(names[i]) for i in op_info(op).written]
+    info = op_info(op)
+    return [args[i] if i < len(args) else kwargs.get(info.names[i]) for i in info.written]
 
 
 def lies_awkwardly(written: Sequence[Any], arguments: Sequence[Any], pointwise: bool) -> bool:
