@@ -64,6 +64,15 @@ def same_value(a: Any, b: Any) -> bool:
         return False
 
 
+def is_unchanged(now: Any, before: Any) -> bool:
+    """Whether a place still holds what it held: the same object, or an equal plain value.
+
+    >>> is_unchanged(1000, int("1000")), is_unchanged(object(), object())
+    (True, False)
+    """
+    return now is before or (is_plain(before) and same_value(now, before))
+
+
 class Remembered:
     """A value as it was while recording: compared by equality, or by identity where that says nothing."""
 

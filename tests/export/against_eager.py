@@ -21,7 +21,7 @@ class Net(nn.Module):
             if isinstance(tensor, nn.Parameter):
                 self.register_parameter(name, tensor)
             else:
-                self.register_buffer(name, tensor)
+                self.register_buffer(name, tensor, persistent=not name.startswith("temporary"))
 
     def forward(self, x, *more, **named):
         return self.body(self, x, *more, **named)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from export import hugging_face
+import hugging_face
 
 
 class Mlp(nn.Module):

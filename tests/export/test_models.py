@@ -10,7 +10,7 @@ import torch
 from torch.export import Dim
 
 import foregrad.export
-from export import hugging_face
+import hugging_face
 from export.models import AVAILABLE, MODELS, build
 
 LOAD = """

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
+from export.against_eager import Net
 from foregrad import ForegradError
 from foregrad.errors import ExportError, WeightsError
 from foregrad.export import aot_export_joint_simple, aot_export_module, export, load
@@ -15,22 +16,6 @@ from subclass_pairs import Pair, pair
 from subclasses.test_quantized import quantized_mlp
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch.export.load, before 2.13
-
-
-class Net(nn.Module):
-    """A body, parameters, and buffers."""
-
-    def __init__(self, body, **state):
-        super().__init__()
-        self.body = body
-        for name, tensor in state.items():
-            if isinstance(tensor, nn.Parameter):
-                self.register_parameter(name, tensor)
-            else:
-                self.register_buffer(name, tensor, persistent=not name.startswith("temporary"))
-
-    def forward(self, x, *more, **named):
-        return self.body(self, x, *more, **named)
 
 
 def parts(value):

@@ -63,9 +63,27 @@ def test_the_code_that_runs():
     def inner():
         return 1
 
-    with code_that_runs(wanted=True) as ran:
-        inner()
-    assert (ran is None and sys.gettrace()) or {inner.__code__} == {*ran.values()} & {inner.__code__}
-    assert sys.gettrace() is None or ran is None
-    with code_that_runs(wanted=False) as ran:
-        assert ran is None
+    tracer = sys.gettrace()  # of a debugger or a coverage tool, which would be left alone
+    sys.settrace(None)
+    try:
+        with code_that_runs(wanted=True) as ran:
+            inner()
+        assert inner.__code__ in ran.values() and sys.gettrace() is None
+        with code_that_runs(wanted=False) as ran:
+            assert ran is None and sys.gettrace() is None
+    finally:
+        sys.settrace(tracer)
+
+
+def test_a_debugger_is_left_alone():
+    def trace(frame, event, argument):
+        return None
+
+    tracer = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with code_that_runs(wanted=True) as ran:
+            assert ran is None
+        assert sys.gettrace() is trace
+    finally:
+        sys.settrace(tracer)

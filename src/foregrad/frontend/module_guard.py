@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .._torch import dict_version, global_module_hooks
-from ..values import Remembered, is_plain, same_value
+from ..values import Remembered, is_plain, is_unchanged
 
 _ABSENT = object()
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -49,7 +49,8 @@ class _Facts:
             return False
         for name, before in self._attributes.items():
             value = now.get(name, _ABSENT)
-            if value is not before and (isinstance(before, (list, dict, set)) or not same_plain(value, before)):
+            container = isinstance(before, (list, dict, set))  # whose contents are compared apart
+            if value is not before if container else not is_unchanged(value, before):
                 return False
         hooks = [dict(table) for table in _hooks(module) if table]
         return (
@@ -63,11 +64,6 @@ class _Facts:
 
 def _state(module: nn.Module) -> list[tuple[str, bool]]:
     return [(name, tensor is None) for name, tensor in (*module._parameters.items(), *module._buffers.items())]
-
-
-def same_plain(value: Any, before: Any) -> bool:
-    """Whether two values that are not one object are plain and equal."""
-    return is_plain(before) and same_value(value, before)
 
 
 def same_items(table: Mapping[Any, Any], before: Mapping[Any, Any]) -> bool:

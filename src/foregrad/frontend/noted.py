@@ -7,7 +7,7 @@ import types
 from typing import Any
 
 from .._torch import dict_version
-from ..values import is_plain, same_value
+from ..values import is_unchanged
 
 _ABSENT = object()
 
@@ -40,7 +40,8 @@ class Noted:
         now, before = self.read(), self.before
         if now.keys() == before.keys() and all(map(operator.is_, now.values(), before.values())):
             return {}
-        return {k: now.get(k, _ABSENT) for k in now.keys() | self.before.keys() if _differ(now, self.before, k)}
+        both = {key: (now.get(key, _ABSENT), before.get(key, _ABSENT)) for key in now.keys() | before.keys()}
+        return {key: value for key, (value, old) in both.items() if not is_unchanged(value, old)}
 
 
 class NotedTable(Noted):
@@ -113,11 +114,6 @@ class NotedGlobal(Noted):
     def restore(self) -> None:
         self._namespace.pop(self._variable, None)
         self._namespace.update(self.before)
-
-
-def _differ(now: dict[Any, Any], before: dict[Any, Any], key: Any) -> bool:
-    a, b = now.get(key, _ABSENT), before.get(key, _ABSENT)
-    return a is not b and not (is_plain(a) and same_value(a, b))
 
 
 def noted_container(within: str, name: str, kind: str, container: dict[Any, Any] | list[Any]) -> Noted:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .._torch import dict_version
-from ..values import same_value
+from ..values import is_unchanged
 
 _ABSENT = object()
 SETTLED = frozenset({bool, int, float, complex, str, bytes, type(None)})
@@ -47,8 +47,7 @@ class _Table:
         if self.length is not None and len(self.table) != self.length:
             return False
         for key, before in self.items.items():
-            now = dict.get(self.table, key, _ABSENT)
-            if now is not before and not (type(before) in SETTLED and same_value(now, before)):
+            if not is_unchanged(dict.get(self.table, key, _ABSENT), before):
                 return False
         self.version = version
         return True
