@@ -118,6 +118,7 @@ _SLOW = (
     "_ctc_loss", "grid_sampler", "_fft_r2c", "_fft_c2r", "_fft_c2c", "scatter", "scatter_add", "scatter_reduce",
     "index_put", "index_add", "index_reduce", "index_copy", "_unsafe_index_put", "masked_scatter", "roll",
 )  # fmt: skip
+_SLOW_WEIGHT = 64
 _SLOW_NAMES = frozenset(f"aten::{name}" for name in _SLOW)
 
 # Reductions and lookups: one pass over memory that a compiler fuses with its surroundings in part only.
@@ -187,15 +188,7 @@ def weight_of(op: Any) -> int:
     if op_info(op).kind is Kind.VIEW:
         return 0
     if name in _SLOW_NAMES:
-        return SLOW
+        return _SLOW_WEIGHT
     if name in _PASSES:
         return 3
     return 1
-
-
-SLOW = 64
-
-
-def is_slow(op: Any) -> bool:
-    """Whether an operator takes long although it is no product."""
-    return weight_of(op) == SLOW

@@ -7,7 +7,7 @@ the program must meet it, and is taken off before the program itself is differen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -90,8 +90,3 @@ class Hooks:
 def has_hooks(tensor: Tensor) -> bool:
     """Whether anything happens when a gradient of a tensor is computed."""
     return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks or tensor.retains_grad)
-
-
-def registered_on(tensor: Tensor, hooks: Sequence[Registered]) -> list[Registered]:
-    """Those of the hooks that were given to a tensor."""
-    return [hook for hook in hooks if hook.tensor is tensor]
