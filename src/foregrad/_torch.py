@@ -744,6 +744,11 @@ def mark_dynamic_dims(tensor: torch.Tensor, dims: set[int]) -> None:
         setattr(tensor, attribute, getattr(tensor, attribute, set()) | dims)
 
 
+def is_static(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is known to have no symbolic sizes without looking at them one by one: most are."""
+    return type(tensor) is FakeTensor and tensor.fake_mode.shape_env is None
+
+
 def hint_of(value: Any) -> int:
     """The number that a symbolic integer had while recording; asking for it adds no guard."""
     return int(value.node.hint) if isinstance(value, torch.SymInt) else int(value)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch import pytree
+from .._torch import deterministic_enabled, pytree
 from ..errors import ExportError, SignatureError
 from ..frontend.capturing import Capture
 from ..frontend.tree import Items, Leaf, Tree, flatten
@@ -136,7 +136,7 @@ def _aot_export_function(
     else:
         refuse_what_is_lost(capture, joint=False)
         graph = capture.joint.module
-    facts = describe(capture.joint, export_config(wanted), None)
+    facts = describe(capture.joint, export_config(wanted), None, deterministic_enabled())
     in_spec = pytree.tree_structure((tuple(args), named))
     return graph, facts, in_spec, structure_of(capture).out_spec
 

@@ -151,10 +151,12 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AOTModule:
     """
     if not isinstance(mod, nn.Module):
         raise ConfigError(f"aot_module compiles a torch.nn.Module, not {mod!r}; for a function there is aot_function.")
-    for kind, tensors in (("param", mod.named_parameters()), ("buffer", mod.named_buffers())):
-        for name, tensor in tensors:
-            if isinstance(tensor, FakeTensor):
-                raise ConfigError(f"Unexpected fake {kind} {name}: a module to compile must hold real tensors.")
+    for prefix, module in mod.named_modules():
+        for kind, tensors in (("param", module._parameters), ("buffer", module._buffers)):
+            for name, tensor in tensors.items():
+                if isinstance(tensor, FakeTensor):
+                    path = f"{prefix}.{name}" if prefix else name
+                    raise ConfigError(f"Unexpected fake {kind} {path}: a module to compile must hold real tensors.")
     return AOTModule(mod, Compiled(mod, mod, aot_function(mod, *args, **kwargs).config))
 
 

@@ -171,7 +171,7 @@ def _capture(
 ) -> Capture:
     arguments = list(zip(flat.paths, flat.leaves, strict=True))
     surroundings = Surroundings(function, arguments)
-    modules = ModuleGuard([m for _, m in surroundings.modules.values()]) if surroundings.modules else None
+    modules = ModuleGuard(list(surroundings.modules.values())) if surroundings.modules else None
     found = [argument for argument, _ in state]
     hidden: dict[Hidden, Place] = {}
 
@@ -334,9 +334,10 @@ def state_of(module: nn.Module, dynamic: bool) -> list[tuple[Argument, Place]]:
     """Parameters, then buffers, each under every name that it has."""
     found: list[tuple[Argument, Place]] = []
     kinds: tuple[tuple[str, type[Param] | type[Buffer]], ...] = (("_parameters", Param), ("_buffers", Buffer))
+    modules = [(prefix, vars(child)) for prefix, child in module.named_modules(remove_duplicate=False)]
     for table_name, slot_type in kinds:
-        for prefix, child in module.named_modules(remove_duplicate=False):
-            table = getattr(child, table_name)
+        for prefix, attributes in modules:
+            table = attributes[table_name]
             for key, tensor in list(table.items()):
                 if tensor is not None:
                     path = f"{prefix}.{key}" if prefix else key

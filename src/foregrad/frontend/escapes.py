@@ -12,41 +12,68 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .._torch import dict_version
 from ..errors import AssignedAttributeError, EscapeError, StateChangeError, UnsupportedError
 from ..joint.effects import Escape
 from ..record.lines import where
 from ..record.recording import Recording
-from .module_guard import MODULE_TABLES, module_dicts
-from .noted import Noted, NotedCell, NotedGlobal, NotedTable, noted_container
+from .noted import Noted, NotedCell, NotedGlobal, NotedList, NotedTable
 from .places import Place, Surroundings
 
 _DEPTH = 3
+
+# A dict: its version and its items before, in what it lies, its name there, what that is, whether it makes up a module.
+_Table = tuple[dict[Any, Any], int, dict[Any, Any], str, str, str, bool]
+_NOTHING: dict[Any, Any] = {}
+
+
+def _copy(table: dict[Any, Any]) -> dict[Any, Any]:
+    return dict(table) if table else _NOTHING  # most tables of hooks are empty
 
 
 class Snapshot:
     """The user's objects around a program, before it is recorded."""
 
     def __init__(self, surroundings: Surroundings) -> None:
-        noted: list[Noted] = []
-        for path, module in surroundings.modules.values():
-            noted += [NotedTable(path, "", "module", table, is_a_modules=True) for table in module_dicts(module)]
-            for name, value in vars(module).items():
-                if name not in MODULE_TABLES and isinstance(value, (list, dict)):
-                    noted.append(noted_container(path, name, "module", value))
-        noted += [NotedTable(path, "", "object", attributes) for path, attributes in surroundings.objects]
+        self._tables: list[_Table] = []
+        self._noted: list[Noted] = []
+        for parts in surroundings.modules.values():
+            path = parts.path
+            self._tables += [
+                (table, version, _copy(table), path, "", "module", True) for table, version in parts.tables
+            ]
+            self._tables += [(hooks, v, _copy(hooks), path, name, "module", False) for name, hooks, v in parts.hooks]
+            for name, container in parts.containers:
+                self._note(path, name, "module", container)
+        for path, attributes in surroundings.objects:
+            self._note(path, "", "object", attributes)
         for path, container in surroundings.containers:
-            if not isinstance(container, set):
-                noted.append(noted_container(path, "", "container", container))
-        noted += [NotedCell(path, cell) for path, cell in surroundings.cells]
-        noted += [NotedGlobal(*place) for place in surroundings.stored_globals]
-        self._noted = noted
+            self._note(path, "", "container", container)
+        self._noted += [NotedCell(path, cell) for path, cell in surroundings.cells]
+        self._noted += [NotedGlobal(*place) for place in surroundings.stored_globals]
+
+    def _note(self, path: str, name: str, kind: str, container: Any) -> None:
+        if isinstance(container, dict):
+            version = dict_version(container)
+            self._tables.append((container, version, _copy(container), path, name, kind, False))
+        elif isinstance(container, list):
+            self._noted.append(NotedList(path, name, kind, container))
+
+    def _perhaps_changed(self) -> list[Noted]:
+        """Everything but the dicts whose version says that they are as they were."""
+        changed: list[Noted] = [
+            NotedTable(path, name, kind, table, before, is_a_modules)
+            for table, version, before, path, name, kind, is_a_modules in self._tables
+            if dict_version(table) != version
+        ]
+        return changed + self._noted
 
     # ------------------------------------------------------------------------------------------- looking
     def assigned(self, recording: Recording) -> list[Escape]:
         """Tensors that the program assigned to modules, which a compiled call assigns as well."""
         return [
             Escape(table, key, f"{noted.path}.{key}".strip("."), value)
-            for noted in self._noted
+            for noted in self._perhaps_changed()
             if (table := noted.assignable) is not None
             for key, value in noted.changes().items()
             if _is_assignable(value, noted.before.get(key), recording)
@@ -55,7 +82,7 @@ class Snapshot:
     def undo(self, recording: Recording) -> Exception | None:
         """Put back what the recording changed; gives the error for what a compiled call would not repeat."""
         error: Exception | None = None
-        for noted in self._noted:
+        for noted in self._perhaps_changed():
             changed = noted.changes()
             if not changed:
                 continue

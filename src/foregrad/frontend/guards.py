@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -139,11 +140,11 @@ class GuardedEntry:
     def _check_constants(self, writer: Writer, miss: str) -> None:
         conditions = []
         for facts in self.joint.inputs:
-            name = writer.variable(facts.recorded.slot)
-            if isinstance(facts.recorded.seen, SymInt):
-                conditions.append(f"type({name}) is int")
-            elif not facts.recorded.is_tensor:
-                conditions.append(equality(writer, name, facts.recorded.seen))
+            seen = facts.recorded.seen
+            if isinstance(seen, SymInt):
+                conditions.append(f"type({writer.variable(facts.recorded.slot)}) is int")
+            elif not isinstance(seen, Tensor):
+                conditions.append(equality(writer, writer.variable(facts.recorded.slot), seen))
         _require(writer, conditions, miss)
 
     def _take_inner_tensors(self, writer: Writer, miss: str, in_gradients: bool) -> None:
@@ -206,16 +207,21 @@ class GuardedEntry:
             [_fixed(f.recorded.layout.stride if f.recorded.layout else geometry(f).stride()) for f in tensors],
         )
         _require(writer, [f"{writer.bind(check, 'tensors_match')}({', '.join(names)})"], miss)
-        conditions = []
+        plainly, conditions = [], []
         for facts, name in zip(tensors, names, strict=True):
             real = self._real(facts)
-            if real.requires_grad:  # any other tensor is a leaf
-                conditions.append(f"{name}.is_leaf" if real.is_leaf else f"not {name}.is_leaf")
-                if self.joint.recording.recorder.runs_backward:  # which would meet the hooks
-                    conditions.append(f"{writer.bind(has_hooks, 'has_hooks')}({name}) is {has_hooks(real)}")
+            if real.requires_grad and self.joint.recording.recorder.runs_backward:  # which would meet the hooks
+                conditions.append(f"{writer.bind(has_hooks, 'has_hooks')}({name}) is {has_hooks(real)}")
+            fixed_offset = not isinstance(geometry(facts).storage_offset(), SymInt)
+            if fixed_offset and lie_plainly(real):
+                plainly.append(name)
+                continue
+            conditions.append(f"{name}.is_leaf" if real.is_leaf else f"not {name}.is_leaf")
             conditions.append(f"{name}._is_view()" if real._is_view() else f"not {name}._is_view()")
-            if not isinstance(geometry(facts).storage_offset(), SymInt):
+            if fixed_offset:
                 conditions.append(f"{name}.storage_offset() == {real.storage_offset()}")
+        if plainly:
+            conditions.append(f"{writer.bind(lie_plainly, 'lie_plainly')}({', '.join(plainly)})")
         _require(writer, conditions, miss)
         # What is done to one input shows in those whose memory, or whose version counter, it shares.
         changed = any(facts.data_changed or facts.version_change or facts.made_to_require_grad for facts in tensors)
@@ -297,13 +303,27 @@ def _require(writer: Writer, conditions: Sequence[str], miss: str) -> None:
 
 def _fixed(numbers: Sequence[int | SymInt | FromLeaf]) -> list[int | None]:
     """Sizes or strides, with None for those that may change."""
-    return [None if _may_change(n) else int(n) for n in numbers]  # type: ignore[arg-type]
+    return [n if type(n) is int else None if _may_change(n) else int(n) for n in numbers]  # type: ignore[arg-type]
 
 
 def _may_change(number: int | SymInt | FromLeaf) -> bool:
     if isinstance(number, SymInt):
         return is_jagged_size(number) or not expression_of(number).is_number
     return isinstance(number, FromLeaf)
+
+
+_is_leaf = operator.attrgetter("is_leaf")
+
+
+def lie_plainly(*tensors: Tensor) -> bool:
+    """Whether tensors are leaves and no views, each at the start of its storage: nearly all are.
+
+    >>> x = torch.ones(4)
+    >>> lie_plainly(x, torch.ones(2)), lie_plainly(x, x[1:])
+    (True, False)
+    """
+    is_view, offset = Tensor._is_view, Tensor.storage_offset
+    return all(map(_is_leaf, tensors)) and not any(map(is_view, tensors)) and not any(map(offset, tensors))
 
 
 def sharing_pattern(tensors: Sequence[Tensor]) -> tuple[int, ...]:

@@ -14,18 +14,9 @@ from torch import Tensor, nn
 
 from .._torch import dict_version, global_module_hooks
 from ..values import Remembered, is_plain, is_unchanged
+from .module_parts import ModuleParts
 
 _ABSENT = object()
-MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-
-
-def module_dicts(module: nn.Module) -> list[dict[Any, Any]]:
-    """The dicts that make up a module: attributes, parameters, buffers, children."""
-    return [vars(module), *(vars(module)[name] for name in MODULE_TABLES)]
-
-
-def _hooks(module: nn.Module) -> list[Mapping[Any, Any]]:
-    return [table for name, table in vars(module).items() if name.endswith("_hooks") and isinstance(table, Mapping)]
 
 
 class _Facts:
@@ -33,14 +24,14 @@ class _Facts:
 
     __slots__ = ("_attributes", "_children", "_hooks", "_module", "_state", "_tensors")
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    def __init__(self, parts: ModuleParts) -> None:
+        module = self._module = parts.module
         self._attributes = dict(vars(module))
-        self._tensors = {name for name, value in self._attributes.items() if isinstance(value, Tensor)}
+        self._tensors = [name for name, value in parts.others if isinstance(value, Tensor)]
         for name in self._tensors:  # which are inputs, too
-            del self._attributes[name]
+            self._attributes.pop(name, None)
         self._children = dict(module._modules)
-        self._hooks = [dict(table) for table in _hooks(module) if table]
+        self._hooks = _hooks(parts)
         self._state = _state(module)
 
     def hold(self) -> bool:
@@ -52,7 +43,7 @@ class _Facts:
             container = isinstance(before, (list, dict, set))  # whose contents are compared apart
             if value is not before if container else not is_unchanged(value, before):
                 return False
-        hooks = [dict(table) for table in _hooks(module) if table]
+        hooks = _hooks(ModuleParts("", module))
         return (
             all(isinstance(now.get(name), Tensor) for name in self._tensors)
             and same_items(module._modules, self._children)
@@ -60,6 +51,10 @@ class _Facts:
             and all(map(same_items, hooks, self._hooks))
             and _state(module) == self._state
         )
+
+
+def _hooks(parts: ModuleParts) -> list[dict[Any, Any]]:
+    return [dict(table) for _, table, _ in parts.hooks if table]
 
 
 def _state(module: nn.Module) -> list[tuple[str, bool]]:
@@ -74,21 +69,17 @@ def same_items(table: Mapping[Any, Any], before: Mapping[Any, Any]) -> bool:
 class ModuleGuard:
     """Facts about the modules that a program called, and a fast way to see that they still hold."""
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._modules = list(modules)
-        self._types = list(map(type, modules))
-        self._versions = self._versions_now()  # first: what another thread changes from now on shows
-        self._facts = [_Facts(module) for module in modules]
+    def __init__(self, modules: Sequence[ModuleParts]) -> None:
+        self._modules = [parts.module for parts in modules]
+        self._types = list(map(type, self._modules))
+        self._versions = _versions(modules)
+        self._facts = list(map(_Facts, modules))
         self._containers = [
             (value, Remembered(value))
-            for module in modules
-            for value in vars(module).values()
-            if isinstance(value, (list, dict, set)) and value and is_plain(value)
+            for parts in modules
+            for _, value in parts.containers
+            if value and is_plain(value)
         ]
-
-    def _versions_now(self) -> list[tuple[Any, int]]:
-        tables = [table for module in self._modules for table in (*module_dicts(module), *_hooks(module))]
-        return [(table, dict_version(table)) for table in (*tables, *global_module_hooks())]
 
     def holds(self) -> bool:
         """Whether every fact is as it was."""
@@ -103,8 +94,15 @@ class ModuleGuard:
         return True
 
     def _look_again(self) -> bool:
-        versions = self._versions_now()
+        versions = _versions([ModuleParts("", module) for module in self._modules])
         if any(global_module_hooks()) or not all(facts.hold() for facts in self._facts):
             return False
         self._versions = versions
         return True
+
+
+def _versions(modules: Sequence[ModuleParts]) -> list[tuple[dict[Any, Any], int]]:
+    versions = [(table, dict_version(table)) for table in global_module_hooks()]
+    for parts in modules:
+        versions += parts.versions
+    return versions

@@ -6,7 +6,6 @@ import operator
 import types
 from typing import Any
 
-from .._torch import dict_version
 from ..values import is_unchanged
 
 _ABSENT = object()
@@ -45,11 +44,12 @@ class Noted:
 
 
 class NotedTable(Noted):
-    __slots__ = ("_is_a_modules", "_table", "_version")
+    __slots__ = ("_is_a_modules", "_table")
 
-    def __init__(self, within: str, name: str, kind: str, table: dict[Any, Any], is_a_modules: bool = False) -> None:
-        self._version = dict_version(table)
-        super().__init__(within, name, kind, dict(table) if table else {})
+    def __init__(
+        self, within: str, name: str, kind: str, table: dict[Any, Any], before: dict[Any, Any], is_a_modules: bool
+    ) -> None:
+        super().__init__(within, name, kind, before)
         self._table = table
         self._is_a_modules = is_a_modules
 
@@ -59,9 +59,6 @@ class NotedTable(Noted):
 
     def read(self) -> dict[Any, Any]:
         return self._table
-
-    def changes(self) -> dict[Any, Any]:
-        return {} if dict_version(self._table) == self._version else super().changes()
 
     def restore(self) -> None:
         table, before = self._table, self.before
@@ -114,9 +111,3 @@ class NotedGlobal(Noted):
     def restore(self) -> None:
         self._namespace.pop(self._variable, None)
         self._namespace.update(self.before)
-
-
-def noted_container(within: str, name: str, kind: str, container: dict[Any, Any] | list[Any]) -> Noted:
-    if isinstance(container, dict):
-        return NotedTable(within, name, kind, container)
-    return NotedList(within, name, kind, container)

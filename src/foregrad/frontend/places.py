@@ -17,9 +17,9 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from ..record.lines import is_users_code
-from ..values import PLAIN, is_plain
+from ..values import is_plain
 from .calls import in_a_library, methods_of, names_in
-from .module_guard import MODULE_TABLES
+from .module_parts import ModuleParts
 from .table_guard import SETTLED
 
 _DEPTH = 3
@@ -69,7 +69,7 @@ class Surroundings:
         self.objects: list[tuple[str, dict[str, Any]]] = []  # attributes of objects that are not modules
         self.cells: list[tuple[str, types.CellType]] = []
         self.stored_globals: list[tuple[str, dict[str, Any], str]] = []
-        self.modules: dict[int, tuple[str, nn.Module]] = {}
+        self.modules: dict[int, ModuleParts] = {}  # by id
         self._tensors: dict[int, Place] = {}
         self._seen: set[int] = set()
         self._ran = ran
@@ -176,15 +176,14 @@ class Surroundings:
             full = ".".join(part for part in (path, name) if part)
             if id(child) in self.modules:
                 continue
-            self.modules[id(child)] = (full, child)
+            parts = self.modules[id(child)] = ModuleParts(full, child)
             self._enter_class(type(child))
             for table in (child._parameters, child._buffers):
                 for key, tensor in list(table.items()):
                     if tensor is not None:
                         self._found(tensor, Place(table, "item", key, _join(full, key)))
-            for key, value in list(vars(child).items()):
-                if type(value) not in PLAIN and key not in MODULE_TABLES and "_hooks" not in key:
-                    self._visit_attribute(vars(child), key, value, _join(full, key))
+            for key, value in (*parts.containers, *parts.others):
+                self._visit_attribute(vars(child), key, value, _join(full, key))
 
     def _visit_attribute(self, table: dict[str, Any], key: str, value: Any, path: str) -> None:
         """Attributes of modules are guarded together; what they lead to is guarded here."""

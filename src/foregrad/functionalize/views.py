@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._torch import OpOverload, hint_of
+from .._torch import OpOverload, hint_of, is_static
 from ..errors import UnsupportedError
 from ..joint.ir import Node
 from ..ops import IDENTITIES, ViewStep, aten
@@ -243,6 +243,8 @@ _FILLS = frozenset({aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default})
 
 def repeats_elements(tensor: Tensor) -> bool:
     """Whether some elements of a tensor lie at the same place in memory."""
+    if is_static(tensor) and tensor.is_contiguous():
+        return False
     sizes, strides = [hint_of(n) for n in tensor.shape], [hint_of(n) for n in tensor.stride()]
     if 0 in sizes:
         return False

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .._torch import creation_of, refusal_of_write
 from ..errors import UnsupportedError
+from ..functionalize.state import TensorState
 from ..functionalize.storages import changes_memory, moves_storage, place_again, resizes
 from ..functionalize.views import repeats_elements
 from ..functionalize.walk import Functionalizer
@@ -55,26 +56,27 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
     if recorded.same_as is not None:  # everything is said of the first
         shape = functionalizer.state_before(recorded.same_as).tensor
         return untouched(recorded, requires_grad=seen.requires_grad, geometry=shape)
-    _refuse_lost_effects(recorded)
+    requires_grad = _requires_grad(recorded)
+    if recorded.required_grad and not requires_grad and not is_stale(seen):
+        raise UnsupportedError(f"the program makes {recorded.slot} not require grad, which cannot be compiled yet.")
     before = functionalizer.state_before(recorded)
-    place = _place(functionalizer, recorded)
+    place = _place(functionalizer, recorded, before)
     writes = before.storage.writes
-    lazy = before.tensor.is_conj() or before.tensor.is_neg()  # what is written is not what lies in memory
-    if writes and recorded.parent is None and (lazy or repeats_elements(before.tensor)):
+    if writes and recorded.parent is None and _hides_memory(before.tensor):
         raise WholeMemoryNeeded(recorded.slot)
     if _may_go_stale(functionalizer, recorded):
         raise WholeMemoryNeeded(recorded.slot)
     tracked = bool(writes) and _is_tracked(functionalizer, recorded, place)
     without_grad = bool(writes) and not tracked and not any(write.step.grad_enabled for write in writes)
     written = bool(writes) and (recorded.parent is None or (isinstance(recorded.slot, Root) and tracked))
-    stays = not (place.refitted or place.moved) and geometry_of(seen) == geometry_of(before.tensor)
+    in_graph = keep_writes and written and (without_grad or not seen.requires_grad)
     through = recorded.parent is None or any(write.goes_through(recorded) for write in writes)
     return InputFacts(
         recorded=recorded,
         is_leaf=recorded.was_leaf,
         data_changed=bool(writes) and through,
         written=written,
-        written_in_graph=keep_writes and written and stays and (without_grad or not seen.requires_grad),
+        written_in_graph=in_graph and _stays(place, seen, before.tensor),
         reshapes=place.reshapes,
         refitted=place.refitted,
         moved=place.moved,
@@ -83,9 +85,18 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
         write_seen_by_autograd=tracked,
         version_change=0 if seen.is_inference() else seen._version,
         geometry=before.tensor,
-        requires_grad=_requires_grad(recorded),
-        made_to_require_grad=_is_made_to_require_grad(recorded, bool(writes)),
+        requires_grad=requires_grad,
+        made_to_require_grad=requires_grad and _is_made_to_require_grad(recorded, bool(writes)),
     )
+
+
+def _hides_memory(tensor: Tensor) -> bool:
+    """Whether what is written to a tensor is not simply what then lies in its memory."""
+    return tensor.is_conj() or tensor.is_neg() or repeats_elements(tensor)
+
+
+def _stays(place: _Place, seen: Tensor, before: Tensor) -> bool:
+    return not (place.refitted or place.moved) and geometry_of(seen) == geometry_of(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +108,14 @@ class _Place:
     moved: Step | None
 
 
-def _place(functionalizer: Functionalizer, recorded: RecordedInput) -> _Place:
-    seen, before = recorded.seen, functionalizer.state_before(recorded)
+_UNCHANGED = _Place((), False, None)
+
+
+def _place(functionalizer: Functionalizer, recorded: RecordedInput, before: TensorState) -> _Place:
+    seen = recorded.seen
     steps = tuple(functionalizer.reshapes.get(id(seen), ()))
     if not steps:
-        return _Place((), False, None)
+        return _UNCHANGED
     moved = steps[-1] if functionalizer.state_of(seen).storage is not before.storage else None
     if moved:
         _refuse_move(recorded, before.tensor, functionalizer.real_tensors.get(recorded.slot))
@@ -196,15 +210,6 @@ def _requires_grad(recorded: RecordedInput) -> bool:
         return bool(recorded.seen.requires_grad)
     except RuntimeError:
         return recorded.required_grad
-
-
-def _refuse_lost_effects(recorded: RecordedInput) -> None:
-    """What a program does to an input that a compiled call would not do to the caller's tensor."""
-    seen, slot = recorded.seen, recorded.slot
-    if is_stale(seen):
-        return
-    if recorded.required_grad and not _requires_grad(recorded):
-        raise UnsupportedError(f"the program makes {slot} not require grad, which cannot be compiled yet.")
 
 
 def untouched(recorded: RecordedInput, requires_grad: bool, geometry: Tensor | None = None) -> InputFacts:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor
 
-from .._torch import expression_of, sympy_functions
+from .._torch import expression_of, is_static, sympy_functions
 from ..errors import UnsupportedError
 from ..ops import aten
 from ..record.lines import Stack
@@ -105,6 +105,8 @@ class FlatGraph:
         return node
 
     def _bind_sizes(self, node: Node, tensor: Tensor) -> None:
+        if is_static(tensor):
+            return
         readings = ((aten.sym_size.int, tensor.shape), (aten.sym_stride.int, tensor.stride()))
         for op, numbers in readings:
             for dim, number in enumerate(numbers):

@@ -16,8 +16,8 @@ from .outputs import Number, Plain, Result, SameAsInput, SameAsOutput, ViewOfBas
 from .subclass_metas import input_metas, output_metas, tangent_contexts, tangent_metas
 
 
-def describe(joint: Joint, config: AOTConfig, saved_sizes: int | None) -> ViewAndMutationMeta:
-    """The facts about a program, over the user's flat inputs and outputs."""
+def describe(joint: Joint, config: AOTConfig, saved_sizes: int | None, deterministic: bool) -> ViewAndMutationMeta:
+    """The facts about a program, over the user's flat inputs and outputs; as torch's settings were at its capture."""
     keep = config.keep_inference_input_mutations
     inputs = [facts for facts in joint.inputs if not isinstance(facts.recorded.slot, Inner)]
     order = {facts.recorded.slot: i for i, facts in enumerate(inputs)}
@@ -38,7 +38,7 @@ def describe(joint: Joint, config: AOTConfig, saved_sizes: int | None) -> ViewAn
         num_symints_saved_for_bw=saved_sizes,
         grad_enabled_mutation=joint.grad_mode_after,
         is_rng_op_functionalized=joint.random.forward is not None,
-        deterministic=torch.are_deterministic_algorithms_enabled(),
+        deterministic=deterministic,
         tokens={} if config.options.unlift_effect_tokens else joint.tokens,
     )
 

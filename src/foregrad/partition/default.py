@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
 
-from .._torch import expression_of, free_symbols
+from .._torch import expression_of, free_symbols, is_static
 from ..errors import PartitionError
 from ..joint.graph import Part, from_fx, to_fx
 from ..joint.ir import Node, ancestors, get_constant, nodes_in
@@ -152,6 +152,8 @@ def saved_sizes(joint: Part, in_forward: set[Node], read: Sequence[Node], inputs
 
 
 def _may_have_symbols(value: Any) -> bool:
+    if is_static(value):
+        return False
     if isinstance(value, Tensor) and value.layout is torch.strided:
         return any(type(n) is not int for n in (*value.shape, *value.stride(), value.storage_offset()))
     return isinstance(value, (Tensor, SymInt))

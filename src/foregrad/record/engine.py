@@ -21,6 +21,7 @@ from .._torch import (
     OpOverload,
     ShapeEnv,
     dispatch_with_symbols,
+    is_static,
     local_source,
     make_fake,
     run_on_meta,
@@ -240,6 +241,8 @@ def is_empty(value: object) -> bool:
 
 def has_gaps(tensor: Tensor) -> bool:
     """Whether a tensor's elements do not fill a stretch of memory one by one, in some order of its dimensions."""
+    if is_static(tensor) and tensor.numel() and tensor.is_contiguous():
+        return False
     expected = 1
     for d in sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), tensor.shape[d])):
         if tensor.shape[d] != 1:

@@ -38,15 +38,16 @@ def lies_awkwardly(written: Sequence[Any], arguments: Sequence[Any], pointwise: 
     Only pointwise operators may take what they write to as another argument as well.
     """
     tensors = list(tensors_in(arguments))
+    with without_function_modes():
+        storages = {id(tensor): tensor.untyped_storage()._cdata for tensor in tensors}
     for target in tensors_in(written):
         if not pointwise and sum(other is target for other in tensors) > 1:
             return True
         if any(stride == 0 and size != 1 for size, stride in zip(target.shape, target.stride(), strict=True)):
             return True
         for other in tensors:
-            if other is target or storage_of(other) != storage_of(target):
-                continue
-            if geometry_of(other) != geometry_of(target):
+            shared = other is not target and storages[id(other)] == storages[id(target)]
+            if shared and geometry_of(other) != geometry_of(target):
                 return True
     return False
 

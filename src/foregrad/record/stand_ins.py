@@ -94,7 +94,10 @@ def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
         return RecordedInput(argument.slot, engine.symbol(value, argument.slot))
     if not isinstance(value, Tensor):
         return RecordedInput(argument.slot, value)
-    with disable_modes() if dispatch_mode_depth() else contextlib.nullcontext(), _as_inference_tensor(value):
+    if dispatch_mode_depth() or value.is_inference() != torch.is_inference_mode_enabled():
+        with disable_modes(), _as_inference_tensor(value):
+            seen = engine.twin(value, argument.slot, argument.dynamic)
+    else:
         seen = engine.twin(value, argument.slot, argument.dynamic)
     leaf = None
     if value.requires_grad:

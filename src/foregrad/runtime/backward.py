@@ -116,6 +116,11 @@ class Backward:
         self.keeps = bool(saved.tensors) and not frees
         self._readers: list[frozenset[int]] | None = None
 
+    @property
+    def saved_sizes(self) -> int:
+        """How many symbolic sizes are kept for it."""
+        return len(self._saved.sizes)
+
     # -------------------------------------------------------------------------------------- the usual backward
     def install(self, place: Callable[[Boxed], None]) -> None:
         """Put a stub in place that compiles the backward in its first call; sizes that are saved ask for it at once."""

@@ -6,6 +6,7 @@ import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import fx
@@ -47,13 +48,20 @@ class Program:
     """A compiled program: its graphs, its facts, its code."""
 
     joint: Joint
-    metadata: ViewAndMutationMeta
+    config: AOTConfig
+    deterministic: bool  # torch's algorithms had to be, when it was compiled
     forward_graph: fx.GraphModule
     backward_graph: fx.GraphModule | None
     source: str
     call: Callable[..., Any]
     strides: Sequence[Any] | None  # of what the forward graph returns, if its compiler reported them
     backward: Backward | None
+
+    @cached_property
+    def metadata(self) -> ViewAndMutationMeta:
+        """The facts about inputs and outputs, put together when somebody looks at them."""
+        sizes = None if self.backward is None else self.backward.saved_sizes
+        return describe(self.joint, self.config, sizes, self.deterministic)
 
     @property
     def saved(self) -> tuple[SavedValue, ...]:
@@ -68,7 +76,6 @@ class _Compiled:
     core: InferenceCore | TrainingCore
     forward: fx.GraphModule
     backward_graph: fx.GraphModule | None
-    metadata: ViewAndMutationMeta
     strides: Sequence[Any] | None
     backward: Backward | None
     counted: Mapping[Primal, int] = field(default_factory=dict)  # inputs whose changes count before they are made
@@ -86,7 +93,8 @@ def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
     writer.run(f"<foregrad program {next(_numbers)}>")
     return Program(
         joint=joint,
-        metadata=made.metadata,
+        config=config,
+        deterministic=deterministic_enabled(),
         forward_graph=made.forward,
         backward_graph=made.backward_graph,
         source=writer.source,
@@ -125,9 +133,8 @@ def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, au
     compiled, strides = compile_graph(compiler, module, examples, "inference", config)
     install = _install_forward(joint, config, writer, name)
     install(checked(compiled, "inference", module, install))
-    metadata = describe(joint, config, saved_sizes=None)
     core = InferenceCore(joint, entry.guarded, autocast, entry.frees, edge)
-    return _Compiled(core, module, None, metadata, strides, None)
+    return _Compiled(core, module, None, strides, None)
 
 
 def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool) -> _Compiled:
@@ -165,9 +172,8 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
     )
     around = around_backward(writer, "backward_graph", joint, backward)
     runner.install(_install(writer, wrappers_around_backward(writer, around, joint, len(saved.names))))
-    metadata = describe(joint, config, saved_sizes=len(saved.sizes))
     core = TrainingCore(joint, saved, runner, entry.guarded, autocast, counted)
-    return _Compiled(core, forward, backward, metadata, strides, runner, counted)
+    return _Compiled(core, forward, backward, strides, runner, counted)
 
 
 def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:

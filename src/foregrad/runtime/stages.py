@@ -160,16 +160,17 @@ class WriteBack(Stage):
         with grad_mode(writer, step.grad_enabled, self.grad_enabled):
             writer.line(f"{op_name(writer, step.op)}({', '.join(arguments)})")
 
-    @contextlib.contextmanager
-    def _counted_later(self, writer: Writer, facts: InputFacts) -> Iterator[None]:
+    def _counted_later(self, writer: Writer, facts: InputFacts) -> contextlib.AbstractContextManager[None]:
         """Lines that leave the version of an input alone, if all of its changes are counted at the end."""
-        if not self.counting.at_the_end(facts):
-            yield
-            return
-        name, version = writer.variable(facts.recorded.slot), writer.fresh("version")
-        writer.line(f"{version} = {name}._version")
-        yield
-        writer.line(f"{writer.bind(set_version, 'set_version')}({name}, {version})")
+        return _version_kept(writer, facts) if self.counting.at_the_end(facts) else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _version_kept(writer: Writer, facts: InputFacts) -> Iterator[None]:
+    name, version = writer.variable(facts.recorded.slot), writer.fresh("version")
+    writer.line(f"{version} = {name}._version")
+    yield
+    writer.line(f"{writer.bind(set_version, 'set_version')}({name}, {version})")
 
 
 @dataclass(frozen=True)
@@ -210,10 +211,11 @@ class Versions(Stage):
 
     def _only_counts_in_memory(self, facts: InputFacts) -> bool:
         """Likewise where inputs share memory, and nothing at all is done to it."""
+        if not self.counting.in_memory(facts):
+            return False
         memory = facts.recorded.parent
         family = [f for f in self.inputs if f.recorded is memory or f.recorded.parent is memory]
-        quiet = not any(f.written or f.moved or f.reshapes or f.refitted for f in family)
-        return self.counting.in_memory(facts) and quiet
+        return not any(f.written or f.moved or f.reshapes or f.refitted for f in family)
 
     def _missing(self, facts: InputFacts) -> int:
         counted = self.counting.when_saved.get(facts.recorded.slot, 0)
@@ -229,7 +231,7 @@ class Versions(Stage):
     def _later_moves(self, facts: InputFacts) -> int:
         """How often `set_` will still count for an input: once for itself, and for those whose counter it shares."""
         memory = facts.recorded.parent
-        family = [f for f in self.inputs if f is facts or (memory is not None and f.recorded.parent is memory)]
+        family = [f for f in self.inputs if f is facts or f.recorded.parent is memory] if memory else [facts]
         moving = [f for f in family if f.moved is not None and not f.moved_uncounted]
         seen = facts.recorded.seen
         return sum(f is facts or shares_version_counter(f.recorded.seen, seen) for f in moving)

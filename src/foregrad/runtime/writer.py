@@ -18,6 +18,9 @@ from typing import Any
 
 from ..slots import Slot
 
+_NO_WORD = re.compile(r"\W+")
+_BUILTINS = vars(builtins)
+
 
 class Writer:
     """Lines of Python, with a name for each value."""
@@ -55,7 +58,7 @@ class Writer:
 
     def fresh(self, hint: str) -> str:
         """A name that nothing else has."""
-        stem = re.sub(r"\W+", "_", hint).strip("_") or "value"
+        stem = hint if hint.isidentifier() else _NO_WORD.sub("_", hint).strip("_") or "value"
         if stem[0].isdigit() or keyword.iskeyword(stem):
             stem = f"_{stem}"
         name, n = stem, self._counts.get(stem, 1)
@@ -68,12 +71,10 @@ class Writer:
 
     def bind(self, value: Any, hint: str) -> str:
         """A name in the namespace for an object; built-in ones have theirs."""
-        if getattr(builtins, hint, None) is value:
-            return hint
         name = self._bound.get(id(value))
-        if name is None and getattr(builtins, hint, None) is value:
-            return hint
         if name is None:
+            if _BUILTINS.get(hint) is value:
+                return hint
             name = self._bound[id(value)] = self.fresh(hint)
             self.namespace[name] = value
         return name
