@@ -86,6 +86,12 @@ class OpInfo:
     identity: bool = False  # gives its argument, for every purpose but autograd's
     names: tuple[str, ...] = ()  # of its arguments; to ask the schema takes much longer
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it does nothing but compute, or look at memory, from tensors that it is given."""
+        special = self.random or self.composite or self.writes_list or self.takes_objects or "device" in self.names
+        return self.kind in (Kind.PURE, Kind.VIEW) and not special
+
 
 _KNOWN: dict[int, tuple[Any, OpInfo]] = {}  # by id of the operator, which is kept: to hash one takes longer
 

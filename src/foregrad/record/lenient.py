@@ -18,6 +18,11 @@ _SIZES: dict[int, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {  # by id: to
 }
 
 
+def may_miss_errors(op: OpOverload) -> bool:
+    """Whether the abstract kernel of an operator accepts more than the real one."""
+    return id(op) in _SIZES
+
+
 def error_missed(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Exception | None:
     """Eager's error for a call that an abstract kernel has let pass."""
     sizes = _SIZES.get(id(op))

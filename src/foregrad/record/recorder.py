@@ -38,7 +38,7 @@ from ..errors import CaptureError, DataDependentError, ForegradError, Unsupporte
 from ..ops import Kind, OpInfo, op_info
 from .changes import Changes
 from .engine import Engine, is_empty
-from .lenient import error_missed
+from .lenient import error_missed, may_miss_errors
 from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
 from .lists import lists_share_memory, one_after_another
 from .objects import ScriptObjects
@@ -48,6 +48,7 @@ from .step import AutogradNode, Step
 from .tape import tape_edges
 from .wrappers import PLAIN_TYPES, WrapperCalls
 
+get_default_dtype = torch.get_default_dtype  # asked for every operator
 _DEVICE_OF = torch.ops.prim.device.default
 _SIZES_OF = torch.ops.aten.size.default
 _COPY = torch.ops.aten.copy_.default
@@ -70,6 +71,7 @@ class Recorder(TorchDispatchMode):
         self._run = engine.run
         self._decompositions = {**collective_decompositions(), **decompositions}
         self._decomposed = {id(op) for op in self._decompositions}  # to hash an operator takes longer
+        self._plain: set[int] = set()  # ids of operators that only have to be run and written down
         self._from_nodes = from_nodes  # the program is a graph whose nodes know the user's lines better than frames do
         self._stacks: dict[int, Stack] = {}  # of the forward, by autograd's sequence number
         self._node: AutogradNode | None = None  # that runs now, in backward
@@ -93,6 +95,9 @@ class Recorder(TorchDispatchMode):
         if op is _DEVICE_OF and type(args[0]) is FakeTensor:  # autograd asks three times as often as it computes
             return self._engine.device_of(args[0])
         kwargs = kwargs or {}
+        if id(op) in self._plain and PLAIN_TYPES.issuperset(types) and get_default_dtype() is self._default_dtype:
+            stack, node = self._stack(), self._node
+            return self._note(op, args, kwargs, self._result(op, types, args, kwargs, stack), stack, node)
         if not PLAIN_TYPES.issuperset(types):
             return self.wrappers.run(self, op, types, args, kwargs, self._stack())
         if op is _DEVICE_OF:
@@ -119,9 +124,28 @@ class Recorder(TorchDispatchMode):
         changes = info.kind is Kind.WRITE or info.kind is Kind.RESHAPE
         shapes = self.changes.before(op, args, kwargs, stack) if changes else ()
         given, named = self.objects.replaced((args, kwargs), stack) if info.takes_objects else (args, kwargs)
+        out = self._result(op, types, given, named, stack)
+        missed = error_missed(op, args, kwargs, out)
+        if missed is not None:
+            raise missed
+        if changes:
+            self.changes.after(op, args, kwargs, shapes)
+        if info.takes_objects:
+            out = self.objects.fresh(out)
+        if get_default_dtype() is not self._default_dtype and info.kind is Kind.PURE:
+            kwargs = self._with_its_dtype(op, types, args, kwargs, out)
+        repeats, follows = self._draw(op, kwargs, args) if info.random else (None, None)
+        if info.is_plain and id(op) not in self._decomposed and not may_miss_errors(op):
+            self._plain.add(id(op))
+        return self._note(op, args, kwargs, out, stack, node, repeats, follows)
+
+    def _result(
+        self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack
+    ) -> Any:
+        """The abstract result of an operator, or an error that says what the user can do."""
         try:
             with without_function_modes():  # in backward, operators come straight from C++, with the modes still on
-                out = self._run(op, types, given, named)
+                return self._run(op, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise DataDependentError(
                 f"{op}, at {where(stack)}: its result depends on the data of a recorded tensor, which has none. "
@@ -138,16 +162,19 @@ class Recorder(TorchDispatchMode):
             if told is None or isinstance(error, ForegradError):
                 raise
             raise told from error
-        missed = error_missed(op, args, kwargs, out)
-        if missed is not None:
-            raise missed
-        if changes:
-            self.changes.after(op, args, kwargs, shapes)
-        if info.takes_objects:
-            out = self.objects.fresh(out)
-        if torch.get_default_dtype() is not self._default_dtype and info.kind is Kind.PURE:
-            kwargs = self._with_its_dtype(op, types, args, kwargs, out)
-        repeats, follows = self._draw(op, kwargs, args) if info.random else (None, None)
+
+    def _note(
+        self,
+        op: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        stack: Stack,
+        node: AutogradNode | None,
+        repeats: int | None = None,
+        follows: int | None = None,
+    ) -> Any:
+        """Write an operator down."""
         step = Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, repeats, follows)
         step.becomes_grad = self.backward and op is _COPY and accumulates_gradient()
         step.node = node
