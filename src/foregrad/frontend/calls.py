@@ -33,18 +33,27 @@ def methods_of(kind: type) -> list[tuple[str, types.FunctionType, Use]]:
     What a module does to be moved, loaded or printed (`to`, `float`, `train`) is no part of a program, and has the
     names of what tensors do.
     """
-    known = [vars(base) for base in kind.__mro__ if in_a_library(base.__module__)]
+    known = _names_of(tuple(base for base in kind.__mro__ if in_a_library(base.__module__)))
     is_module = issubclass(kind, nn.Module)
     found: list[tuple[str, types.FunctionType, Use]] = []
     for name, member in vars(kind).items():
-        function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-        if not isinstance(function, types.FunctionType) or (name in _PREPARES_ONE and is_module):
+        function = member
+        if type(member) is not types.FunctionType:
+            function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+            if not isinstance(function, types.FunctionType):
+                continue
+        if is_module and name in _PREPARES_ONE:
             continue
-        by_others = name.startswith("__") or any(name in members for members in known)
-        by_others = by_others and name not in _DESCRIBES_ONE
+        by_others = (name.startswith("__") or name in known) and name not in _DESCRIBES_ONE
         use: Use = "to make one" if name in _MAKES_ONE else "by others" if by_others else "by name"
         found.append((name, function, use))
     return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _names_of(classes: tuple[type, ...]) -> frozenset[str]:
+    """All names in classes of a library, which stay as they are."""
+    return frozenset().union(*map(vars, classes))
 
 
 class Names(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ParamSpec
 
 import torch
@@ -322,7 +322,7 @@ def _in_larger_memory(recording: Recording) -> set[Primal]:
 
 
 def _with_fixed_sizes(arguments: Sequence[Argument]) -> list[Argument]:
-    return [replace(argument, dynamic=False) for argument in arguments]
+    return [argument._replace(dynamic=False) if argument.dynamic else argument for argument in arguments]
 
 
 def _name(path: str) -> str:

@@ -22,13 +22,8 @@ from .places import Place, Surroundings
 
 _DEPTH = 3
 
-# A dict: its version and its items before, in what it lies, its name there, what that is, whether it makes up a module.
-_Table = tuple[dict[Any, Any], int, dict[Any, Any], str, str, str, bool]
-_NOTHING: dict[Any, Any] = {}
-
-
-def _copy(table: dict[Any, Any]) -> dict[Any, Any]:
-    return dict(table) if table else _NOTHING  # most tables of hooks are empty
+# A dict: its version and its items before, in what it lies, its name there, and what that is.
+_Table = tuple[dict[Any, Any], int, dict[Any, Any], str, str, str]
 
 
 class Snapshot:
@@ -36,13 +31,12 @@ class Snapshot:
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._tables: list[_Table] = []
+        self._empty: list[tuple[str, str, dict[Any, Any]]] = []  # dicts of modules: the module, the name, the dict
         self._noted: list[Noted] = []
         for parts in surroundings.modules.values():
             path = parts.path
-            self._tables += [
-                (table, version, _copy(table), path, "", "module", True) for table, version in parts.tables
-            ]
-            self._tables += [(hooks, v, _copy(hooks), path, name, "module", False) for name, hooks, v in parts.hooks]
+            self._tables += [(table, v, dict(table), path, name, "module") for name, table, v in parts.filled]
+            self._empty += [(path, name, table) for name, table in parts.empty]
             for name, container in parts.containers:
                 self._note(path, name, "module", container)
         for path, attributes in surroundings.objects:
@@ -54,18 +48,18 @@ class Snapshot:
 
     def _note(self, path: str, name: str, kind: str, container: Any) -> None:
         if isinstance(container, dict):
-            version = dict_version(container)
-            self._tables.append((container, version, _copy(container), path, name, kind, False))
+            self._tables.append((container, dict_version(container), dict(container), path, name, kind))
         elif isinstance(container, list):
             self._noted.append(NotedList(path, name, kind, container))
 
     def _perhaps_changed(self) -> list[Noted]:
         """Everything but the dicts whose version says that they are as they were."""
         changed: list[Noted] = [
-            NotedTable(path, name, kind, table, before, is_a_modules)
-            for table, version, before, path, name, kind, is_a_modules in self._tables
+            NotedTable(path, name, kind, table, before)
+            for table, version, before, path, name, kind in self._tables
             if dict_version(table) != version
         ]
+        changed += [NotedTable(path, name, "module", table, {}) for path, name, table in self._empty if table]
         return changed + self._noted
 
     # ------------------------------------------------------------------------------------------- looking

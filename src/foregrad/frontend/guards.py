@@ -312,7 +312,8 @@ def _may_change(number: int | SymInt | FromLeaf) -> bool:
     return isinstance(number, FromLeaf)
 
 
-_is_leaf = operator.attrgetter("is_leaf")
+_is_leaf, _is_view = operator.attrgetter("is_leaf"), operator.methodcaller("_is_view")
+_offset = operator.methodcaller("storage_offset")
 
 
 def lie_plainly(*tensors: Tensor) -> bool:
@@ -322,8 +323,7 @@ def lie_plainly(*tensors: Tensor) -> bool:
     >>> lie_plainly(x, torch.ones(2)), lie_plainly(x, x[1:])
     (True, False)
     """
-    is_view, offset = Tensor._is_view, Tensor.storage_offset
-    return all(map(_is_leaf, tensors)) and not any(map(is_view, tensors)) and not any(map(offset, tensors))
+    return all(map(_is_leaf, tensors)) and not any(map(_is_view, tensors)) and not any(map(_offset, tensors))
 
 
 def sharing_pattern(tensors: Sequence[Tensor]) -> tuple[int, ...]:

@@ -54,7 +54,7 @@ class _Facts:
 
 
 def _hooks(parts: ModuleParts) -> list[dict[Any, Any]]:
-    return [dict(table) for _, table, _ in parts.hooks if table]
+    return [dict(table) for name, table, _ in parts.filled if name]
 
 
 def _state(module: nn.Module) -> list[tuple[str, bool]]:
@@ -72,14 +72,17 @@ class ModuleGuard:
     def __init__(self, modules: Sequence[ModuleParts]) -> None:
         self._modules = [parts.module for parts in modules]
         self._types = list(map(type, self._modules))
-        self._versions = _versions(modules)
+        self._note_tables(modules)
         self._facts = list(map(_Facts, modules))
-        self._containers = [
-            (value, Remembered(value))
-            for parts in modules
-            for _, value in parts.containers
-            if value and is_plain(value)
-        ]
+        values = [value for parts in modules for _, value in parts.containers]
+        self._containers = [(value, Remembered(value)) for value in values if value and is_plain(value)]
+
+    def _note_tables(self, modules: Sequence[ModuleParts]) -> None:
+        hooks = global_module_hooks()
+        self._versions = [(table, dict_version(table)) for table in hooks if table]
+        self._versions += [(table, version) for parts in modules for _, table, version in parts.filled]
+        self._empty = [table for table in hooks if not table]
+        self._empty += [table for parts in modules for _, table in parts.empty]
 
     def holds(self) -> bool:
         """Whether every fact is as it was."""
@@ -88,21 +91,16 @@ class ModuleGuard:
                 return False
         if list(map(type, self._modules)) != self._types:
             return False
+        if any(self._empty):
+            return self._look_again()
         for table, version in self._versions:
             if dict_version(table) != version:
                 return self._look_again()
         return True
 
     def _look_again(self) -> bool:
-        versions = _versions([ModuleParts("", module) for module in self._modules])
+        modules = [ModuleParts("", module) for module in self._modules]
         if any(global_module_hooks()) or not all(facts.hold() for facts in self._facts):
             return False
-        self._versions = versions
+        self._note_tables(modules)
         return True
-
-
-def _versions(modules: Sequence[ModuleParts]) -> list[tuple[dict[Any, Any], int]]:
-    versions = [(table, dict_version(table)) for table in global_module_hooks()]
-    for parts in modules:
-        versions += parts.versions
-    return versions

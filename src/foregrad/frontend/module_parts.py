@@ -13,32 +13,33 @@ MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 class ModuleParts:
-    """What of a module can change by itself: its dicts, with their versions, and whatever its attributes lead to."""
+    """What of a module can change by itself: the dicts that it is made of, and whatever its attributes lead to.
 
-    __slots__ = ("containers", "hooks", "module", "others", "path", "tables")
+    Dicts have the name of the attribute that holds them, and none if assigning to an attribute of the module changes
+    them: its own dict, and those of its parameters, buffers and children.
+    """
+
+    __slots__ = ("containers", "empty", "filled", "module", "others", "path")
 
     def __init__(self, path: str, module: nn.Module) -> None:
         self.path = path
         self.module = module
         attributes = vars(module)
         # Versions come first: what another thread changes from then on shows.
-        self.tables: list[tuple[dict[Any, Any], int]] = [(attributes, dict_version(attributes))]
-        self.hooks: list[tuple[str, dict[Any, Any], int]] = []
-        self.containers: list[tuple[str, list[Any] | dict[Any, Any] | set[Any]]] = []
+        self.filled: list[tuple[str, dict[Any, Any], int]] = [("", attributes, dict_version(attributes))]
+        self.empty: list[tuple[str, dict[Any, Any]]] = []  # most are: those of hooks nearly always
+        self.containers: list[tuple[str, list[Any] | dict[Any, Any] | set[Any]]] = []  # of the user's own
         self.others: list[tuple[str, Any]] = []  # neither plain values nor containers
         for name, value in list(attributes.items()):
             if type(value) in PLAIN:
                 continue
-            if name in MODULE_TABLES:
-                self.tables.append((value, dict_version(value)))
-            elif not isinstance(value, (list, dict, set)):
+            if not isinstance(value, (list, dict, set)):
                 self.others.append((name, value))
-            elif "_hooks" in name and isinstance(value, dict):
-                self.hooks.append((name, value, dict_version(value)))
+            elif isinstance(value, dict) and (name in MODULE_TABLES or "_hooks" in name):
+                name = "" if name in MODULE_TABLES else name
+                if value:
+                    self.filled.append((name, value, dict_version(value)))
+                else:
+                    self.empty.append((name, value))
             else:
                 self.containers.append((name, value))
-
-    @property
-    def versions(self) -> list[tuple[dict[Any, Any], int]]:
-        """Dicts whose versions tell that nothing has changed."""
-        return [*self.tables, *((table, version) for _, table, version in self.hooks)]

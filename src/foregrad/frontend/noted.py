@@ -44,18 +44,15 @@ class Noted:
 
 
 class NotedTable(Noted):
-    __slots__ = ("_is_a_modules", "_table")
+    __slots__ = ("_table",)
 
-    def __init__(
-        self, within: str, name: str, kind: str, table: dict[Any, Any], before: dict[Any, Any], is_a_modules: bool
-    ) -> None:
+    def __init__(self, within: str, name: str, kind: str, table: dict[Any, Any], before: dict[Any, Any]) -> None:
         super().__init__(within, name, kind, before)
         self._table = table
-        self._is_a_modules = is_a_modules
 
     @property
     def assignable(self) -> dict[Any, Any] | None:
-        return self._table if self._is_a_modules else None
+        return self._table if self.kind == "module" and not self.name else None
 
     def read(self) -> dict[Any, Any]:
         return self._table

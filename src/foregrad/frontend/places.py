@@ -11,8 +11,7 @@ import functools
 import itertools
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -26,8 +25,7 @@ _DEPTH = 3
 _MOST_ITEMS = 4096  # of a container that is looked into
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A place that can be read again: a cell, an item of a container, an attribute, or the object itself."""
 
     owner: Any
@@ -124,22 +122,26 @@ class Surroundings:
 
     def _look_at(self, function: types.FunctionType) -> None:
         name, code = function.__name__, function.__code__
-        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            if _is_filled(cell):
-                path = f"{variable} (closure of {name})"
-                self.cells.append((path, cell))
-                self._visit(Place(cell, "cell", None, path), cell.cell_contents, 1)
+        if function.__closure__:
+            for variable, cell in zip(code.co_freevars, function.__closure__, strict=True):
+                if _is_filled(cell):
+                    path = f"{variable} (closure of {name})"
+                    self.cells.append((path, cell))
+                    self._visit(Place(cell, "cell", None, path), cell.cell_contents, 1)
         if not is_users_code(code) or in_a_library(function.__module__):  # a wrapper around the user's function
             return
         names = names_in(code)
         self._look_at_globals(function.__globals__, names.loaded)
-        self.stored_globals += [(f"{v} (global)", function.__globals__, v) for v in sorted(names.stored)]
-        for defaults in (function.__defaults__, function.__kwdefaults__):
-            if defaults:
-                self._visit_parts(f"defaults of {name}", defaults, 1)
-        for new in names.attributes - self._names:
-            self._names.add(new)
-            for member in self._unnamed.pop(new, ()):
+        if names.stored:
+            self.stored_globals += [(f"{v} (global)", function.__globals__, v) for v in sorted(names.stored)]
+        if function.__defaults__ and not SETTLED.issuperset(map(type, function.__defaults__)):
+            self._visit_parts(f"defaults of {name}", function.__defaults__, 1)
+        if function.__kwdefaults__:
+            self._visit_parts(f"defaults of {name}", function.__kwdefaults__, 1)
+        new = names.attributes - self._names
+        self._names |= new
+        for attribute in new & self._unnamed.keys():
+            for member in self._unnamed.pop(attribute):
                 self._enter_function(member)
 
     def _look_at_globals(self, namespace: dict[str, Any], names: frozenset[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -19,8 +20,7 @@ from ..record.step import Step
 from ..slots import Memory, Root
 
 
-@dataclass(frozen=True, slots=True)
-class InputFacts:
+class InputFacts(NamedTuple):
     """What the program did to one input."""
 
     recorded: RecordedInput

@@ -7,7 +7,6 @@ record. Autograd knows the wrapper only: whether it was written with gradients o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,8 +58,7 @@ def wrapper_facts(
             "requires_grad_() before."
         )
     version = calls.own_version(seen)
-    return replace(
-        untouched(recorded, requires_grad=seen.requires_grad, geometry=geometry),
+    return untouched(recorded, requires_grad=seen.requires_grad, geometry=geometry)._replace(
         data_changed=written,
         written=tracked,
         reshapes=tuple(reshaped),
@@ -91,8 +89,7 @@ def _left_to_the_wrapper(facts: InputFacts, written: bool, reshaped: bool) -> In
             f"the program resizes or moves {facts.recorded.slot}, which lies in a tensor subclass: this cannot be "
             "compiled yet."
         )
-    return replace(
-        facts,
+    return facts._replace(
         written=facts.written and not written,
         written_in_graph=facts.written_in_graph and not written,
         reshapes=() if reshaped else facts.reshapes,

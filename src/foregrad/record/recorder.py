@@ -45,7 +45,6 @@ from .objects import ScriptObjects
 from .overlap import error_of_eager, tensors_in
 from .randomness import Generators
 from .step import AutogradNode, Step
-from .tape import tape_edges
 from .wrappers import PLAIN_TYPES, WrapperCalls
 
 get_default_dtype = torch.get_default_dtype  # asked for every operator
@@ -258,14 +257,14 @@ class Recorder(TorchDispatchMode):
                 "argument, or compile with fallback='eager'."
             )
 
-    def watch_gradient_sums(self, targets: Sequence[torch.Tensor]) -> None:
-        """Tell the sums that autograd makes between nodes from the operators of the nodes themselves.
+    def watch_gradient_sums(self, edges: Sequence[tuple[Any, Any]]) -> None:
+        """Tell the sums that autograd makes between nodes of its tape from the operators of the nodes themselves.
 
         Autograd adds a gradient up right after the node that made it has run, so a hook at its end marks the border.
         """
         self._finished_node = None
         producers: dict[Any, list[Any]] = {}
-        for node, following in tape_edges(targets):
+        for node, following in edges:
             producers.setdefault(following, []).append(node)
         for several in producers.values():
             if len(several) > 1:

@@ -8,7 +8,6 @@ source for every backward that anybody may ask for.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -91,6 +90,8 @@ class Recording:
         self._by_identity: dict[int, RecordedInput] = {}
         self._wrappers_by_storage: dict[int, list[tuple[Tensor, Tensor]]] = {}  # those met so far, and what stands in
         self._grads_before: dict[Primal, Tensor] = {}
+        self._last_nodes: list[Any] = []  # of autograd, whose edges were asked for last
+        self._last_edges: list[tuple[Any, Any]] = []
         self._with_grads: set[int] = set()  # ids of real tensors whose gradients are inputs
         self.result: Any = None
         self.forward_end = 0
@@ -167,7 +168,7 @@ class Recording:
         """An input that is the very tensor of an earlier one is seen as that one."""
         first = self._by_identity.get(id(argument.value)) if isinstance(argument.value, Tensor) else None
         if first is not None:
-            recorded = dataclasses.replace(first, slot=argument.slot, leaf=None, same_as=first)
+            recorded = first._replace(slot=argument.slot, leaf=None, same_as=first)
         else:
             memory = self._shared.get(id(argument.value))
             if is_wrapper(argument.value):
@@ -261,14 +262,13 @@ class Recording:
     def require_known_grads(self) -> None:
         """A gradient that the program has added to, or replaced, must have been there when it started."""
         for recorded in self.inputs:
-            real = self.real_tensors.get(recorded.slot)
-            if real is None or isinstance(real, FakeTensor) or not real.is_leaf or recorded.same_as is not None:
+            is_member = recorded.parent is not None and bool(recorded.views)
+            if not recorded.was_leaf or recorded.same_as is not None or is_member:
                 continue
-            if recorded.parent is not None and recorded.views:
-                continue
-            left = recorded.seen.grad if recorded.seen.is_leaf else None
-            if left is not None and real.grad is not None and id(real) not in self._with_grads:
-                raise GradNeeded(real)
+            if recorded.seen.is_leaf and recorded.seen.grad is not None:
+                real = self.real_tensors.get(recorded.slot)
+                if real is not None and not isinstance(real, FakeTensor) and real.is_leaf:
+                    self._need_grad(real)
 
     def _adopt_memory(self, memory: SharedMemory) -> None:
         """Memory that inputs share is seen before the inputs are."""
@@ -336,7 +336,7 @@ class Recording:
         """
         self.recorder.backward = True
         self.recorder.objects.rewind(self.steps)
-        self.recorder.watch_gradient_sums(targets)
+        self.recorder.watch_gradient_sums(self._edges(targets))
         differentiable = self.differentiable_inputs
         leaves = [i.differentiated for i in differentiable if i.differentiated is not None]
         reals: dict[Primal, Tensor | None] = {}
@@ -351,7 +351,7 @@ class Recording:
             pairs = [(t, g) for t, g in zip(targets, tangents, strict=True) if not _refuse_dead_end(t, g)]
             ends, given = [target for target, _ in pairs], [tangent for _, tangent in pairs]
             # Leaves of the program's own get gradients too: what eager runs on the way to them is run, or refused.
-            nodes = [*(t.grad_fn for t in ends), *(node for _, node in tape_edges(ends))]
+            nodes = [*(t.grad_fn for t in ends), *(node for _, node in self._edges(ends))]
             everything = wanted + self._other_leaves(nodes, wanted)
             add_up = accumulated if any(map(is_reentrant_checkpoint, nodes)) else with_added
             found = add_up(self.engine, ends, given, everything, create_graph) if ends else [None] * len(everything)
@@ -363,6 +363,13 @@ class Recording:
                     by_slot[item.slot] = extra if known is None else known + extra
         return by_slot, beside
 
+    def _edges(self, targets: Sequence[Tensor]) -> list[tuple[Any, Any]]:
+        """The edges of the tape behind targets; of those that were asked for last they are known."""
+        nodes = [target.grad_fn for target in targets]
+        if nodes != self._last_nodes:
+            self._last_nodes, self._last_edges = nodes, list(tape_edges(targets))
+        return self._last_edges
+
     @property
     def differentiable_inputs(self) -> list[RecordedInput]:
         """Inputs that gradients are taken for."""
@@ -370,7 +377,7 @@ class Recording:
 
     def reached_inputs(self, targets: Sequence[Tensor]) -> set[Primal]:
         """Inputs that autograd has an edge to from some of the targets, whether or not a gradient comes out there."""
-        ends = {id(v) for _, node in tape_edges(targets) if (v := getattr(node, "variable", None)) is not None}
+        ends = {id(v) for _, node in self._edges(targets) if (v := getattr(node, "variable", None)) is not None}
         return {
             i.slot for i in self.differentiable_inputs if id(i.differentiated) in ends or id(self._real(i.slot)) in ends
         }

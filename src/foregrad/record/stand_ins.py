@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +23,7 @@ from .engine import Engine
 from .memory import Family, SharedMemory, root_of
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(NamedTuple):
     """A value that goes into a recording: a tensor, or any Python object, which is a constant of the program."""
 
     slot: Primal
@@ -33,8 +31,7 @@ class Argument:
     dynamic: bool = False  # sizes of a tensor, or an int, become symbols
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedInput:
+class RecordedInput(NamedTuple):
     """What stood for an argument while the program ran."""
 
     slot: Primal

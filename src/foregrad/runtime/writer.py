@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import keyword
 import linecache
 import re
@@ -58,9 +59,7 @@ class Writer:
 
     def fresh(self, hint: str) -> str:
         """A name that nothing else has."""
-        stem = hint if hint.isidentifier() else _NO_WORD.sub("_", hint).strip("_") or "value"
-        if stem[0].isdigit() or keyword.iskeyword(stem):
-            stem = f"_{stem}"
+        stem = _stem(hint)
         name, n = stem, self._counts.get(stem, 1)
         while name in self._taken:
             n += 1
@@ -103,6 +102,13 @@ class Writer:
     def run(self, filename: str) -> None:
         """Execute the text; its functions land in the namespace. Tracebacks show its lines."""
         exec(_compiled(self.source, filename), self.namespace)
+
+
+@functools.lru_cache(maxsize=8192)
+def _stem(hint: str) -> str:
+    """What a name begins with: the hint, as far as Python allows it."""
+    stem = _NO_WORD.sub("_", hint).strip("_") or "value"
+    return f"_{stem}" if stem[0].isdigit() or keyword.iskeyword(stem) else stem
 
 
 _codes: OrderedDict[str, types.CodeType] = OrderedDict()  # by text: a program that is captured again has the same
