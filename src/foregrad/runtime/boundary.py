@@ -277,7 +277,7 @@ class TrainingCore:
         spark = ["spark"] if self._alone else []
         head = ", ".join(["ctx", *(() if self._all_through() else ("aside",)), *parameters, *spark])
         with writer.block(f"def forward({head}):"):
-            if rest and rest != ["*aside"]:
+            if 0 < len(self._beside) <= FEW:  # many are read where they are
                 writer.line(f"{unpack(rest)} = aside")
             kept, saved = few_or_row("s", "saved", len(self._saved.tensors))
             sizes = [f"n{n}" for n in range(len(self._saved.sizes))]
