@@ -91,22 +91,35 @@ def test_gaps_are_seen(tensor, gaps):
 
 aten = torch.ops.aten
 SHORT_WAYS = {
+    aten._unsafe_view.default: lambda: (plain(2, 3, 4), [6, 4]),
+    aten.add.Tensor: lambda: (plain(2, 3, 4).permute(2, 0, 1), plain(2, 1)),
     aten.addmm.default: lambda: (plain(3), plain(2, 4), plain(3, 4).t()),
     aten.alias.default: lambda: (plain(2, 3).t(),),
     aten.bmm.default: lambda: (plain(2, 3, 4), plain(2, 5, 4).transpose(1, 2)),
+    aten.clone.default: lambda: (plain(2, 3, 4)[:, 1:].permute(2, 0, 1),),
     aten.detach.default: lambda: (plain(2, 3).t(),),
+    aten.div.Scalar: lambda: (torch.arange(6).view(2, 3).t(), 2),
+    aten.div.Tensor: lambda: (plain(3, 1).expand(3, 4), torch.arange(3).view(3, 1)),
     aten.expand.default: lambda: (plain(1, 2, 3), [2, 1, 2, 3]),
+    aten.lt.Scalar: lambda: (plain(2, 3, 4)[..., ::2], 3.5),
+    aten.mean.dim: lambda: (plain(2, 3, 4).permute(2, 0, 1), [-1], True),
     aten.mm.default: lambda: (plain(4, 2).t(), plain(4, 3)),
+    aten.mul.Scalar: lambda: (torch.arange(6).view(2, 3).t(), 2.5),
+    aten.mul.Tensor: lambda: (plain(1, 3, 1), torch.arange(8).view(4, 1, 2).transpose(0, 2)),
+    aten.neg.default: lambda: (plain(4, 4)[1:, ::2],),
     aten.permute.default: lambda: (plain(1, 2, 3), [2, 0, 1]),
+    aten.pow.Tensor_Scalar: lambda: (torch.arange(6).view(2, 3).t(), 0.5),
     aten.select.int: lambda: (plain(1, 2, 3), 2, 1),
     aten.slice.Tensor: lambda: (plain(1, 2, 3), 2, 1, 3, 2),
     aten.squeeze.dim: lambda: (plain(1, 2, 3), 0),
     aten.squeeze.dims: lambda: (plain(1, 1, 3), [0, 1]),
+    aten.sub.Tensor: lambda: (torch.arange(3.0, dtype=torch.float64), plain()),
     aten.sum.dim_IntList: lambda: (plain(2, 3, 4).permute(2, 0, 1), [1], True),
     aten.t.default: lambda: (plain(2, 3),),
     aten.transpose.int: lambda: (plain(1, 2, 3), 0, 2),
     aten.unsqueeze.default: lambda: (plain(2, 3), 1),
     aten.view.default: lambda: (plain(2, 3), [3, 2]),
+    aten.where.self: lambda: (plain(2, 1) > 1, plain(3, 2).t(), torch.arange(3)),
 }
 
 

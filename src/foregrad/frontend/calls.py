@@ -76,16 +76,23 @@ def names_in(code: types.CodeType) -> Names:
 
 
 def _read_names(code: types.CodeType) -> Names:
-    """Read from the bytes of code, since taking instructions apart would cost more than recording."""
-    inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    texts = {constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()}
-    loaded = {code.co_names[number >> 1] for number in _arguments(code, _LOAD_GLOBAL)}
-    loaded |= {code.co_names[number] for number in _arguments(code, _LOAD_NAME)}
-    stored = {code.co_names[number] for number in _arguments(code, _STORE_GLOBAL)}
+    """Read from the bytes of code, since taking instructions apart would cost more than recording.
+
+    Each instruction has one byte for itself and one for its argument.
+    """
+    words, names, constants = code.co_code, code.co_names, code.co_consts  # each is made anew when it is asked for
+    operations, arguments = words[::2], words[1::2]
+    loaded = [names[number >> 1] for number in _arguments_of(_LOAD_GLOBAL, operations, arguments)]
+    loaded += [names[number] for number in _arguments_of(_LOAD_NAME, operations, arguments)]
+    stored = [names[number] for number in _arguments_of(_STORE_GLOBAL, operations, arguments)]
+    texts = [constant for constant in constants if type(constant) is str and constant.isidentifier()]
+    inner = [names_in(constant) for constant in constants if type(constant) is types.CodeType]
+    if not inner:
+        return Names(frozenset(loaded), frozenset(stored), frozenset((*texts, *names)))
     return Names(
-        frozenset(loaded).union(*(names.loaded for names in inner)),
-        frozenset(stored).union(*(names.stored for names in inner)),
-        frozenset(texts | {*code.co_names}).union(*(names.attributes for names in inner)),
+        frozenset(loaded).union(*(found.loaded for found in inner)),
+        frozenset(stored).union(*(found.stored for found in inner)),
+        frozenset((*texts, *names)).union(*(found.attributes for found in inner)),
     )
 
 
@@ -94,9 +101,8 @@ _LOAD_GLOBAL, _LOAD_NAME, _STORE_GLOBAL, _EXTENDED_ARG = map(
 )
 
 
-def _arguments(code: types.CodeType, operation: int) -> Iterator[int]:
-    """The arguments of one kind of instruction; each instruction has one byte for itself and one for its argument."""
-    operations, arguments = code.co_code[::2], code.co_code[1::2]
+def _arguments_of(operation: int, operations: bytes, arguments: bytes) -> Iterator[int]:
+    """The arguments of one kind of instruction."""
     at = operations.find(operation)
     while at >= 0:
         argument, shift, before = arguments[at], 8, at - 1

@@ -41,6 +41,7 @@ from ..runtime.entry import (
     write_inner_tensors,
     write_shared_memory,
 )
+from ..runtime.rows import FEW
 from ..runtime.text import literal
 from ..runtime.writer import Writer, tuple_of
 from ..slots import GradOf, Hidden, Inner, Output, Primal, Slot
@@ -121,9 +122,20 @@ class GuardedEntry:
             return
         with writer.block("try:"):
             self._check_surroundings(writer, miss)
-            for slot, place in (*self.state, *self.hidden.items()):
+            self._take_state(writer)
+            for slot, place in self.hidden.items():
                 writer.line(f"{writer.variable(slot)} = {self._read(writer, place)}")
         writer.line(f"except (KeyError, IndexError, AttributeError, ValueError, TypeError): {miss}")
+
+    def _take_state(self, writer: Writer) -> None:
+        if len(self.state) <= FEW:
+            for slot, place in self.state:
+                writer.line(f"{writer.variable(slot)} = {self._read(writer, place)}")
+            return
+        tables = writer.bind(tuple([place.owner for _, place in self.state]), "tables")
+        keys = writer.bind(tuple([place.key for _, place in self.state]), "keys")
+        getitem = writer.bind(operator.getitem, "getitem")
+        writer.row([slot for slot, _ in self.state], "state", f"[*map({getitem}, {tables}, {keys})]")
 
     def _check_surroundings(self, writer: Writer, miss: str) -> None:
         around = self.surroundings
@@ -200,38 +212,39 @@ class GuardedEntry:
         if not tensors:
             return
         tensors = self._check_identities(writer, tensors, miss)
-        names = [writer.variable(facts.recorded.slot) for facts in tensors]
         check = tensor_guard(
             [self._real(facts) for facts in tensors],
             [_fixed(f.recorded.layout.size if f.recorded.layout else geometry(f).shape) for f in tensors],
             [_fixed(f.recorded.layout.stride if f.recorded.layout else geometry(f).stride()) for f in tensors],
         )
-        _require(writer, [f"{writer.bind(check, 'tensors_match')}({', '.join(names)})"], miss)
+        listed = writer.listed(facts.recorded.slot for facts in tensors)
+        _require(writer, [f"{writer.bind(check, 'tensors_match')}({', '.join(listed)})"], miss)
         plainly, conditions = [], []
-        for facts, name in zip(tensors, names, strict=True):
-            real = self._real(facts)
+        for facts in tensors:
+            real, slot = self._real(facts), facts.recorded.slot
             if real.requires_grad and self.joint.recording.recorder.runs_backward:  # which would meet the hooks
-                conditions.append(f"{writer.bind(has_hooks, 'has_hooks')}({name}) is {has_hooks(real)}")
+                hooked = f"{writer.bind(has_hooks, 'has_hooks')}({writer.variable(slot)})"
+                conditions.append(f"{hooked} is {has_hooks(real)}")
             fixed_offset = not isinstance(geometry(facts).storage_offset(), SymInt)
             if fixed_offset and lie_plainly(real):
-                plainly.append(name)
+                plainly.append(slot)
                 continue
+            name = writer.variable(slot)
             conditions.append(f"{name}.is_leaf" if real.is_leaf else f"not {name}.is_leaf")
             conditions.append(f"{name}._is_view()" if real._is_view() else f"not {name}._is_view()")
             if fixed_offset:
                 conditions.append(f"{name}.storage_offset() == {real.storage_offset()}")
         if plainly:
-            conditions.append(f"{writer.bind(lie_plainly, 'lie_plainly')}({', '.join(plainly)})")
+            conditions.append(f"{writer.bind(lie_plainly, 'lie_plainly')}({', '.join(writer.listed(plainly))})")
         _require(writer, conditions, miss)
         # What is done to one input shows in those whose memory, or whose version counter, it shares.
         changed = any(facts.data_changed or facts.version_change or facts.made_to_require_grad for facts in tensors)
         plain = [facts for facts in tensors if facts.recorded.layout is None]
         if len(plain) > 1 and (changed or self.shared or self.joint.backward_writes):
             pattern = sharing_pattern([self._real(facts) for facts in plain])
-            names = [writer.variable(facts.recorded.slot) for facts in plain]
-            _require(
-                writer, [f"{writer.bind(sharing_pattern, 'sharing_pattern')}({tuple_of(names)}) == {pattern}"], miss
-            )
+            listed = writer.listed(facts.recorded.slot for facts in plain)
+            found = f"{writer.bind(sharing_pattern, 'sharing_pattern')}({tuple_of(listed)})"
+            _require(writer, [f"{found} == {pattern}"], miss)
 
     def _check_identities(self, writer: Writer, tensors: Sequence[InputFacts], miss: str) -> list[InputFacts]:
         """A tensor that was passed twice must be passed twice again; gives each tensor once."""

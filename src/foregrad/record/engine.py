@@ -33,27 +33,40 @@ from ..ops import aten
 from ..slots import Primal
 from ..subclasses.layout import is_wrapper, leaves_of, require_traceable
 
-# Operators with one result whose meta kernels are exact on every device. They are most of what a program runs, and
-# FakeTensorMode asks many questions before it comes to the same kernels.
-DIRECT = frozenset(
-    {
+# Operators with one result whose meta kernels are exact on every device, and the kernel to run. They are most of what a
+# program runs, and FakeTensorMode asks many questions before it comes to the same kernels.
+DIRECT: dict[OpOverload, OpOverload] = {
+    op: op
+    for op in (
+        aten.add.Tensor,
         aten.alias.default,
         aten.bmm.default,
+        aten.clone.default,
         aten.detach.default,
+        aten.div.Scalar,
+        aten.div.Tensor,
         aten.expand.default,
+        aten.lt.Scalar,
+        aten.mean.dim,
         aten.mm.default,
+        aten.mul.Scalar,
+        aten.mul.Tensor,
+        aten.neg.default,
         aten.permute.default,
+        aten.pow.Tensor_Scalar,
         aten.select.int,
         aten.slice.Tensor,
         aten.squeeze.dim,
         aten.squeeze.dims,
+        aten.sub.Tensor,
         aten.sum.dim_IntList,
         aten.t.default,
         aten.transpose.int,
         aten.unsqueeze.default,
         aten.view.default,
-    }
-)
+        aten.where.self,
+    )
+} | {aten._unsafe_view.default: aten.view.default}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +188,10 @@ class FakeEngine:
         return self._strided(tensor.shape, stride, 0, tensor.dtype, tensor.fake_device)
 
     def run(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._static and op in DIRECT and not kwargs:
+        if self._static and op in DIRECT:
             device = _common_device(args)
             if device is not None:
-                return make_fake(self.mode, run_on_meta(self.mode, op, args, kwargs), device)
+                return make_fake(self.mode, run_on_meta(self.mode, DIRECT[op], args, kwargs), device)
         return self._dispatch(op, types, args, kwargs)
 
     def run_higher_order(self, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

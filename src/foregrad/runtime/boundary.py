@@ -26,6 +26,7 @@ from ..ops import Kind, op_info
 from ..slots import Inner, Output, Primal, Returned, Slot, Updated
 from ..subclasses.layout import Wrapped, is_wrapper
 from .backward import Backward, Edges, anchor, anchor_of_any, plain_tangent
+from .rows import FEW, Row, Value, few_or_row, spread
 from .saved import Saved
 from .writer import Writer, tuple_of, unpack
 
@@ -127,18 +128,19 @@ class InferenceCore:
     def define(self, writer: Writer) -> None:
         """Nothing stands before the call."""
 
-    def write(self, writer: Writer, inputs: list[str]) -> None:
+    def write(self, writer: Writer, inputs: Sequence[Primal]) -> None:
         """The call of the graph."""
         joint = self._joint
         needed = set(values_needed(joint))
         if self._wrappers is None:
             names = [writer.variable(slot) if slot in needed else "_" for slot in joint.signature.returned]
         else:
-            inputs = [writer.variable(slot) for slot in self._wrappers.taken()]
+            inputs = self._wrappers.taken()
             names = self._wrappers.names(writer, needed)
-        call = f"inference_graph([{', '.join(inputs)}])"
+        given = ", ".join(writer.listed(inputs))
+        call = f"inference_graph([{given}])"
         if self._frees:  # only the list holds them from here on, and the graph may empty it
-            writer.line(f"graph_inputs = [{', '.join(inputs)}]")
+            writer.line(f"graph_inputs = [{given}]")
             writer.line(f"del {', '.join(writer.variable(slot) for slot in self._frees)}")
             call = "inference_graph(graph_inputs)"
         set_grad = writer.bind(set_grad_enabled, "set_grad_enabled")
@@ -264,25 +266,25 @@ class TrainingCore:
     def _all_through(self) -> bool:
         return not self._beside and not self._aside and not self._alone
 
-    def _input_names(self) -> list[str]:
-        return [f"i{n}" for n in range(len(self._joint.primals))]
-
     def _forward(self, writer: Writer) -> None:
-        joint, names = self._joint, self._input_names()
+        joint = self._joint
         returned = {slot: f"o{n}" for n, slot in enumerate(joint.signature.returned)}
-        through = [names[i] for i in self._through]
-        rest = [names[i] for i in self._beside]
+        parameters, through = few_or_row("i", "through", len(self._through))
+        rest, beside = few_or_row("j", "aside", len(self._beside))
+        places = dict(zip((*self._through, *self._beside), (*through, *beside), strict=True))
+        inputs = [places[i] for i in range(len(joint.primals))]
+        names = [str(value) for value in inputs]
         spark = ["spark"] if self._alone else []
-        head = ", ".join(["ctx", *(() if self._all_through() else ("aside",)), *through, *spark])
+        head = ", ".join(["ctx", *(() if self._all_through() else ("aside",)), *parameters, *spark])
         with writer.block(f"def forward({head}):"):
-            if rest:
+            if 0 < len(self._beside) <= FEW:  # many are read where they are
                 writer.line(f"{unpack(rest)} = aside")
-            saved = [f"s{n}" for n in range(len(self._saved.tensors))]
+            kept, saved = few_or_row("s", "saved", len(self._saved.tensors))
             sizes = [f"n{n}" for n in range(len(self._saved.sizes))]
             used = {*self._tangents, *self._aside}
             heads = [returned[slot] if slot in used else "_" for slot in joint.signature.returned]
-            call = f"forward_graph([{', '.join(names)}])"
-            _run_graph(writer, [*heads, *saved, *sizes], call, self._autocast)
+            call = f"forward_graph([{', '.join(spread(inputs))}])"
+            _run_graph(writer, [*heads, *kept, *sizes], call, self._autocast)
             self._count_changes(writer, names)
             anchors = [f"a{n}" for n in range(len(self._anchors))]
             for name, edge in zip(anchors, self._anchors, strict=True):
@@ -290,7 +292,7 @@ class TrainingCore:
                 make = writer.bind(anchor if is_plain else anchor_of_any, "anchor")
                 writer.line(f"{name} = {make}({through[edge]})")
             watched = [names[n] for n in self._watched[0]] + [returned[slot] for slot in self._watched[1]]
-            self._save(writer, saved, sizes, [*anchors, *watched])
+            self._save(writer, names, saved, sizes, [*anchors, *watched])
             writer.line("ctx.set_materialize_grads(False)")
             if not self._all_through():
                 writer.line(f"aside[:] = [{', '.join(self._aside_values(returned))}]")
@@ -304,19 +306,24 @@ class TrainingCore:
             if change:
                 writer.line(f"{writer.bind(set_version, 'set_version')}({name}, {name}._version + {change})")
 
-    def _save(self, writer: Writer, tensors: list[str], sizes: list[str], anchors: list[str]) -> None:
+    def _save(
+        self, writer: Writer, inputs: list[str], tensors: Sequence[Value], sizes: list[str], anchors: list[str]
+    ) -> None:
         """All saved tensors go through autograd's own store: version checks, hooks and freeing work as in eager."""
         primals = zip(self._joint.primal_nodes, self._joint.primals, strict=True)
         moving = {node.name for node, facts in primals if facts.recorded.slot in self._counted}  # type: ignore[union-attr]
         if self._joint.backward_writes:
-            places = {facts.recorded.slot: f"i{n}" for n, facts in enumerate(self._joint.primals)}
+            places = {facts.recorded.slot: name for name, facts in zip(inputs, self._joint.primals, strict=True)}
             held = [places.get(write.of, "None") for write in self._joint.backward_writes]  # type: ignore[arg-type]
             writer.line(f"ctx.live = {tuple_of(held)}")
-        detached = [
-            f"{name}.detach()" if _is_view(node) or node.name in moving else name
-            for i, (name, node) in enumerate(zip(tensors, self._saved.tensors, strict=True))
-            if i not in self._live
-        ]
+        nodes = enumerate(self._saved.tensors)
+        apart = {i for i, node in nodes if i not in self._live and (_is_view(node) or node.name in moving)}
+        if len(apart) > FEW:
+            indices = writer.bind(tuple(sorted(apart)), "views")
+            writer.line(f"for i in {indices}: saved[i] = saved[i].detach()")
+            apart = set()
+        values = [f"{v}.detach()" if i in apart else v for i, v in enumerate(tensors) if i not in self._live]
+        detached = spread(values)
         if self._backward.keeps:
             writer.line(f"ctx.kept = {tuple_of(detached)}")
             detached = []
@@ -365,7 +372,8 @@ class TrainingCore:
                 writer.line(f"return (None,) * {len(self._through) + (not self._all_through())}")
                 return
             lead = "" if self._all_through() else "None, "
-            picked = ", ".join(f"g[{i}]" for i in self._through) or "None"
+            gradients = Row("g", len(joint.primals) + len(joint.backward_writes)).items()
+            picked = ", ".join(spread([gradients[i] for i in self._through])) or "None"
             if not self._backward.deterministic:
                 check = writer.bind(deterministic_enabled, "deterministic_algorithms_enabled")
                 with writer.block(f"if {check}():"):
@@ -425,7 +433,7 @@ class TrainingCore:
                 writer.line(f"{name} = {fix}({name})")
 
     # ---------------------------------------------------------------------------------------------- call
-    def write(self, writer: Writer, inputs: list[str]) -> None:
+    def write(self, writer: Writer, inputs: Sequence[Primal]) -> None:
         """The call of the operator, or of the bare forward graph where nobody asks for gradients."""
         joint = self._joint
         enabled = joint.recording.grad_enabled
@@ -447,16 +455,16 @@ class TrainingCore:
             names = [writer.variable(slot) if slot in needed else "_" for slot in joint.signature.returned]
             saved = len(self._saved.tensors) + len(self._saved.sizes)
             rest = ["*_"] if saved else []
-            _run_graph(writer, [*names, *rest], f"forward_graph([{', '.join(inputs)}])", self._autocast)
+            _run_graph(writer, [*names, *rest], f"forward_graph([{', '.join(writer.listed(inputs))}])", self._autocast)
 
-    def _apply(self, writer: Writer, inputs: list[str]) -> None:
-        through = [inputs[i] for i in self._through]
+    def _apply(self, writer: Writer, inputs: Sequence[Primal]) -> None:
+        through = writer.listed(inputs[i] for i in self._through)
         results = [writer.variable(slot) for slot in self._tangents] + ["_"] * len(self._anchors)
         left = ", ".join(results)
         if self._all_through():
             writer.line(f"{left} = apply({', '.join(through)})")
             return
-        rest = [inputs[i] for i in self._beside]
+        rest = writer.listed(inputs[i] for i in self._beside)
         aside = writer.fresh("aside")
         writer.line(f"{aside} = [{', '.join(rest)}]")
         # Autograd makes a node only if some input requires grad.

@@ -220,7 +220,7 @@ def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, made: 
         entry.enter(writer)
         for stage in stages:
             stage.enter(writer)
-        made.core.write(writer, [writer.variable(facts.recorded.slot) for facts in joint.primals])
+        made.core.write(writer, [facts.recorded.slot for facts in joint.primals])
         for stage in reversed(stages):
             stage.leave(writer)
         entry.leave(writer, joint.visible)

@@ -14,10 +14,11 @@ import linecache
 import re
 import types
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..slots import Slot
+from .rows import Item, Row, spread
 
 _NO_WORD = re.compile(r"\W+")
 _BUILTINS = vars(builtins)
@@ -35,19 +36,29 @@ class Writer:
         self._taken: set[str] = set(dir(builtins))  # which the code uses by their names
         self._counts: dict[str, int] = {}
         self._bound: dict[int, str] = {}
-        self._reads: dict[int, Any] = {}  # slots of lines that stand only if somebody reads the variable, by line
-        self._unread: set[Any] = set()
+        self._rows: dict[Any, Item] = {}
+        self._if_read: dict[int, list[tuple[Any, str, int]]] = {}  # slots that get a variable only if somebody asks
 
     def line(self, text: str = "") -> None:
         """Write one line at the current depth."""
         self._lines.append("    " * self._indent + text if text else "")
 
     def line_if_read(self, slot: Slot, text: str) -> None:
-        """A line that gives a slot its variable; it stands there only if that variable is asked for afterwards."""
-        name = self.variable(slot)
-        self._unread.add(slot)
-        self._reads[len(self._lines)] = slot
-        self.line(f"{name} = {text}")
+        """A line that gives a slot its variable; it stands there only if that variable is asked for."""
+        self._if_read.setdefault(len(self._lines), []).append((slot, text, self._indent))
+
+    def row(self, slots: Sequence[Slot], hint: str, text: str) -> None:
+        """A line that gives many slots one variable; those that are asked for get their own behind it."""
+        row = Row(self.fresh(hint), len(slots))
+        self.line(f"{row.name} = {text}")
+        for slot, item in zip(slots, row.items(), strict=True):
+            self._rows[slot] = item
+            self.line_if_read(slot, str(item))
+
+    def listed(self, slots: Iterable[Slot]) -> list[str]:
+        """Text for the values of slots in a call or a list."""
+        variables, rows = self.variables, self._rows
+        return spread([variables.get(slot) or rows.get(slot) or self.variable(slot) for slot in slots])
 
     @contextlib.contextmanager
     def block(self, head: str) -> Iterator[None]:
@@ -84,8 +95,6 @@ class Writer:
 
     def variable(self, slot: Slot) -> str:
         """The variable of a slot, named after it when it is first asked for."""
-        if self._unread:
-            self._unread.discard(slot)
         name = self.variables.get(slot)
         if name is None:
             name = self.variables[slot] = self.fresh(str(slot))
@@ -94,10 +103,17 @@ class Writer:
     @property
     def source(self) -> str:
         """The text so far."""
-        lines = self._lines
-        if self._unread:
-            lines = [line for i, line in enumerate(lines) if self._reads.get(i) not in self._unread]
-        return "\n".join([f'"""{self._title}"""', *lines]) + "\n"
+        lines = [f'"""{self._title}"""']
+        done = 0
+        for place, readable in self._if_read.items():
+            lines += self._lines[done:place]
+            lines += [
+                f"{'    ' * indent}{self.variables[slot]} = {text}"
+                for slot, text, indent in readable
+                if slot in self.variables
+            ]
+            done = place
+        return "\n".join([*lines, *self._lines[done:]]) + "\n"
 
     def run(self, filename: str) -> None:
         """Execute the text; its functions land in the namespace. Tracebacks show its lines."""
