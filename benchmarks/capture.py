@@ -1,11 +1,10 @@
 """How long a capture takes: from a model to a forward and a backward graph that a compiler has been given.
 
 Every figure comes from a process of its own, so that neither side finds anything warm: one thread, all
-imports done, nothing captured before. Only the model itself has made a step: the first step of a process, eager or
-compiled, pays for the memory that it is the first to touch (200 ms for 48 layers), which is no part of a capture.
-Timed is the first call with its backward, less a step of the same callable when warm, with a compiler that returns
-the graph as it is; then the same again with a fresh `aot_module` over the same model, as it is when a program is
-captured once more. The processes of the two sides alternate, and the medians are reported.
+imports done, nothing captured before. Timed is the first call with its backward, less a step of the same
+callable when warm, with a compiler that returns the graph as it is; then the same again with a fresh
+`aot_module` over the same model, as it is when a program is captured once more. The processes of the two
+sides alternate, and the medians are reported.
 """
 
 from __future__ import annotations
@@ -72,7 +71,6 @@ def measure(side: Side, model_name: str, imports: Sequence[str]) -> tuple[Captur
         with suppress(ImportError):
             importlib.import_module(name)
     model, inputs = (MODELS | DEEPER)[model_name]()
-    touch_memory(model, inputs)
     graphs: list[torch.fx.GraphModule] = []
 
     def compiler(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
@@ -103,12 +101,6 @@ def measure(side: Side, model_name: str, imports: Sequence[str]) -> tuple[Captur
     )
     again, _, _ = capture()
     return Capture(first, again, step, operators), computed
-
-
-def touch_memory(model: nn.Module, inputs: Sequence[Tensor]) -> None:
-    """A step in eager that keeps all that it saves to its end, as a compiled step does whose compiler frees nothing."""
-    model(*inputs).backward(retain_graph=True)
-    model.zero_grad()
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
