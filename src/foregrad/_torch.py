@@ -681,6 +681,12 @@ def null_alias(plain: torch.Tensor) -> Any:
     return _make_subclass(FakeTensor, plain, False)
 
 
+def null_view(base: Any, size: Any, stride: Any, offset: int) -> Any:
+    """A fake tensor, without its attributes, that looks at the memory of one without data. No mode is told."""
+    with torch._C._DisableTorchDispatch(), below_autograd():
+        return _make_subclass(FakeTensor, base.as_strided(size, stride, offset), False)
+
+
 def put_into(tensor: torch.Tensor, storage: torch.UntypedStorage, offset: Any, size: Any, stride: Any) -> None:
     """Let a tensor look at other memory. Neither autograd nor any mode is told."""
     key = getattr(torch._C.DispatchKey, tensor.device.type.upper())

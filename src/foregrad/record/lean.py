@@ -32,7 +32,7 @@ from .engine import EngineReport, FakeEngine
 from .metas import RESULTS, Fresh, Meta, Result, Same, Several, Shared, intern, interned
 from .mirror import gate, run_mirrored
 from .rules import LOOSE_RULES, RULES, contiguous, results_by_rule
-from .tensors import Maker, Memory, is_lean, null_storage
+from .tensors import Maker, is_lean, null_storage
 
 
 class Kept:
@@ -107,15 +107,15 @@ class LeanEngine(FakeEngine):
         """The metadata of a tensor has changed, or may have. What changes lean ones keeps theirs."""
         if not is_lean(tensor):
             vars(tensor).pop("_foregrad_meta", None)
-            vars(tensor).pop("_foregrad_memory", None)
 
     def device_of(self, tensor: Tensor) -> torch.device:
         meta = vars(tensor).get("_foregrad_meta")
         return super().device_of(tensor) if meta is None else meta.device
 
-    def detached(self, tensor: Tensor) -> Tensor:
-        """What compilers are shown: a genuine tensor."""
-        return self._maker.genuine(tensor) if is_lean(tensor) else super().detached(tensor)  # type: ignore[arg-type]
+    def shown(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        if all(map(is_lean, tensors)):
+            return self._maker.shown(tensors)  # type: ignore[arg-type]
+        return [self.shown([t])[0] if is_lean(t) else super(LeanEngine, self).shown([t])[0] for t in tensors]
 
     def strided(self, tensor: Tensor, stride: Sequence[int], device: torch.device) -> Tensor:
         return super()._strided(tensor.shape, tuple(stride), 0, tensor.dtype, device)
@@ -125,7 +125,7 @@ class LeanEngine(FakeEngine):
         if torch.is_inference_mode_enabled() or not meta.native:
             return super()._strided(size, stride, offset, dtype, device)
         if offset:  # C++ that is given inputs may look at their data, to no avail
-            return self._maker.at(Memory(null_storage(meta.reach * dtype.itemsize, device, forbid_data=False)), meta)
+            return self._maker.at(null_storage(meta.reach * dtype.itemsize, device, forbid_data=False), meta)
         return self._maker.fresh(meta, forbid_data=False)
 
     def run(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

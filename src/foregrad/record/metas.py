@@ -21,7 +21,7 @@ def is_native(device: torch.device) -> bool:
 class Meta:
     """All that there is to know about a dense tensor. Equal ones are one object."""
 
-    __slots__ = ("conj", "device", "dtype", "has_bits", "native", "neg", "offset", "size", "stride")
+    __slots__ = ("conj", "device", "dtype", "has_bits", "native", "neg", "offset", "own_bytes", "size", "stride")
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class Meta:
         self.neg = neg
         self.has_bits = conj or neg
         self.native = is_native(device)
+        self.own_bytes = -1 if offset or self.has_bits else self.reach * dtype.itemsize
 
     def describes(self, tensor: FakeTensor) -> bool:
         """Whether a tensor still looks like this."""
@@ -64,7 +65,7 @@ class Meta:
 
     def fills(self, nbytes: int) -> bool:
         """Whether a storage of this many bytes is the one that such a tensor has if it has one for itself."""
-        return not self.offset and not self.has_bits and self.reach * self.dtype.itemsize == nbytes
+        return self.own_bytes == nbytes
 
     def __deepcopy__(self, memo: Any) -> Meta:
         return self

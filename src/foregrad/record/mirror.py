@@ -15,7 +15,7 @@ from torch import Tensor
 from .._torch import FakeTensor, put_into
 from ..ops import op_info
 from .metas import intern
-from .tensors import Maker, Memory, is_lean, memory_of, mirrored, null_storage
+from .tensors import Maker, is_lean, mirrored, null_storage
 
 Run = Callable[..., Any]
 
@@ -105,18 +105,20 @@ class Crossing:
 
     def carry_changes(self) -> None:
         """Let arguments lie as the operator has left their mirrors."""
+        maker = self._maker
         for mirror, tensor in self._pairs.values():
             if mirror is tensor:
                 continue
-            memory, own, storage = memory_of(tensor), vars(tensor), mirror.untyped_storage()
+            before, own, storage = maker.memory_of(tensor), vars(tensor), mirror.untyped_storage()
+            memory = before
             if storage._cdata != memory.mirror._cdata:
-                memory = mirrored(storage) or _mirrored_by(storage, tensor.fake_device)
+                memory = mirrored(storage) or maker.memory(null_storage(storage.nbytes(), tensor.fake_device))
+                memory.mirror = storage
             if storage.nbytes() > memory.storage.nbytes():
-                memory.grow()
-            if memory is not own["_foregrad_memory"] or not own["_foregrad_meta"].describes(mirror):
+                maker.grow(memory)
+            if memory is not before or not own["_foregrad_meta"].describes(mirror):
                 meta = own["_foregrad_meta"] = intern(mirror)
                 put_into(tensor, memory.storage, meta.offset, meta.size, meta.stride)
-                memory.add(tensor)
 
     def back(self, value: Any) -> Any:
         """Results, lean where they can be."""
@@ -141,7 +143,7 @@ class Crossing:
         storage, meta = out.untyped_storage(), intern(out)
         memory = mirrored(storage)
         if memory is not None:
-            return maker.at(memory, meta)
+            return maker.at(memory.storage, meta)
         stays = out.constant is not None or out.is_inference() or not meta.native
         if stays or storage._cdata in self._stay:
             return out
@@ -151,13 +153,6 @@ class Crossing:
         if meta.fills(storage.nbytes()):
             made = maker.fresh(meta)
         else:
-            made = maker.at(Memory(null_storage(storage.nbytes(), meta.device)), meta)
+            made = maker.at(null_storage(storage.nbytes(), meta.device), meta)
         self._made[storage._cdata] = made
         return made
-
-
-def _mirrored_by(storage: torch.UntypedStorage, device: torch.device) -> Memory:
-    """Memory of which a meta storage is the mirror from now on."""
-    memory = Memory(null_storage(storage.nbytes(), device))
-    memory.mirror = storage
-    return memory

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from .._torch import (
     fake_shell,
     null_alias,
     null_tensor,
+    null_view,
     put_into,
     set_lazy_bits,
     without_function_modes,
@@ -36,35 +39,17 @@ from .metas import Meta
 
 
 class Memory:
-    """A storage, and what the tensors that look at it have in common."""
+    """A storage without data, and the meta storage of the genuine tensors that take the places of those in it."""
 
-    __slots__ = ("__weakref__", "_left", "_mirror", "_plain", "_tensors", "storage")
+    __slots__ = ("__weakref__", "_mirror", "storage")
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.storage = storage
-        self._plain: Tensor | None = None
         self._mirror: torch.UntypedStorage | None = None
-        self._tensors: list[weakref.ref[FakeTensor]] = []
-        self._left: list[torch.UntypedStorage] = []  # kept, so that their addresses stay their own
-
-    def __deepcopy__(self, memo: Any) -> None:
-        """A copy of a tensor lies elsewhere."""
-
-    def view(self, meta: Meta) -> Tensor:
-        """A plain tensor that looks at the storage."""
-        if dispatch_mode_depth():  # somebody works out shapes of their own, as DTensor does
-            with disable_modes():
-                return self.view(meta)
-        plain = self._plain
-        with below_autograd():  # views of plain tensors must not share a version counter
-            if plain is None or plain.dtype is not meta.dtype:
-                plain = self._plain = _looking_at(self.storage, meta)
-            plain = plain.as_strided(meta.size, meta.stride, meta.offset)
-            return set_lazy_bits(plain, meta.conj, meta.neg) if meta.has_bits else plain
 
     @property
     def mirror(self) -> torch.UntypedStorage:
-        """The meta storage of the genuine tensors that take the places of those that look at this one."""
+        """The meta storage."""
         if self._mirror is None:
             with _normal_tensors():
                 flat = torch.empty(self.storage.nbytes(), dtype=torch.uint8, device="meta")
@@ -76,20 +61,6 @@ class Memory:
     def mirror(self, storage: torch.UntypedStorage) -> None:
         self._mirror = storage
         storage._foregrad_memory = weakref.ref(self)  # type: ignore[attr-defined]
-
-    def add(self, tensor: FakeTensor) -> None:
-        """Note that a tensor looks at the storage."""
-        vars(tensor)["_foregrad_memory"] = self
-        self._tensors.append(weakref.ref(tensor))
-
-    def grow(self) -> None:
-        """Become as large as the mirror is now: a storage without data cannot, so all that look at it get another."""
-        self._left.append(self.storage)
-        self.storage, self._plain = null_storage(self.mirror.nbytes(), self.storage.device), None
-        for ref in self._tensors:
-            tensor = ref()
-            if tensor is not None and vars(tensor)["_foregrad_memory"] is self:
-                put_into(tensor, self.storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def mirrored(storage: torch.UntypedStorage) -> Memory | None:
@@ -103,69 +74,119 @@ def is_lean(value: object) -> bool:
     return type(value) is FakeTensor and "_foregrad_maker" in vars(value)
 
 
-def memory_of(tensor: FakeTensor) -> Memory:
-    """Where a tensor lies. A fresh one has nobody to share that with, so that it is noted only when it is asked for."""
-    memory = vars(tensor).get("_foregrad_memory")
-    if memory is None:
-        memory = Memory(tensor.untyped_storage())
-        memory.add(tensor)
-    return memory
-
-
 class Maker:
     """Makes the tensors of one recording."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
-        self._attributes: dict[torch.device, dict[str, Any]] = {}
+        self._attributes: dict[torch.device, dict[str, Any]] = {}  # of genuine tensors
+        self._lean_attributes: dict[torch.device, dict[str, Any]] = {}
+        self._made: list[weakref.ref[FakeTensor]] = []
+        self._memories: dict[int, Memory] = {}  # that somebody has asked for, by the address of the storage
+        self._left: list[torch.UntypedStorage] = []  # kept, so that their addresses stay their own
 
     def __deepcopy__(self, memo: Any) -> Maker:
         return self
 
+    # --------------------------------------------------------------------------------------------- lean tensors
     def fresh(self, meta: Meta, forbid_data: bool = True) -> FakeTensor:
         """A tensor in memory of its own, which it fills."""
         if meta.has_bits or not meta.native:
             plain = torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device="meta")
             return self._around(set_lazy_bits(plain, meta.conj, meta.neg), meta)
-        tensor = null_tensor(meta.size, meta.stride, meta.dtype, meta.device, forbid_data)
-        self._furnish(tensor, meta)["_foregrad_maker"] = self
-        return tensor
+        return self._lean(null_tensor(meta.size, meta.stride, meta.dtype, meta.device, forbid_data), meta)
 
     def view(self, base: FakeTensor, meta: Meta) -> FakeTensor:
         """A tensor that looks at the memory of another one, and is as lean as that."""
-        if "_foregrad_maker" in vars(base):
-            return self.at(memory_of(base), meta)
-        return self._around(memory_of(base).view(meta), meta)
+        known = vars(base)
+        if "_foregrad_maker" not in known:
+            with below_autograd():
+                plain = _looking_at(base.untyped_storage(), meta)
+                return self._around(set_lazy_bits(plain, meta.conj, meta.neg) if meta.has_bits else plain, meta)
+        before = known["_foregrad_meta"]
+        if before.dtype is not meta.dtype or before.has_bits or meta.has_bits:
+            return self.at(base.untyped_storage(), meta)
+        return self._lean(null_view(base, meta.size, meta.stride, meta.offset), meta)
 
-    def at(self, memory: Memory, meta: Meta) -> FakeTensor:
-        """A lean tensor that looks at some memory."""
-        tensor = null_alias(memory.view(meta))
-        self._furnish(tensor, meta)["_foregrad_maker"] = self
-        memory.add(tensor)
+    def at(self, storage: torch.UntypedStorage, meta: Meta) -> FakeTensor:
+        """A lean tensor that looks at a storage without data."""
+        modes = disable_modes() if dispatch_mode_depth() else contextlib.nullcontext()  # as DTensor has, for its shapes
+        with modes, below_autograd():  # views of plain tensors must not share a version counter
+            plain = _looking_at(storage, meta)
+            plain = set_lazy_bits(plain, meta.conj, meta.neg) if meta.has_bits else plain
+            return self._lean(null_alias(plain), meta)
+
+    def _lean(self, tensor: FakeTensor, meta: Meta) -> FakeTensor:
+        attributes = self._lean_attributes.get(meta.device)
+        if attributes is None:
+            known = self._genuine_attributes(meta.device)  # what kernels remember is for those that they see
+            attributes = {name: value for name, value in known.items() if "_memo" not in name}
+            attributes["_foregrad_maker"] = self
+            self._lean_attributes[meta.device] = attributes
+        own = vars(tensor)
+        own.update(attributes)
+        own["_foregrad_meta"] = meta
+        self._made.append(weakref.ref(tensor))
         return tensor
+
+    # ------------------------------------------------------------------------------------------ genuine tensors
+    def memory_of(self, tensor: FakeTensor) -> Memory:
+        """Where a lean tensor lies."""
+        return self.memory(tensor.untyped_storage())
+
+    def memory(self, storage: torch.UntypedStorage) -> Memory:
+        """The memory that a storage without data is."""
+        found = self._memories.get(storage._cdata)
+        if found is None:
+            found = self._memories[storage._cdata] = Memory(storage)
+        return found
 
     def genuine(self, tensor: FakeTensor) -> FakeTensor:
         """A genuine tensor that takes the place of a lean one; those of one memory share one too."""
         meta = vars(tensor)["_foregrad_meta"]
         modes = disable_modes() if dispatch_mode_depth() else contextlib.nullcontext()
         with modes, without_function_modes(), below_autograd():
-            plain = _looking_at(memory_of(tensor).mirror, meta)
-            plain = set_lazy_bits(plain, meta.conj, meta.neg) if meta.has_bits else plain
-            return self._around(plain, meta)
+            plain = _looking_at(self.memory_of(tensor).mirror, meta)
+            return self._around(set_lazy_bits(plain, meta.conj, meta.neg) if meta.has_bits else plain, meta)
+
+    def shown(self, tensors: Sequence[FakeTensor]) -> list[Tensor]:
+        """Genuine tensors for many at once: one that lies alone in its memory needs no mirror."""
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        count = Counter([storage._cdata for storage in storages])
+        shown: list[Tensor] = []
+        for tensor, storage in zip(tensors, storages, strict=True):
+            meta = vars(tensor)["_foregrad_meta"]
+            if count[storage._cdata] == 1 and meta.fills(storage.nbytes()):
+                plain = torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device="meta")
+                shown.append(self._around(plain, meta))
+            else:
+                shown.append(self.genuine(tensor))
+        return shown
+
+    def grow(self, memory: Memory) -> None:
+        """Let memory become as large as its mirror is now: a storage without data cannot, so there is another."""
+        old = memory.storage
+        self._left.append(old)
+        del self._memories[old._cdata]
+        memory.storage = null_storage(memory.mirror.nbytes(), old.device)
+        self._memories[memory.storage._cdata] = memory
+        for ref in self._made:
+            tensor = ref()
+            if tensor is not None and tensor.untyped_storage()._cdata == old._cdata:
+                put_into(tensor, memory.storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def _around(self, plain: Tensor, meta: Meta) -> FakeTensor:
-        tensor = fake_shell(plain, meta.device)
-        self._furnish(tensor, meta)
+        tensor: FakeTensor = fake_shell(plain, meta.device)
+        own = vars(tensor)
+        own.update(self._genuine_attributes(meta.device))
+        own["_foregrad_meta"] = meta
         return tensor
 
-    def _furnish(self, tensor: FakeTensor, meta: Meta) -> dict[str, Any]:
-        attributes = self._attributes.get(meta.device)
-        if attributes is None:
-            attributes = self._attributes[meta.device] = fake_attributes(self._mode, meta.device)
-        own = vars(tensor)
-        own.update(attributes)
-        own["_foregrad_meta"] = meta
-        return own
+    def _genuine_attributes(self, device: torch.device) -> dict[str, Any]:
+        found = self._attributes.get(device)
+        if found is None:
+            found = self._attributes[device] = fake_attributes(self._mode, device)
+        return found
 
 
 def null_storage(nbytes: int, device: torch.device, forbid_data: bool = True) -> torch.UntypedStorage:
