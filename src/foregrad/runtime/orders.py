@@ -50,7 +50,7 @@ class RunningOrder:
         self._order = order
         self._lower_gradients = lower_gradients
         self._tangents = [len(leaves_of(tangent)) for tangent in tangents]
-        tracked = {slot.index for slot in order.tape.targets}  # type: ignore[union-attr]
+        tracked = {slot.index for slot in order.tape.targets}
         self._is_tracked = [position in tracked for position in order.results]
         inside = self._values_in_wrappers(forward, tokens, wrappers, list(map(is_wrapper, tangents)))
         self._wrappers = [place for place, positions in inside.items() if positions]
