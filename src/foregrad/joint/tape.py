@@ -142,6 +142,10 @@ class Tape:
         """How many gradients, or None, a backward gives."""
         return len(self._primals) + len(self._lower_tangents)
 
+    def chosen(self, mask: Sequence[bool]) -> tuple[Returned, ...]:
+        """Those targets that take part in a backward: one flag for each says so."""
+        return tuple(slot for slot, used in zip(self.targets, mask, strict=True) if used)
+
     @property
     def tangent_nodes(self) -> list[Node]:
         """The placeholders of all tangents."""
