@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from .._torch import AutocastState, effect_type, is_backward_state
 from ..errors import BackwardStateError, UnsupportedError
 from ..functionalize.walk import Functionalizer
-from ..options import AOTConfig, Loss
+from ..options import AOTConfig
 from ..record.recording import Recording
 from ..record.stand_ins import RecordedInput
 from ..record.tape import tape_edges
@@ -27,11 +27,11 @@ from .graph import Part, to_fx
 from .hooks import HookEffect, HookEffects
 from .inputs import InputFacts, input_facts
 from .ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
-from .loss import loss_target
 from .outputs import Constant, Number, OutputClassifier, OutputFacts, SameAsInput
 from .random import RandomFacts, random_facts
 from .reshaped import refuse_reshaped_views
-from .tape import Tape, program_targets
+from .tape import Tape
+from .targets import targets_of
 from .wrappers import refuse_related_wrappers, wrapped_value, wrapper_facts
 
 
@@ -127,7 +127,7 @@ def build_joint(
         hooks = HookEffects(recording, hidden)
         outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay).classify()
     refuse_reshaped_views(recording, outputs)
-    targets = _targets(config, list(facts.values()), outputs, len(leaves))
+    targets = targets_of(config, list(facts.values()), outputs, len(leaves))
     primal_nodes, primals = _primals(graph, recording, facts, targets)
     views = frozenset(facts.recorded.seen.grad_fn for facts in primals if _is_written_view(facts, recording))
     tape = Tape(recording, functionalizer, [facts.recorded for facts in primals], targets, written_views=views)
@@ -208,19 +208,6 @@ def _refuse_edges_into_wrappers(recording: Recording, targets: dict[Returned, Te
                 f"the program differentiates a tensor subclass inside of {inside[0]}, which is one itself: this cannot "
                 "be compiled yet. Pass it as an argument of its own."
             )
-
-
-def _targets(
-    config: AOTConfig, facts: Sequence[InputFacts], outputs: OutputFacts, visible: int
-) -> dict[Returned, Tensor]:
-    """What is differentiated: in export the loss alone, or nothing."""
-    match config.differentiate:
-        case Loss(index):
-            return loss_target(index, outputs, visible)
-        case False:
-            return {}
-        case _:
-            return program_targets(facts, outputs)
 
 
 _NO_CAPTURE = (

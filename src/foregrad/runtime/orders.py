@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._torch import any_autocast_enabled, autocast_off, autocast_state, under_vmap, will_run
 from ..errors import UnsupportedError
+from ..joint.orders import next_order
 from ..joint.tape import Tape
 from ..locks import Lock
 from ..options import AOTConfig
@@ -68,7 +69,7 @@ class Orders:
                 from .running_order import RunningOrder  # which has a backward, and so orders, of its own
 
                 store = self._store
-                order = self._tape.order(self._tape.chosen(mask), with_grad, wanted, store.saved.names)
+                order = next_order(self._tape, self._tape.chosen(mask), with_grad, wanted, store.saved.names)
                 through = tuple(p for p, linked in zip(store.edges.through, is_linked, strict=True) if linked)
                 self._running[key] = RunningOrder(
                     order, self._tape.gradients, self._recorded_tangents, store.in_wrappers, through, self._config

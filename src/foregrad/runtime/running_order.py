@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from .._torch import boundary_apply, deterministic_enabled, garbage_collection_paused
 from ..errors import UnsupportedError
 from ..joint.lazy import outputs_of, placeholders_of, value_of
-from ..joint.tape import Order
+from ..joint.orders import Order
 from ..options import AOTConfig
 from ..subclasses.layout import is_wrapper, leaves_of
 from .backward import Backward
