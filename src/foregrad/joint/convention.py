@@ -1,4 +1,4 @@
-"""The calling convention of a joint graph: what it takes, what its forward returns, what its placeholders are called."""
+"""The calling convention of a joint graph: what it takes, what its forward returns, and how placeholders are called."""
 
 from __future__ import annotations
 
