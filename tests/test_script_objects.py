@@ -139,12 +139,15 @@ def test_recording_leaves_the_object_alone(stack):
     assert stack.size() == 1
 
 
-def test_calls_in_forward_and_backward(stack):
+@pytest.mark.parametrize("by_operator", [False, True])
+def test_calls_in_forward_and_backward(stack, by_operator):
     """E-1"""
 
     class Kept(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
+            if by_operator:
+                return torch.ops.foregrad_objects.push_to(stack, x)
             stack.push(x)
             return x * 2
 

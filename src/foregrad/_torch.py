@@ -7,9 +7,11 @@ torch's public face (a test checks it).
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -647,6 +649,7 @@ def make_fake(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) ->
 
 
 _make_subclass = torch.Tensor._make_subclass
+_make_wrapper_subclass: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 _forbid_data_pointer = torch._C._set_throw_on_mutable_data_ptr
 _warn_of_data_pointer = torch._C._set_warn_deprecated_on_mutable_data_ptr  # as the constructor does
 
@@ -656,11 +659,51 @@ def fake_attributes(mode: FakeTensorMode, device: torch.device) -> dict[str, Any
     return dict(vars(FakeTensor(mode, torch.empty(0, device="meta"), device)))
 
 
-def fake_shell(meta: torch.Tensor, device: torch.device, forbid_data: bool = True) -> Any:
+def fake_shell(meta: torch.Tensor, device: torch.device) -> Any:
     """A fake tensor around a meta tensor, without its attributes: the constructor takes three times as long."""
     shell = _make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
-    (_forbid_data_pointer if forbid_data else _warn_of_data_pointer)(shell)
+    _forbid_data_pointer(shell)
     return shell
+
+
+def null_tensor(size: Any, stride: Any, dtype: torch.dtype, device: torch.device, forbid_data: bool = True) -> Any:
+    """A fake tensor, without its attributes, in a storage of its own that has a device, a size, and no data.
+
+    C++ knows its device; it asks Python for that of one around a meta tensor, about three times for each operator.
+    """
+    tensor = _make_wrapper_subclass(FakeTensor, size, stride, 0, None, dtype, torch.strided, device)
+    (_forbid_data_pointer if forbid_data else _warn_of_data_pointer)(tensor)
+    return tensor
+
+
+def null_alias(plain: torch.Tensor) -> Any:
+    """A fake tensor, without its attributes, that lies where a plain tensor without data does."""
+    return _make_subclass(FakeTensor, plain, False)
+
+
+def null_view(base: Any, size: Any, stride: Any, offset: int) -> Any:
+    """A fake tensor, without its attributes, that looks at the memory of one without data. No mode is told."""
+    with torch._C._DisableTorchDispatch(), below_autograd():
+        return _make_subclass(FakeTensor, base.as_strided(size, stride, offset), False)
+
+
+def put_into(tensor: torch.Tensor, storage: torch.UntypedStorage, offset: Any, size: Any, stride: Any) -> None:
+    """Let a tensor look at other memory. Neither autograd nor any mode is told."""
+    key = getattr(torch._C.DispatchKey, tensor.device.type.upper())
+    torch.ops.aten.set_.source_Storage_storage_offset._op_dk(key, tensor, storage, offset, size, stride)
+
+
+def put_gate(mode: FakeTensorMode, gate: Callable[..., Any]) -> None:
+    """Let a gate see every operator of a fake mode, with the mode's own `dispatch`.
+
+    A subclass of the mode would not do: higher-order operators know the modes by their very type.
+    """
+    found: Callable[[], Any] = weakref.ref(mode)
+
+    def dispatch(op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return gate(functools.partial(FakeTensorMode.dispatch, found()), op, types, args, kwargs or {})
+
+    mode.dispatch = dispatch  # type: ignore[method-assign, assignment]
 
 
 # Views of the meta tensors inside fake ones must not share a version counter, as autograd would have it.

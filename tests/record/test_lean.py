@@ -11,7 +11,8 @@ import foregrad
 from fidelity import CheckedEngine, Unfaithful, run_twice
 from foregrad.frontend import capturing
 from foregrad.record import lean
-from foregrad.record.lean import LeanEngine, Table
+from foregrad.record.lean import LeanEngine
+from foregrad.record.metas import Table
 from foregrad.record.rules import LOOSE_RULES, RULES
 from foregrad.slots import Input
 from helpers import leaf, plain

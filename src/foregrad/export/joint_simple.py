@@ -86,11 +86,11 @@ def _require_flat(tree: Tree) -> None:
 def _run_forward(capture: Capture) -> None:
     """Partition the joint graph and run its forward on the abstract inputs (X-10)."""
     joint = capture.joint
-    inputs = (list(joint.primal_values), list(joint.tangent_values))
+    primals, tangents, *_ = capture.example_inputs
     count = len(joint.signature.tokens) + len(joint.signature.returned)
-    forward, _ = default_partition(joint.module, inputs, num_fwd_outputs=count)
+    forward, _ = default_partition(joint.module, (primals, tangents), num_fwd_outputs=count)
     with torch.no_grad():
-        forward(*joint.primal_values)
+        forward(*primals)
 
 
 def _captured(

@@ -29,6 +29,7 @@ from ..record.memory import (
     related_to,
     share,
 )
+from ..record.mirror import genuine
 from ..record.recording import GradNeeded, InputsFoundLate, Recording
 from ..record.stand_ins import Argument
 from ..slots import Buffer, Hidden, Input, Param, Primal, Tangent
@@ -64,7 +65,8 @@ class Capture:
     @property
     def example_inputs(self) -> tuple[Any, ...]:
         """Abstract values for the graph's primals and tangents, and for seeds and offsets behind them."""
-        return list(self.joint.primal_values), list(self.joint.tangent_values), *self.joint.random.values
+        joint = self.joint
+        return genuine((list(joint.primal_values), list(joint.tangent_values), *joint.random.values))
 
     @property
     def engine(self) -> EngineReport:

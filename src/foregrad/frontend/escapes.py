@@ -31,12 +31,11 @@ class Snapshot:
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._tables: list[_Table] = []
-        self._empty: list[tuple[str, str, dict[Any, Any]]] = []  # dicts of modules: the module, the name, the dict
         self._noted: list[Noted] = []
-        for parts in surroundings.modules.values():
+        self._modules = list(surroundings.modules.values())
+        for parts in self._modules:
             path = parts.path
             self._tables += [(table, v, dict(table), path, name, "module") for name, table, v in parts.filled]
-            self._empty += [(path, name, table) for name, table in parts.empty]
             for name, container in parts.containers:
                 self._note(path, name, "module", container)
         for path, attributes in surroundings.objects:
@@ -59,7 +58,10 @@ class Snapshot:
             for table, version, before, path, name, kind in self._tables
             if dict_version(table) != version
         ]
-        changed += [NotedTable(path, name, "module", table, {}) for path, name, table in self._empty if table]
+        for parts in self._modules:
+            if any(parts.empty):
+                filled = [table for table in parts.empty if table]
+                changed += [NotedTable(parts.path, parts.name_of(table), "module", table, {}) for table in filled]
         return changed + self._noted
 
     # ------------------------------------------------------------------------------------------- looking

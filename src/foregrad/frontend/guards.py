@@ -25,6 +25,7 @@ from .._torch import (
     forward_ad_level,
     function_mode_depth,
     is_jagged_size,
+    is_static,
     shape_guard,
     shape_guard_expression,
     tensor_guard,
@@ -212,32 +213,37 @@ class GuardedEntry:
         if not tensors:
             return
         tensors = self._check_identities(writer, tensors, miss)
-        check = tensor_guard(
-            [self._real(facts) for facts in tensors],
-            [_fixed(f.recorded.layout.size if f.recorded.layout else geometry(f).shape) for f in tensors],
-            [_fixed(f.recorded.layout.stride if f.recorded.layout else geometry(f).stride()) for f in tensors],
-        )
+        reals = [self._real(facts) for facts in tensors]
+        shapes = [_shape(facts, real) for facts, real in zip(tensors, reals, strict=True)]
+        check = tensor_guard(reals, [_fixed(size) for size, _ in shapes], [_fixed(stride) for _, stride in shapes])
         listed = writer.listed(facts.recorded.slot for facts in tensors)
         _require(writer, [f"{writer.bind(check, 'tensors_match')}({', '.join(listed)})"], miss)
-        plainly, conditions = [], []
-        for facts in tensors:
-            real, slot = self._real(facts), facts.recorded.slot
-            if real.requires_grad and self.joint.recording.recorder.runs_backward:  # which would meet the hooks
-                hooked = f"{writer.bind(has_hooks, 'has_hooks')}({writer.variable(slot)})"
-                conditions.append(f"{hooked} is {has_hooks(real)}")
-            fixed_offset = not isinstance(geometry(facts).storage_offset(), SymInt)
-            if fixed_offset and lie_plainly(real):
-                plainly.append(slot)
-                continue
-            name = writer.variable(slot)
+        self._check_places(writer, tensors, reals, miss)
+        self._check_sharing(writer, tensors, miss)
+
+    def _check_places(self, writer: Writer, tensors: Sequence[InputFacts], reals: Sequence[Tensor], miss: str) -> None:
+        """Leaves, views, offsets; hooks that a backward inside the program would meet."""
+        conditions = []
+        if self.joint.recording.recorder.runs_backward:
+            check = writer.bind(has_hooks, "has_hooks")
+            for facts, real in zip(tensors, reals, strict=True):
+                if real.requires_grad:
+                    conditions.append(f"{check}({writer.variable(facts.recorded.slot)}) is {has_hooks(real)}")
+        plainly = [lie_plainly(real) for real in reals] if not lie_plainly(*reals) else [True] * len(reals)
+        special = [i for i, facts in enumerate(tensors) if not plainly[i] or _has_symbolic_offset(facts)]
+        for facts, real in ((tensors[i], reals[i]) for i in special):
+            name = writer.variable(facts.recorded.slot)
             conditions.append(f"{name}.is_leaf" if real.is_leaf else f"not {name}.is_leaf")
             conditions.append(f"{name}._is_view()" if real._is_view() else f"not {name}._is_view()")
-            if fixed_offset:
+            if not _has_symbolic_offset(facts):
                 conditions.append(f"{name}.storage_offset() == {real.storage_offset()}")
-        if plainly:
-            conditions.append(f"{writer.bind(lie_plainly, 'lie_plainly')}({', '.join(writer.listed(plainly))})")
+        if len(special) < len(tensors):
+            slots = [facts.recorded.slot for i, facts in enumerate(tensors) if i not in special]
+            conditions.append(f"{writer.bind(lie_plainly, 'lie_plainly')}({', '.join(writer.listed(slots))})")
         _require(writer, conditions, miss)
-        # What is done to one input shows in those whose memory, or whose version counter, it shares.
+
+    def _check_sharing(self, writer: Writer, tensors: Sequence[InputFacts], miss: str) -> None:
+        """What is done to one input shows in those whose memory, or whose version counter, it shares."""
         changed = any(facts.data_changed or facts.version_change or facts.made_to_require_grad for facts in tensors)
         plain = [facts for facts in tensors if facts.recorded.layout is None]
         if len(plain) > 1 and (changed or self.shared or self.joint.backward_writes):
@@ -307,6 +313,19 @@ def geometry(facts: InputFacts) -> Tensor:
     """An abstract tensor with the shape of an input before the program ran."""
     assert facts.geometry is not None
     return facts.geometry
+
+
+def _shape(facts: InputFacts, real: Tensor) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Size and stride of an input before the program ran, with symbols where they may change."""
+    layout = facts.recorded.layout
+    if layout is not None:
+        return layout.size, layout.stride
+    tensor = real if is_static(facts.recorded.seen) else geometry(facts)
+    return tensor.shape, tensor.stride()
+
+
+def _has_symbolic_offset(facts: InputFacts) -> bool:
+    return not is_static(facts.recorded.seen) and isinstance(geometry(facts).storage_offset(), SymInt)
 
 
 def _require(writer: Writer, conditions: Sequence[str], miss: str) -> None:

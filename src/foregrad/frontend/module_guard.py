@@ -82,7 +82,8 @@ class ModuleGuard:
         self._versions = [(table, dict_version(table)) for table in hooks if table]
         self._versions += [(table, version) for parts in modules for _, table, version in parts.filled]
         self._empty = [table for table in hooks if not table]
-        self._empty += [table for parts in modules for _, table in parts.empty]
+        for parts in modules:
+            self._empty += parts.empty
 
     def holds(self) -> bool:
         """Whether every fact is as it was."""

@@ -27,7 +27,7 @@ class ModuleParts:
         attributes = vars(module)
         # Versions come first: what another thread changes from then on shows.
         self.filled: list[tuple[str, dict[Any, Any], int]] = [("", attributes, dict_version(attributes))]
-        self.empty: list[tuple[str, dict[Any, Any]]] = []  # most are: those of hooks nearly always
+        self.empty: list[dict[Any, Any]] = []  # most are: those of hooks nearly always
         self.containers: list[tuple[str, list[Any] | dict[Any, Any] | set[Any]]] = []  # of the user's own
         self.others: list[tuple[str, Any]] = []  # neither plain values nor containers
         for name, value in list(attributes.items()):
@@ -36,10 +36,17 @@ class ModuleParts:
             if not isinstance(value, (list, dict, set)):
                 self.others.append((name, value))
             elif isinstance(value, dict) and (name in MODULE_TABLES or "_hooks" in name):
-                name = "" if name in MODULE_TABLES else name
                 if value:
-                    self.filled.append((name, value, dict_version(value)))
+                    self.filled.append((_shown(name), value, dict_version(value)))
                 else:
-                    self.empty.append((name, value))
+                    self.empty.append(value)
             else:
                 self.containers.append((name, value))
+
+    def name_of(self, table: dict[Any, Any]) -> str:
+        """The name of a dict that was empty."""
+        return next((_shown(name) for name, value in vars(self.module).items() if value is table), "")
+
+
+def _shown(name: str) -> str:
+    return "" if name in MODULE_TABLES else name

@@ -12,6 +12,7 @@ from torch import fx
 
 from ..errors import VerificationError
 from ..record.lines import show_stack
+from ..record.mirror import genuine
 from ..slots import Token
 from .ir import Node, get_constant
 from .lazy import LazyModule
@@ -70,7 +71,7 @@ def _meta(node: Node) -> dict[str, Any]:
         return dict(node.meta)
     meta: dict[str, Any] = {}
     if node.slot is None or isinstance(node.value, (torch.Tensor, torch.SymInt)):
-        meta["val"] = node.value
+        meta["val"] = genuine(node.value)
     if node.written:
         meta["written"] = True
     if isinstance(node.slot, Token):

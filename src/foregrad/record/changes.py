@@ -54,6 +54,8 @@ class Changes:
     def before(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack) -> Shapes:
         """Refuse what eager refuses; gives the tensors whose shape the operator may change, as they are now."""
         if op_info(op).kind is Kind.RESHAPE:
+            if any(isinstance(arg, torch.UntypedStorage) for arg in args):
+                raise UnsupportedError(f"{op}, at {where(stack)}, takes a storage: it cannot be compiled yet.")
             self._before_reshape(op, args[0], stack)
             return ()
         written = written_arguments(op, args, kwargs)

@@ -119,8 +119,8 @@ class Engine(Protocol):
     def report(self) -> EngineReport:
         """What it has done."""
 
-    def detached(self, tensor: Tensor) -> Tensor:
-        """An alias of an abstract tensor that autograd does not know."""
+    def shown(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What compilers are shown of abstract tensors: FakeTensors that autograd does not know."""
 
     def forget(self, tensor: Tensor) -> None:
         """Told when the metadata of a tensor was changed by other means than `run`."""
@@ -204,10 +204,9 @@ class FakeEngine:
     def forget(self, tensor: Tensor) -> None:
         """It keeps nothing that it would have to forget."""
 
-    def detached(self, tensor: Tensor) -> Tensor:
+    def shown(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         with torch.no_grad():
-            alias: Tensor = self.run(torch.ops.aten.detach.default, (FakeTensor,), (tensor,), {})
-        return alias
+            return [self.run(aten.detach.default, (FakeTensor,), (tensor,), {}) for tensor in tensors]
 
     def strided(self, tensor: Tensor, stride: Sequence[int], device: torch.device) -> Tensor:
         return self._strided(tensor.shape, tuple(stride), 0, tensor.dtype, device)

@@ -5,13 +5,12 @@ What an operator gives for certain metadata is therefore kept in one table for t
 tensors, its other arguments, the settings that it may read) -> metadata of its results. A miss asks the fake engine,
 which is also the engine for whatever the table cannot describe.
 
-The tensors themselves are torch's FakeTensors, made without the questions that their constructor asks (3 us instead
-of 10): everything that knows them works on them as ever, and compilers are given them as they are.
+The tensors themselves are torch's FakeTensors, made in another way (see `tensors`): everything that knows them works
+on them as ever. FakeTensorMode itself and compilers are given genuine ones in their places (see `mirror`).
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,122 +23,16 @@ from .._torch import (
     FakeTensorMode,
     OpOverload,
     backend_settings,
-    below_autograd,
     deterministic_enabled,
-    fake_attributes,
-    fake_shell,
-    set_lazy_bits,
-    set_version,
+    put_gate,
     without_own_cache,
 )
 from ..ops import Kind, op_info
 from .engine import EngineReport, FakeEngine
+from .metas import RESULTS, Fresh, Meta, Result, Same, Several, Shared, intern, interned
+from .mirror import gate, run_mirrored
 from .rules import LOOSE_RULES, RULES, contiguous, results_by_rule
-
-LIMIT = 1 << 16  # entries; a GPT of any depth needs some hundred
-
-
-class Meta:
-    """All that there is to know about a dense tensor. Equal ones are one object."""
-
-    __slots__ = ("conj", "device", "dtype", "has_bits", "neg", "offset", "size", "stride")
-
-    def __init__(
-        self,
-        size: Any,
-        stride: Any,
-        offset: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        conj: bool = False,
-        neg: bool = False,
-    ) -> None:
-        self.size = size
-        self.stride = stride
-        self.offset = offset
-        self.dtype = dtype
-        self.device = device
-        self.conj = conj
-        self.neg = neg
-        self.has_bits = conj or neg
-
-    def describes(self, tensor: FakeTensor) -> bool:
-        """Whether a tensor still looks like this."""
-        return (
-            self.size == tensor.shape
-            and self.stride == tensor.stride()
-            and self.offset == tensor.storage_offset()
-            and self.dtype is tensor.dtype
-            and self.device == tensor.fake_device
-            and self.conj is tensor.is_conj()
-            and self.neg is tensor.is_neg()
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Fresh:
-    """A result in memory of its own."""
-
-    meta: Meta
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """A result that looks at the memory of a tensor among the arguments."""
-
-    argument: int
-    meta: Meta
-
-
-@dataclass(frozen=True, slots=True)
-class Same:
-    """A result that is a tensor among the arguments."""
-
-    argument: int
-
-
-Result = Fresh | Shared | Same | None
-
-
-@dataclass(frozen=True, slots=True)
-class Several:
-    """Several results."""
-
-    kind: type
-    results: tuple[Result, ...]
-
-
-class Table:
-    """A dictionary of limited size that threads may share: the oldest half goes when it is full.
-
-    Reading takes no lock: entries are immutable, and a reader that meets a table which is being emptied misses.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._lock = threading.Lock()
-        self._entries: dict[Any, Any] = {}
-        self.get = self._entries.get
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def add(self, key: Any, value: Any) -> Any:
-        """The value under a key: one that another thread has put there first stays."""
-        with self._lock:
-            if len(self._entries) >= self._limit:
-                for old in list(self._entries)[: self._limit // 2]:
-                    del self._entries[old]
-            return self._entries.setdefault(key, value)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._lock:
-            self._entries.clear()
-
-
-METAS = Table(LIMIT)
-RESULTS = Table(LIMIT)
+from .tensors import Maker, is_lean, null_storage
 
 
 class Kept:
@@ -202,36 +95,38 @@ class LeanEngine(FakeEngine):
 
     def __init__(self, mode: FakeTensorMode) -> None:
         super().__init__(without_own_cache(mode))
+        put_gate(mode, gate)
         self.counts = Counts()
-        self._attributes: dict[torch.device, dict[str, Any]] = {}
-        self._direct = super().run
+        self._maker = Maker(mode)
 
     def report(self) -> EngineReport:
         counts = self.counts
         return EngineReport(self.name, "", dict(counts.by_operator), counts.hits, counts.misses)
 
     def forget(self, tensor: Tensor) -> None:
-        """The metadata of a tensor has changed, or may have."""
-        vars(tensor).pop("_foregrad_meta", None)
-        vars(tensor).pop("_foregrad_memory", None)
+        """The metadata of a tensor has changed, or may have. What changes lean ones keeps theirs."""
+        if not is_lean(tensor):
+            vars(tensor).pop("_foregrad_meta", None)
 
     def device_of(self, tensor: Tensor) -> torch.device:
         meta = vars(tensor).get("_foregrad_meta")
         return super().device_of(tensor) if meta is None else meta.device
 
-    def detached(self, tensor: Tensor) -> Tensor:
-        meta = vars(tensor).get("_foregrad_meta")
-        if meta is None or torch.is_inference_mode_enabled():
-            return super().detached(tensor)
-        memory = vars(tensor).get("_foregrad_memory")
-        return self._shell(_memory_of(tensor) if memory is None else memory, meta)  # type: ignore[arg-type]
+    def shown(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        if all(map(is_lean, tensors)):
+            return self._maker.shown(tensors)  # type: ignore[arg-type]
+        return [self.shown([t])[0] if is_lean(t) else super(LeanEngine, self).shown([t])[0] for t in tensors]
+
+    def strided(self, tensor: Tensor, stride: Sequence[int], device: torch.device) -> Tensor:
+        return super()._strided(tensor.shape, tuple(stride), 0, tensor.dtype, device)
 
     def _strided(self, size: Any, stride: Any, offset: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-        if offset or torch.is_inference_mode_enabled():
+        meta = interned(tuple(size), tuple(stride), offset, dtype, device, False, False)
+        if torch.is_inference_mode_enabled() or not meta.native:
             return super()._strided(size, stride, offset, dtype, device)
-        memory = torch.empty_strided(size, stride, dtype=dtype, device="meta")
-        meta = _interned(tuple(size), tuple(stride), 0, dtype, device, False, False)
-        return self._shell(memory, meta, forbid_data=False)  # C++ that is given inputs may look, to no avail
+        if offset:  # C++ that is given inputs may look at their data, to no avail
+            return self._maker.at(null_storage(meta.reach * dtype.itemsize, device, forbid_data=False), meta)
+        return self._maker.fresh(meta, forbid_data=False)
 
     def run(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kept = _KEPT.get(id(op)) or _kept(op)
@@ -305,45 +200,19 @@ class LeanEngine(FakeEngine):
     def _build(self, entry: Any, tensors: Sequence[FakeTensor]) -> Any:
         kind = type(entry)
         if kind is Fresh:
-            meta = entry.meta
-            memory = torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device="meta")
-            return self._shell(memory, meta)
+            return self._maker.fresh(entry.meta)
         if kind is Shared:
-            meta = entry.meta
-            base = tensors[entry.argument]
-            try:
-                memory = base._foregrad_memory
-            except AttributeError:
-                memory = _memory_of(base)
-            with below_autograd():
-                if meta.dtype is memory.dtype:
-                    memory = memory.as_strided(meta.size, meta.stride, meta.offset)
-                else:
-                    memory = _looking_at(memory.untyped_storage(), meta)
-            return self._shell(memory, meta)
+            return self._maker.view(tensors[entry.argument], entry.meta)
         if kind is Same:
             return tensors[entry.argument]
         if kind is Several:
             return entry.kind([self._build(result, tensors) for result in entry.results])
         return None
 
-    def _shell(self, memory: Tensor, meta: Meta, forbid_data: bool = True) -> FakeTensor:
-        device = meta.device
-        attributes = self._attributes.get(device)
-        if attributes is None:
-            attributes = self._attributes[device] = fake_attributes(self.mode, device)
-        shown = memory
-        if meta.has_bits:
-            with below_autograd():
-                shown = set_lazy_bits(memory, meta.conj, meta.neg)
-        tensor = fake_shell(shown, device, forbid_data)
-        own = vars(tensor)
-        own.update(attributes)
-        own["_foregrad_meta"] = meta
-        own["_foregrad_memory"] = memory
-        return tensor
-
     # ---------------------------------------------------------------------------------------------- learning
+    def _direct(self, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return run_mirrored(self._maker, super().run, op, types, args, kwargs)
+
     def _run_unknown(self, op: Any, types: Any, args: Any, kwargs: Any, reason: str) -> Any:
         self.counts.by_operator.setdefault(str(op), reason)
         out = self._direct(op, types, args, kwargs)
@@ -356,12 +225,13 @@ class LeanEngine(FakeEngine):
         self, key: tuple[Any, ...], op: Any, types: Any, args: Any, kwargs: Any, tensors: Sequence[FakeTensor]
     ) -> Any:
         self.counts.misses += 1
-        plain = key[0].ruled and not any(tensor._foregrad_meta.has_bits for tensor in tensors)  # type: ignore[attr-defined]
+        metas: list[Meta] = [tensor._foregrad_meta for tensor in tensors]  # type: ignore[attr-defined]
+        plain = key[0].ruled and not any(meta.has_bits for meta in metas)
         ruled = _by_rule(op, args, kwargs, tensors) if plain else None
         if ruled is not None:
             return self._build(RESULTS.add(key, ruled), tensors)
         out = self._direct(op, types, args, kwargs)
-        if op_info(op).written and not all(t._foregrad_meta.describes(t) for t in tensors):  # type: ignore[attr-defined]
+        if op_info(op).written and not all(m.describes(t) for m, t in zip(metas, tensors, strict=True)):
             for tensor in tensors:
                 self.forget(tensor)
             return out
@@ -373,17 +243,6 @@ class LeanEngine(FakeEngine):
         return out
 
 
-def intern(tensor: FakeTensor) -> Meta:
-    """The one object for the metadata of a tensor."""
-    size, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
-    return _interned(size, stride, offset, tensor.dtype, tensor.fake_device, tensor.is_conj(), tensor.is_neg())
-
-
-def _interned(*key: Any) -> Meta:
-    found = METAS.get(key)
-    return found if found is not None else METAS.add(key, Meta(*key))
-
-
 def _by_rule(op: OpOverload, args: Sequence[Any], kwargs: Any, tensors: Sequence[FakeTensor]) -> Fresh | Several | None:
     """What an operator gives by its own rule, if the case is plain."""
     metas: list[Meta] = [tensor._foregrad_meta for tensor in tensors]  # type: ignore[attr-defined]
@@ -393,25 +252,11 @@ def _by_rule(op: OpOverload, args: Sequence[Any], kwargs: Any, tensors: Sequence
         return None
 
     def fresh(size: tuple[int, ...]) -> Fresh:
-        return Fresh(_interned(size, contiguous(size), 0, metas[0].dtype, metas[0].device, False, False))
+        return Fresh(interned(size, contiguous(size), 0, metas[0].dtype, metas[0].device, False, False))
 
     if isinstance(sizes, list):
         return Several(tuple, tuple(None if size is None else fresh(size) for size in sizes))
     return fresh(sizes)
-
-
-def _memory_of(tensor: FakeTensor) -> Tensor:
-    """A plain meta tensor that is where a fake one is, without its lazy bits."""
-    memory = vars(tensor)["_foregrad_memory"] = _looking_at(tensor.untyped_storage(), intern(tensor))
-    return memory
-
-
-def _looking_at(storage: torch.UntypedStorage, meta: Meta) -> Tensor:
-    memory = torch.empty(0, dtype=meta.dtype, device="meta")
-    memory.set_(storage, meta.offset, meta.size, meta.stride)
-    if not memory.is_inference():
-        set_version(memory, 0)
-    return memory
 
 
 def _results(out: Any, tensors: Sequence[FakeTensor]) -> tuple[Any, str | None]:
@@ -441,8 +286,7 @@ def _result(out: Any, tensors: Sequence[FakeTensor], memories: dict[int, int]) -
     base = memories.get(out.untyped_storage()._cdata)
     if base is not None:
         return Shared(base, meta), None
-    expected = torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device="meta").untyped_storage().nbytes()
-    if meta.offset or out.untyped_storage().nbytes() != expected or out.requires_grad:
+    if not meta.fills(out.untyped_storage().nbytes()) or out.requires_grad:
         return None, "its result lies in more memory than it needs"
     return Fresh(meta), None
 

@@ -17,6 +17,7 @@ from ..errors import CaptureError
 from ..slots import Hidden
 from .engine import Engine
 from .lines import Stack, where
+from .mirror import kept_by_objects
 from .overlap import tensors_in
 from .step import Step
 
@@ -61,8 +62,8 @@ class ScriptObjects:
         if self._after_forward is None:
             self._after_forward = self._states
         # Tensors are what they are; only what holds them is copied.
-        known = tensors_in([(step.args, list(step.kwargs.values()), step.out) for step in steps])
-        same = {id(tensor): tensor for tensor in known}
+        known = list(tensors_in([(step.args, list(step.kwargs.values()), step.out) for step in steps]))
+        same = {id(tensor): tensor for tensor in [*known, *kept_by_objects(known)]}
         with disable_modes():
             self._states = copy.deepcopy(self._after_forward, same)
 

@@ -125,12 +125,10 @@ def example_values(engine: Engine, values: Sequence[Any], strides: Sequence[Any]
 
     Strides, where a compiler reported them, replace those of the recording.
     """
-    shown = []
-    for i, value in enumerate(values):
-        if isinstance(value, FakeTensor):
-            value = engine.detached(value)
-            wanted = strides[i] if strides is not None else None
-            if wanted is not None and tuple(wanted) != tuple(value.stride()):
-                value = engine.strided(value, wanted, engine.device_of(value))
-        shown.append(value)
+    tensors = iter(engine.shown([value for value in values if isinstance(value, FakeTensor)]))
+    shown = [next(tensors) if isinstance(value, FakeTensor) else value for value in values]
+    for i, wanted in enumerate(strides or ()):
+        value = shown[i]
+        if wanted is not None and isinstance(value, FakeTensor) and tuple(wanted) != tuple(value.stride()):
+            shown[i] = engine.strided(value, wanted, engine.device_of(value))
     return shown

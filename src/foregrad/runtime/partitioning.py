@@ -14,6 +14,7 @@ from ..joint.lazy import outputs_of
 from ..joint.verify import verify_module
 from ..options import AOTConfig
 from ..partition import cut, default_partition, min_cut_rematerialization_partition, rematerialized
+from ..record.mirror import genuine
 from ..slots import RandomState
 
 
@@ -47,7 +48,8 @@ def partitioned(
         primals = [node.value for node in rest if "tangents" not in node.name]
         with torch.no_grad():
             joint = module() if module is not None else to_fx(part)
-            forward, backward = partition_fn(joint, (primals, tangents, *random), num_fwd_outputs=returned)
+            examples = genuine((primals, tangents, *random))
+            forward, backward = partition_fn(joint, examples, num_fwd_outputs=returned)
     if len(outputs_of(backward)) != gradients:
         raise CompilerError("The partitioner returned a backward that does not give one gradient for each input.")
     if options.verify:
