@@ -85,6 +85,7 @@ class OpInfo:
     takes_objects: bool = False  # script objects are among its arguments
     identity: bool = False  # gives its argument, for every purpose but autograd's
     names: tuple[str, ...] = ()  # of its arguments; to ask the schema takes much longer
+    pointwise: bool = False  # computes each element from those at its place
 
     @property
     def is_plain(self) -> bool:
@@ -145,4 +146,5 @@ def _classify(op: OpOverload | HigherOrderOperator) -> OpInfo:
         takes_objects,
         identity,
         tuple(argument.name for argument in arguments),
+        torch.Tag.pointwise in op.tags,
     )

@@ -69,6 +69,8 @@ class Surroundings:
         self.stored_globals: list[tuple[str, dict[str, Any], str]] = []
         self.modules: dict[int, ModuleParts] = {}  # by id
         self._tensors: dict[int, Place] = {}
+        self._state: dict[int, Place] = {}  # parameters and buffers of so many modules
+        self._indexed = 0
         self._seen: set[int] = set()
         self._ran = ran
         self._names: set[str] = {"forward"}  # that the program may look up in an object
@@ -86,12 +88,24 @@ class Surroundings:
 
     def place_of(self, tensor: Tensor) -> Place:
         """Where a tensor was found; one that is nowhere to be found is held as it is."""
-        if id(tensor) not in self._tensors:  # a method was called by a name that stands nowhere
+        found = self._known_place(tensor)
+        if found is None:  # a method was called by a name that stands nowhere
             for member in itertools.chain.from_iterable(self._unnamed.values()):
                 self._enter_function(member)
             self._unnamed.clear()
             self._look_at_functions()
-        return self._tensors.get(id(tensor)) or Place(tensor, "held", None, f"a tensor of shape {tuple(tensor.shape)}")
+            found = self._known_place(tensor)
+        return found or Place(tensor, "held", None, f"a tensor of shape {tuple(tensor.shape)}")
+
+    def _known_place(self, tensor: Tensor) -> Place | None:
+        """A parameter or buffer belongs to its module, wherever else it is held."""
+        if self._indexed < len(self.modules):  # those of the compiled module itself are inputs, and never asked for
+            for parts in list(self.modules.values())[self._indexed :]:
+                for table in (parts.module._parameters, parts.module._buffers):
+                    for key, value in list(table.items()):
+                        self._state.setdefault(id(value), Place(table, "item", key, _join(parts.path, key)))
+            self._indexed = len(self.modules)
+        return self._state.get(id(tensor)) or self._tensors.get(id(tensor))
 
     # ----------------------------------------------------------------------------------------- callables
     def _enter_callable(self, value: Any, path: str) -> None:
@@ -180,10 +194,6 @@ class Surroundings:
                 continue
             parts = self.modules[id(child)] = ModuleParts(full, child)
             self._enter_class(type(child))
-            for table in (child._parameters, child._buffers):
-                for key, tensor in list(table.items()):
-                    if tensor is not None:
-                        self._found(tensor, Place(table, "item", key, _join(full, key)))
             for key, value in (*parts.containers, *parts.others):
                 self._visit_attribute(vars(child), key, value, _join(full, key))
 

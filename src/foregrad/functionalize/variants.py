@@ -53,6 +53,8 @@ class Variant:
     dropped: frozenset[str]  # arguments of the writer that the functional operator does not take (`out=`)
     makes_tensor: bool  # `out=` of a factory: the twin must be told dtype and device
     defaults: tuple[tuple[int, Any], ...]  # positional defaults of the writer that the functional operator lacks
+    returns: int  # how many values the functional operator gives
+    pointwise: bool  # it computes each element from those at its place
 
 
 _OPTIONS = ("dtype", "layout", "device", "pin_memory")  # of a factory
@@ -93,7 +95,9 @@ def functional_variant(op: OpOverload) -> Variant | None:
     dropped = outs | _TAKEN_FOR_GRANTED.get(op, frozenset())
     names = {a.name for a in found._schema.arguments}
     makes_tensor = bool(outs) and names.issuperset(_OPTIONS)
-    return Variant(found, op_info(op).written, dropped, makes_tensor, _missing_defaults(op, found, dropped))
+    defaults = _missing_defaults(op, found, dropped)
+    returns, pointwise = len(found._schema.returns), torch.Tag.pointwise in found.tags
+    return Variant(found, op_info(op).written, dropped, makes_tensor, defaults, returns, pointwise)
 
 
 def _same_types(candidate: OpOverload, wanted: list[tuple[str, str]]) -> bool:

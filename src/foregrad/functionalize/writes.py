@@ -68,17 +68,20 @@ def _idle_batch_norm(walk: Functionalizer, step: Step, flag: int) -> None:
 def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
     targets = written_arguments(step.op, step.args, step.kwargs)
     _refuse_reading_results(walk, step, variant, targets)
-    # What is not there cannot be written; where it is differentiated, autograd wants to see it all the same.
-    differentiated = step.grad_enabled and any(t.requires_grad for t in tensors_in(step.args))
     if variant.op is aten.conj_physical.default and not step.args[0].is_complex():  # it would return the input itself
-        variant = replace(variant, op=aten.clone.default)
+        variant = replace(variant, op=aten.clone.default, pointwise=False)
+    # What is not there cannot be written; where it is differentiated, autograd wants to see it all the same.
     empty = all(isinstance(t, Tensor) and is_empty(t) and is_empty(walk.shape_now(t)) for t in targets)
-    if empty and not differentiated:
+    if empty and not (step.grad_enabled and any(t.requires_grad for t in tensors_in(step.args))):
         fit_results(walk, step, targets)
         return
-    returns = len(variant.op._schema.returns)
-    results = [_result(walk, step, variant, targets[0])] if returns == 1 else _several(walk, step, variant)
-    node = _functional_call(walk, step, variant)
+    returns = variant.returns
+    args, kwargs = _call_arguments(walk, step, variant, targets)
+    if returns == 1:
+        results: list[Any] | None = [_result(walk, variant, args, kwargs, targets[0])]
+    else:
+        results = _several(walk, step, variant, args, kwargs)
+    node = _functional_call(walk, step, variant, args, kwargs)
     fit_results(walk, step, targets)
     values = [node]
     if returns > 1:
@@ -94,7 +97,7 @@ def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
 
 def _refuse_reading_results(walk: Functionalizer, step: Step, variant: Variant, targets: Sequence[Any]) -> None:
     """Operators that would read, while they run, what they have written already."""
-    if op_info(step.op).has_out and torch.Tag.pointwise not in variant.op.tags:
+    if op_info(step.op).has_out and not variant.pointwise:
         given = [a for i, a in enumerate(step.args) if i not in op_info(step.op).written]
         shared = {id(walk.state_of(t).storage) for t in tensors_in(given)}
         reads = any(id(walk.state_of(t).storage) in shared for t in tensors_in(targets))
@@ -125,7 +128,9 @@ def _reads_others(walk: Functionalizer, step: Step, targets: Sequence[Tensor]) -
     return False
 
 
-def _call_arguments(step: Step, variant: Variant) -> tuple[list[Any], dict[str, Any]]:
+def _call_arguments(
+    walk: Functionalizer, step: Step, variant: Variant, targets: Sequence[Any]
+) -> tuple[list[Any], dict[str, Any]]:
     """What the functional twin is called with, as it was recorded."""
     names = op_info(step.op).names
     args = [a for name, a in zip(names, step.args, strict=False) if name not in variant.dropped]
@@ -135,6 +140,8 @@ def _call_arguments(step: Step, variant: Variant) -> tuple[list[Any], dict[str, 
             args.append(default)
     if step.op in IN_OWN_DTYPE and kwargs.get("dtype") is None and not _is_inexact(args[0]):
         kwargs["dtype"] = args[0].dtype
+    if variant.makes_tensor:
+        kwargs |= {"dtype": targets[0].dtype, "device": walk.device(targets[0])}
     order = REORDERED.get(step.op)
     return (args if order is None else [args[i] for i in order]), kwargs
 
@@ -143,11 +150,9 @@ def _is_inexact(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _functional_call(walk: Functionalizer, step: Step, variant: Variant) -> Node:
-    args, kwargs = _call_arguments(step, variant)
-    if variant.makes_tensor:
-        target = written_arguments(step.op, step.args, step.kwargs)[0]
-        kwargs |= {"dtype": target.dtype, "device": walk.device(target)}
+def _functional_call(
+    walk: Functionalizer, step: Step, variant: Variant, args: list[Any], kwargs: dict[str, Any]
+) -> Node:
     if op_info(step.op).random:
         with torch.no_grad():
             values = tuple(walk.shape_now(a) for a in args)
@@ -201,18 +206,17 @@ def _overlap(states: Sequence[TensorState]) -> bool:
     return any(a.storage is b.storage and may_overlap(a.tensor, b.tensor) for a, b in pairs)
 
 
-def _result(walk: Functionalizer, step: Step, variant: Variant, target: Any) -> Tensor | None:
+def _result(
+    walk: Functionalizer, variant: Variant, args: list[Any], kwargs: dict[str, Any], target: Any
+) -> Tensor | None:
     """The abstract result of the functional operator, unless it is sure to be like the written tensor."""
     if not isinstance(target, Tensor):
         return None
-    args, kwargs = _call_arguments(step, variant)
-    if variant.makes_tensor:
-        kwargs |= {"dtype": target.dtype, "device": walk.device(target)}
     args = [walk.shape_now(a) for a in args]
     shape = walk.shape_now(target)
     tensors = [a for a in args if isinstance(a, Tensor)]
     like = shape.shape, shape.stride(), shape.dtype
-    alike = torch.Tag.pointwise in variant.op.tags and all((t.shape, t.stride(), t.dtype) == like for t in tensors)
+    alike = variant.pointwise and all((t.shape, t.stride(), t.dtype) == like for t in tensors)
     alike = alike and _has_common_strides(shape)
     numbers = tuple(type(a) for a in (*args, *kwargs.values()) if not isinstance(a, Tensor))
     key = variant.op, shape.dtype, numbers  # a float among them makes integers floats
@@ -233,11 +237,12 @@ def _has_common_strides(tensor: Tensor) -> bool:
     return strides == [math.prod(max(n, 1) for n in sizes[d + 1 :]) for d in range(len(sizes))]
 
 
-def _several(walk: Functionalizer, step: Step, variant: Variant) -> list[Any] | None:
+def _several(
+    walk: Functionalizer, step: Step, variant: Variant, args: list[Any], kwargs: dict[str, Any]
+) -> list[Any] | None:
     """The abstract results of an operator with several `out=` tensors, which may lie otherwise than these."""
     if not op_info(step.op).has_out:
         return None
-    args, kwargs = _call_arguments(step, variant)
     with torch.no_grad():
         return list(walk.engine.run(variant.op, (), tuple(walk.shape_now(a) for a in args), kwargs))
 

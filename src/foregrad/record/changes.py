@@ -64,15 +64,16 @@ class Changes:
         if self._reshaped_views and torch.is_grad_enabled():
             self._refuse_rebase_of_reshaped(op, written, stack)
         others = (*args, *kwargs.values())
-        scattered = op._schema.name in _SCATTERED and reads_what_it_writes(written, others)
-        if scattered or lies_awkwardly(written, others, torch.Tag.pointwise in op.tags):
+        info = op_info(op)
+        scattered = not info.pointwise and op._schema.name in _SCATTERED and reads_what_it_writes(written, others)
+        if scattered or lies_awkwardly(written, others, info.pointwise):
             ask_eager(op, args, kwargs)
             if scattered or overlap_in_part(written, others):
                 raise UnsupportedError(
                     f"{op}, at {where(stack)}, writes to memory that it reads as another argument: what comes out "
                     "depends on the order in which it does so, and cannot be compiled. Pass a clone."
                 )
-        may_resize = op_info(op).has_out
+        may_resize = info.has_out
         if may_resize and any(a is t for a in args for t in written if isinstance(t, Tensor)):
             ask_eager(op, args, kwargs)  # a result that is an argument as well is not resized
         return [(t, t.shape, self._metadata(t) if may_resize else None) for t in written if isinstance(t, Tensor)]

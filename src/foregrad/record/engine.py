@@ -146,9 +146,10 @@ class FakeEngine:
         return type(value) is FakeTensor or (is_wrapper(value) and all(map(self.is_abstract, leaves_of(value))))
 
     def twin(self, real: Tensor, slot: Primal, dynamic: bool) -> Tensor:
-        require_traceable(real, str(slot))
-        if torch.nn.parameter.is_lazy(real):
-            raise UnsupportedError(f"{slot} has no shape yet. Run the module once before you compile it.")
+        if type(real) is not Tensor and type(real) is not torch.nn.Parameter:
+            require_traceable(real, str(slot))
+            if torch.nn.parameter.is_lazy(real):
+                raise UnsupportedError(f"{slot} has no shape yet. Run the module once before you compile it.")
         if real.layout is not torch.strided or real.is_quantized or real.is_nested:
             kind = "quantized" if real.is_quantized else "nested" if real.is_nested else str(real.layout)
             raise UnsupportedError(f"{slot} is {kind}: only dense strided tensors can be compiled yet.")

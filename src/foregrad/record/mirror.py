@@ -118,6 +118,7 @@ class Crossing:
                 maker.grow(memory)
             if memory is not before or not own["_foregrad_meta"].describes(mirror):
                 meta = own["_foregrad_meta"] = intern(mirror)
+                own["_foregrad_shares"] = True
                 put_into(tensor, memory.storage, meta.offset, meta.size, meta.stride)
 
     def back(self, value: Any) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor
 from .._torch import OpOverload, disable_modes, hint_of, without_function_modes
 from ..ops import op_info
 from .engine import geometry_of
+from .tensors import lies_alone
 
 
 def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
@@ -38,14 +39,17 @@ def lies_awkwardly(written: Sequence[Any], arguments: Sequence[Any], pointwise: 
     Only pointwise operators may take what they write to as another argument as well.
     """
     tensors = list(tensors_in(arguments))
-    with without_function_modes():
-        storages = {id(tensor): tensor.untyped_storage()._cdata for tensor in tensors}
-    for target in tensors_in(written):
+    targets = list(tensors_in(written))
+    storages: dict[int, int] = {}
+    if not all(map(lies_alone, targets)):
+        with without_function_modes():
+            storages = {id(tensor): tensor.untyped_storage()._cdata for tensor in tensors}
+    for target in targets:
         if not pointwise and sum(other is target for other in tensors) > 1:
             return True
         if any(stride == 0 and size != 1 for size, stride in zip(target.shape, target.stride(), strict=True)):
             return True
-        for other in tensors:
+        for other in tensors if storages else ():
             shared = other is not target and storages[id(other)] == storages[id(target)]
             if shared and geometry_of(other) != geometry_of(target):
                 return True

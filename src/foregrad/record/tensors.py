@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,6 +73,12 @@ def is_lean(value: object) -> bool:
     return type(value) is FakeTensor and "_foregrad_maker" in vars(value)
 
 
+def lies_alone(tensor: Tensor) -> bool:
+    """Whether a tensor is known to fill memory that no other tensor looks at."""
+    known = vars(tensor)
+    return "_foregrad_maker" in known and "_foregrad_shares" not in known
+
+
 class Maker:
     """Makes the tensors of one recording."""
 
@@ -103,10 +108,11 @@ class Maker:
             with below_autograd():
                 plain = _looking_at(base.untyped_storage(), meta)
                 return self._around(set_lazy_bits(plain, meta.conj, meta.neg) if meta.has_bits else plain, meta)
+        known["_foregrad_shares"] = True
         before = known["_foregrad_meta"]
         if before.dtype is not meta.dtype or before.has_bits or meta.has_bits:
             return self.at(base.untyped_storage(), meta)
-        return self._lean(null_view(base, meta.size, meta.stride, meta.offset), meta)
+        return self._sharing(null_view(base, meta.size, meta.stride, meta.offset), meta)
 
     def at(self, storage: torch.UntypedStorage, meta: Meta) -> FakeTensor:
         """A lean tensor that looks at a storage without data."""
@@ -114,7 +120,11 @@ class Maker:
         with modes, below_autograd():  # views of plain tensors must not share a version counter
             plain = _looking_at(storage, meta)
             plain = set_lazy_bits(plain, meta.conj, meta.neg) if meta.has_bits else plain
-            return self._lean(null_alias(plain), meta)
+            return self._sharing(null_alias(plain), meta)
+
+    def _sharing(self, tensor: FakeTensor, meta: Meta) -> FakeTensor:
+        vars(tensor)["_foregrad_shares"] = True
+        return self._lean(tensor, meta)
 
     def _lean(self, tensor: FakeTensor, meta: Meta) -> FakeTensor:
         attributes = self._lean_attributes.get(meta.device)
@@ -151,12 +161,10 @@ class Maker:
 
     def shown(self, tensors: Sequence[FakeTensor]) -> list[Tensor]:
         """Genuine tensors for many at once: one that lies alone in its memory needs no mirror."""
-        storages = [tensor.untyped_storage() for tensor in tensors]
-        count = Counter([storage._cdata for storage in storages])
         shown: list[Tensor] = []
-        for tensor, storage in zip(tensors, storages, strict=True):
-            meta = vars(tensor)["_foregrad_meta"]
-            if count[storage._cdata] == 1 and meta.fills(storage.nbytes()):
+        for tensor in tensors:
+            if lies_alone(tensor):
+                meta = vars(tensor)["_foregrad_meta"]
                 plain = torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device="meta")
                 shown.append(self._around(plain, meta))
             else:

@@ -107,9 +107,9 @@ def checked(compiled: Boxed, phase: Phase, module: fx.GraphModule, install: Call
                 f"The compiled {phase} graph returned {count} values where the graph has {expected} outputs. The "
                 "compiler must return a function that gives one value for each output of the graph, in order."
             )
-        for i, (node, value) in enumerate(zip(outputs, (result,) if bare else result, strict=True)):
-            wants_tensor = isinstance(value_of(node), torch.Tensor)
-            if wants_tensor and not isinstance(value, torch.Tensor):
+        for i, value in enumerate((result,) if bare else result):
+            node = outputs[i]
+            if not isinstance(value, torch.Tensor) and isinstance(value_of(node), torch.Tensor):
                 raise CompilerError(
                     f"The compiled {phase} graph returned a {type(value).__name__} as its output {i}, where the graph "
                     f"has the tensor {node.name}. The compiler must return a function that gives what the graph gives."
