@@ -17,9 +17,10 @@ from ..joint.verify import verify_graph
 from ..options import AOTConfig, Loss, config, next_aot_id
 from ..subclasses.layout import is_wrapper, leaves_of
 from .exported import Exported, state_of_module
-from .graph import export_graph, wrappers_of
+from .graph import export_graph
 from .shapes import ranges_of_fakes, with_symbolic_sizes
 from .signature import GraphSignature
+from .structure import wrappers_of
 from .wrappers import own_inner_tensors
 
 Decompositions = Mapping[Any, Callable[..., Any]]

@@ -7,14 +7,8 @@ does comes right behind the forward.
 
 from __future__ import annotations
 
-import builtins
-import inspect
-import keyword
 import operator
-import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import repeat
 from typing import Any, TypeVar
 
 import torch
@@ -22,27 +16,21 @@ from torch import Tensor, fx
 
 from .._torch import OpOverload, disable_modes, pytree
 from ..frontend.capturing import Capture
-from ..frontend.tree import unflatten
 from ..joint.effects import Assigned
 from ..joint.graph import Part, to_fx
 from ..joint.ir import Node, get_constant, name_nodes, nodes_in
 from ..ops import Kind, aten, op_info
 from ..record.above_autograd import AboveAutograd
 from ..slots import Buffer, Inner, Input, Output, Param, Token, Updated
-from ..subclasses.layout import Layout, Wrapped, leaves_of, spread
+from ..subclasses.layout import Wrapped, leaves_of, spread
+from .names import Names, argument_names
+from .places import Inputs, Outputs, signature_of
 from .refusals import refuse_unnamed_gradient, refuse_what_is_lost, refuse_written_shape
-from .signature import BackwardSignature, GraphSignature
-from .wrappers import Named, Wrappers, in_parts, new_values, owner_of, path_of, plain_slots, seed_of
+from .signature import GraphSignature
+from .structure import structure_of
+from .wrappers import Named, new_values, owner_of, path_of, plain_slots, seed_of
 
 S = TypeVar("S", bound=Named)
-
-
-@dataclass(frozen=True)
-class Structure:
-    """How a program is called and what it returns, as trees."""
-
-    in_spec: Any  # of ((*parameters, *buffers, *args), kwargs)
-    out_spec: Any
 
 
 def export_graph(
@@ -51,57 +39,8 @@ def export_graph(
     """The graph of a capture and what its inputs and outputs are; `function` gives names to the inputs."""
     refuse_what_is_lost(capture, joint=loss is not None)
     lowering = _Lowering(capture, function, loss)
-    return lowering.graph_module(), lowering.signature(structure_of(capture))
-
-
-def structure_of(capture: Capture) -> Structure:
-    """The trees of a program's arguments, its state in front of them, and of its result."""
-    arguments, results = _layouts(capture)
-    args, kwargs = unflatten(capture.arguments.tree, [in_parts(layout, repeat(0)) for layout in arguments])
-    result = unflatten(capture.result.tree, [in_parts(layout, repeat(0)) for layout in results])
-    state = sum(1 if layout is None else layout.leaves for layout in _state_layouts(capture))
-    in_spec = pytree.tree_structure(((*[0] * state, *args), kwargs))
-    return Structure(in_spec, pytree.tree_structure(result))
-
-
-def wrappers_of(capture: Capture) -> Wrappers | None:
-    """How arguments and results are put together, if any of them is a wrapper subclass."""
-    arguments, results = _layouts(capture)
-    if not any((*arguments, *results)):
-        return None
-    call = unflatten(capture.arguments.tree, [0] * len(arguments))
-    result = unflatten(capture.result.tree, [0] * len(results))
-    return Wrappers(arguments, results, pytree.tree_structure(call), pytree.tree_structure(result))
-
-
-def _layouts(capture: Capture) -> tuple[tuple[Layout | None, ...], tuple[Layout | None, ...]]:
-    """Of the arguments and of the results, leaf by leaf: None for what is plain."""
-    joint = capture.joint
-    arguments = tuple(r.layout for r in joint.recording.inputs if isinstance(r.slot, Input))
-    returned = dict(zip(joint.signature.returned, joint.returned_nodes, strict=True))
-    found = (returned[Output(i)] for i in range(joint.visible))
-    return arguments, tuple(value.layout if isinstance(value, Wrapped) else None for value in found)
-
-
-def _state_layouts(capture: Capture) -> list[Layout | None]:
-    slots = {slot for slot, _ in capture.state}
-    return [recorded.layout for recorded in capture.joint.recording.inputs if recorded.slot in slots]
-
-
-@dataclass
-class _Outputs:
-    """The outputs of the graph by what they are, in their order."""
-
-    tokens: list[Node] = field(default_factory=list)
-    updates: list[tuple[Named, Any]] = field(default_factory=list)
-    results: list[Any] = field(default_factory=list)
-    loss: int = 0  # which of them
-    offsets: list[tuple[str, Node]] = field(default_factory=list)
-    gradients: list[tuple[Named, Node]] = field(default_factory=list)
-
-    def flat(self) -> list[Any]:
-        updates, offsets = [node for _, node in self.updates], [node for _, node in self.offsets]
-        return [*self.tokens, *updates, *self.results, *offsets, *(node for _, node in self.gradients)]
+    module = lowering.graph_module()
+    return module, signature_of(lowering.inputs, lowering.outputs, structure_of(capture), lowering.ties())
 
 
 class _Lowering:
@@ -114,13 +53,10 @@ class _Lowering:
         self._loss = loss
         self._new: dict[int, Any] = {}  # by id of the old node
         self._nodes: list[Node] = []
-        self.tokens: list[Node] = []
         self._recorded = {recorded.slot: recorded for recorded in joint.recording.inputs}
-        self.state: dict[Named, Node] = {}
-        self.inputs: dict[Named, Node] = {}
-        self.random: dict[str, Node] = {}
+        self.inputs = Inputs()
         # Gradients are told apart by names of parameters and of input nodes: no input is called like a parameter.
-        self._taken = {node.name for node in joint.part.nodes} | {str(place.path) for _, place in capture.state}
+        self._names = Names({node.name for node in joint.part.nodes} | {str(place.path) for _, place in capture.state})
         self._above = isinstance(joint.recording.recorder, AboveAutograd)
         self._add_placeholders(function)
         if self._above:
@@ -135,21 +71,21 @@ class _Lowering:
         heads = joint.part.placeholders
         by_slot = {node.slot: node for node in heads}
         for i, token in enumerate(joint.signature.tokens):
-            self.tokens.append(self._placeholder(heads[i], token, f"token_{token.effect}", None))
+            self.inputs.tokens.append(self._placeholder(heads[i], token, f"token_{token.effect}", None))
         for slot, _ in capture.state:
             prefix = "p" if isinstance(slot, Param) else "b"
             for place, item in plain_slots(self._recorded[slot]):
-                self.state[place] = self._placeholder(
+                self.inputs.state[place] = self._placeholder(
                     by_slot.get(place), place, f"{prefix}_{path_of(place)}", item.seen
                 )
-        for slot, name in _input_names(function, [s for s in self._recorded if isinstance(s, Input)]):
+        for slot, name in argument_names(function, [s for s in self._recorded if isinstance(s, Input)]):
             for place, item in plain_slots(self._recorded[slot]):
                 wanted = name + path_of(place).removeprefix(slot.path)
-                self.inputs[place] = self._placeholder(by_slot.get(place), place, wanted, item.seen)
+                self.inputs.arguments[place] = self._placeholder(by_slot.get(place), place, wanted, item.seen)
         for side in (joint.random.forward, joint.random.backward):
             if side is not None and (side.draws or side is joint.random.forward):
                 for node in (side.seed, side.base):
-                    self.random[str(node.slot)] = self._placeholder(node, node.slot, str(node.slot), None)
+                    self.inputs.random[str(node.slot)] = self._placeholder(node, node.slot, str(node.slot), None)
         for hidden in capture.hidden:
             reals = leaves_of(joint.recording.real_tensors[hidden])
             for (place, _), real in zip(plain_slots(self._recorded[hidden]), reals, strict=True):
@@ -161,34 +97,25 @@ class _Lowering:
     def _keep_old_values(self) -> None:
         """The graph will be differentiated, after its runner has given written inputs their new values."""
         by_slot = {node.slot: node for node in self._joint.part.placeholders}
+        inputs = self.inputs.named
         for slot in self._new_values():
             if slot in by_slot:
-                self._new[id(by_slot[slot])] = self._call(aten.clone.default, (self.state | self.inputs)[slot])
+                self._new[id(by_slot[slot])] = self._call(aten.clone.default, inputs[slot])
 
     def _token_of_backward(self, head: Node) -> Any:
         """The backward goes on where the forward's effects of the same kind ended, or takes a token of its own."""
         assert isinstance(head.slot, Token)
         if head.slot in self._joint.signature.tokens:
             return self._joint.part.outputs[self._joint.signature.tokens.index(head.slot)]
-        self.tokens.append(self._placeholder(head, head.slot, f"token_{head.slot.effect}", None))
-        return self.tokens[-1]
+        self.inputs.tokens.append(self._placeholder(head, head.slot, f"token_{head.slot.effect}", None))
+        return self.inputs.tokens[-1]
 
     def _placeholder(self, old: Node | None, slot: Any, name: str, seen: Any) -> Node:
         new = Node(None, (), {}, old.value if old is not None else seen)
-        new.slot, new.name = slot, self._fresh_name(name)
+        new.slot, new.name = slot, self._names.fresh(name)
         if old is not None:
             self._new[id(old)] = new
         return new
-
-    def _fresh_name(self, wanted: str) -> str:
-        stem = re.sub(r"\W+|__+", "_", re.sub(r"\W+", "_", wanted)).strip("_") or "arg"
-        stem = f"_{stem}" if stem[0].isdigit() else stem
-        name, count = stem, 0
-        while name in self._taken or not name.isidentifier() or _is_reserved(name):
-            count += 1
-            name = f"{stem}_{count}"
-        self._taken.add(name)
-        return name
 
     # -------------------------------------------------------------------------------------------- nodes
     def _value(self, item: Any) -> Any:
@@ -247,8 +174,8 @@ class _Lowering:
     def _returned(self, slot: Any) -> Any:
         return self._joint.returned_nodes[self._joint.signature.returned.index(slot)]
 
-    def _collect(self) -> _Outputs:
-        joint, found = self._joint, _Outputs()
+    def _collect(self) -> Outputs:
+        joint, found = self._joint, Outputs()
         signature, part = joint.signature, joint.part
         count = len(signature.tokens)
         ends = dict(zip(signature.tokens, part.outputs[:count], strict=True))
@@ -256,13 +183,13 @@ class _Lowering:
         ends |= dict(zip(signature.backward_tokens, late, strict=False))
         found.tokens = [self._value(node) for node in ends.values()]
         new = self._new_values()
-        old = {**self.state, **self.inputs}
+        old = self.inputs.named
         found.updates = [(slot, self._value(new[slot])) for slot in old if slot in new]
         # A tensor subclass may be written as a whole although some of its tensors stay as they are.
         found.updates = [(s, node) for s, node in found.updates if not isinstance(s, Inner) or node is not old[s]]
         results = [self._returned(Output(i)) for i in range(joint.visible)]
         found.results = [self._value(value) for value in spread(results)]
-        found.loss = len(spread(results[: self._loss])) if self._loss is not None else 0
+        found.loss = len(spread(results[: self._loss])) if self._loss is not None else None
         offsets = (("fwd_offset", joint.random.forward_outputs), ("bwd_offset", joint.random.backward_outputs))
         found.offsets = [(role, self._value(node)) for role, nodes in offsets for node in nodes]
         found.gradients = [(slot, self._value(node)) for slot, node in self._gradients()]
@@ -270,9 +197,10 @@ class _Lowering:
         self._separate(found)
         return found
 
-    def _copy_what_is_overwritten(self, outputs: _Outputs) -> None:
+    def _copy_what_is_overwritten(self, outputs: Outputs) -> None:
         """What the graph returns must not lie in an input that the runner then gives another value."""
-        written = {id(self.state.get(slot) or self.inputs.get(slot)) for slot, _ in outputs.updates}
+        inputs = self.inputs.named
+        written = {id(inputs.get(slot)) for slot, _ in outputs.updates}
 
         def safe(value: Any) -> Any:
             overwritten = isinstance(value, Node) and id(_memory_of(value)) in written
@@ -309,12 +237,12 @@ class _Lowering:
         for slot, layout in zip(joint.signature.primals, joint.grad_layouts, strict=True):
             places = [slot] if layout is None else layout.slots(slot)
             gradients[slot] = [(place, node) for place in places if (node := next(rest)) is not None]
-        owners = dict.fromkeys(owner_of(place) for place in (*self.state, *self.inputs))
+        owners = dict.fromkeys(owner_of(place) for place in self.inputs.named)
         found = [pair for owner in owners for pair in gradients.get(owner, ())]
-        refuse_unnamed_gradient([place for place, _ in found], self.inputs)
+        refuse_unnamed_gradient([place for place, _ in found], self.inputs.arguments)
         return found
 
-    def _separate(self, outputs: _Outputs) -> None:
+    def _separate(self, outputs: Outputs) -> None:
         """Signatures map names of nodes to what they belong to: no two updates, and no two gradients, share a node."""
         outputs.updates = self._with_own_nodes(outputs.updates, backward=False)
         outputs.gradients = self._with_own_nodes(outputs.gradients, backward=True)
@@ -341,15 +269,12 @@ class _Lowering:
         self._nodes = [node for node in self._nodes if id(node) in live]
 
     # ------------------------------------------------------------------------------------------- results
-    @property
-    def _placeholders(self) -> list[Node]:
-        return [*self.tokens, *self.state.values(), *self.inputs.values(), *self.random.values()]
-
     def graph_module(self) -> fx.GraphModule:
         """The graph in `torch.fx`."""
-        name_nodes(self._nodes, self._taken)
-        module = to_fx(Part(self._placeholders, self._nodes, self.outputs.flat()))
-        constants = {node.name: node.value for node in self.inputs.values() if not isinstance(node.value, Tensor)}
+        name_nodes(self._nodes, self._names.taken)
+        module = to_fx(Part(self.inputs.flat(), self._nodes, self.outputs.flat()))
+        arguments = self.inputs.arguments.values()
+        constants = {node.name: node.value for node in arguments if not isinstance(node.value, Tensor)}
         for node in module.graph.find_nodes(op="placeholder"):
             if node.name in constants:
                 node.meta["val"] = constants[node.name]
@@ -358,39 +283,7 @@ class _Lowering:
                 node.meta["val"] = pytree.tree_map_only(Tensor, _without_history, node.meta["val"])
         return module
 
-    def signature(self, structure: Structure) -> GraphSignature:
-        """Names for every place of the graph."""
-        outputs, state = self.outputs, self.state
-        params = {node.name: path_of(slot) for slot, node in state.items() if _is(slot, Param)}
-        buffers = {node.name: path_of(slot) for slot, node in state.items() if _is(slot, Buffer)}
-        backward = None
-        if self._loss is not None:
-            backward = BackwardSignature(
-                {node.name: path_of(slot) for slot, node in outputs.gradients if _is(slot, Param)},
-                {node.name: self.inputs[s].name for s, node in outputs.gradients if _is(s, Input)},
-                outputs.results[outputs.loss].name,
-            )
-        return GraphSignature(
-            parameters=list(params.values()),
-            buffers=list(buffers.values()),
-            user_inputs=[node.name for node in self.inputs.values()],
-            user_outputs=[getattr(node, "name", None) for node in outputs.results],
-            inputs_to_parameters=params,
-            inputs_to_buffers=buffers,
-            buffers_to_mutate={n.name: path_of(s) for s, n in outputs.updates if _is(s, Buffer)},
-            parameters_to_mutate={n.name: path_of(s) for s, n in outputs.updates if _is(s, Param)},
-            user_inputs_to_mutate={n.name: self.inputs[s].name for s, n in outputs.updates if _is(s, Input)},
-            in_spec=structure.in_spec,
-            out_spec=structure.out_spec,
-            backward_signature=backward,
-            input_tokens=[node.name for node in self.tokens],
-            output_tokens=[node.name for node in outputs.tokens],
-            ties=self._ties(),
-            random_inputs={node.name: role for role, node in self.random.items()},
-            random_outputs={node.name: role for role, node in outputs.offsets},
-        )
-
-    def _ties(self) -> dict[str, str]:
+    def ties(self) -> dict[str, str]:
         """Further names of tensors of the state, and their first names."""
         ties: dict[str, str] = {}
         for slot, _ in self._capture.state:
@@ -401,11 +294,6 @@ class _Lowering:
                 if original != place:
                     ties[path_of(place)] = path_of(original)
         return ties
-
-
-def _is(slot: Named, kind: type) -> bool:
-    """Whether a slot is a parameter, a buffer or an argument, or lies in one."""
-    return isinstance(owner_of(slot), kind)
 
 
 def _memory_of(node: Node) -> Node:
@@ -426,32 +314,3 @@ def _without_history(value: Tensor) -> Tensor:
 
 def _last(items: Sequence[Any], count: int) -> Sequence[Any]:
     return items[len(items) - count :]
-
-
-def _is_reserved(name: str) -> bool:
-    return keyword.iskeyword(name) or hasattr(builtins, name) or name in ("torch", "device", "inf", "nan", "self")
-
-
-def _input_names(function: Callable[..., Any], slots: Sequence[Input]) -> list[tuple[Input, str]]:
-    """A name for each leaf of the arguments: that of the parameter of `forward`, and the way down from there."""
-    names = _parameter_names(function)
-    found = []
-    for slot in slots:
-        kind, rest = re.fullmatch(r"(args|kwargs)\[(.*)", slot.path).groups()  # type: ignore[union-attr]
-        first, _, below = rest.partition("]")
-        if kind == "args":
-            index = int(first)
-            name = names[index] if index < len(names) else f"args_{index}"
-        else:
-            name = first.strip("'\"")
-        found.append((slot, f"{name}_{below}" if below else name))
-    return found
-
-
-def _parameter_names(function: Callable[..., Any]) -> list[str]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [p.name for p in parameters if p.kind in kinds]

@@ -19,8 +19,9 @@ from ..partition import default_partition
 from ..schemas import ViewAndMutationMeta
 from ..slots import Output
 from .api import Decompositions, capture_for_export, export_config, without_duplicates
-from .graph import export_graph, structure_of
+from .graph import export_graph
 from .refusals import refuse_subclasses, refuse_what_is_lost
+from .structure import structure_of
 
 
 def aot_export_joint_simple(

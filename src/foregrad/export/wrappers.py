@@ -18,7 +18,7 @@ from torch import SymInt, Tensor, nn
 from .._torch import disable_modes, pytree
 from ..errors import ExportError
 from ..record.stand_ins import RecordedInput
-from ..runtime.wrappers import expected
+from ..runtime.tangents import expected_tangent
 from ..slots import Buffer, Inner, Input, Output, Param
 from ..subclasses.layout import Fixed, Layout, Wrapped, is_wrapper, layout_of, leaves_of
 from ..values import same_value
@@ -115,7 +115,7 @@ def seed_of(loss: Tensor, tangent: Tensor, index: int) -> list[Tensor]:
     with disable_modes(), torch.no_grad():
         zeros = [torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device) for leaf in leaves]
         ones = torch.ones_like(like.build(zeros), memory_format=torch.preserve_format)
-        return leaves_of(expected(Output(index), tangent).fit(ones))
+        return leaves_of(expected_tangent(Output(index), tangent).fit(ones))
 
 
 def own_inner_tensors(value: Tensor, seen: set[int]) -> Tensor:

@@ -39,7 +39,7 @@ class Noted:
         now, before = self.read(), self.before
         if now.keys() == before.keys() and all(map(operator.is_, now.values(), before.values())):
             return {}
-        both = {key: (now.get(key, _ABSENT), before.get(key, _ABSENT)) for key in now.keys() | before.keys()}
+        both = {key: (now.get(key, _ABSENT), before.get(key, _ABSENT)) for key in {**before, **now}}
         return {key: value for key, (value, old) in both.items() if not is_unchanged(value, old)}
 
 

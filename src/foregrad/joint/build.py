@@ -4,7 +4,7 @@ functionalize the backward, drop what nobody needs."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,25 +14,26 @@ from torch import Tensor, fx
 
 from .._torch import AutocastState, effect_type, is_backward_state
 from ..errors import BackwardStateError, UnsupportedError
+from ..functionalize.effects import Chain
 from ..functionalize.walk import Functionalizer
-from ..options import AOTConfig, Loss
+from ..options import AOTConfig
 from ..record.recording import Recording
-from ..record.stand_ins import RecordedInput
 from ..record.tape import tape_edges
-from ..slots import Base, Grad, Grown, Inner, Memory, Output, Primal, Returned, Root, Tangent, Token, Updated
+from ..slots import Grad, Inner, Primal, Returned, Tangent, Token
 from ..subclasses.layout import Layout, Wrapped, spread, wrappers_in
 from .backward_writes import BackwardWrite
+from .convention import forward_values, placeholder_names, primals_of
 from .effects import Effect, Effects, Escape
 from .graph import Part, to_fx
 from .hooks import HookEffect, HookEffects
 from .inputs import InputFacts, input_facts
 from .ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
-from .loss import loss_target
-from .outputs import Constant, Number, OutputClassifier, OutputFacts, SameAsInput
+from .outputs import OutputClassifier, OutputFacts
 from .random import RandomFacts, random_facts
 from .reshaped import refuse_reshaped_views
-from .tape import Tape, program_targets
-from .wrappers import refuse_related_wrappers, wrapped_value, wrapper_facts
+from .tape import Differentiated, Tape
+from .targets import targets_of
+from .wrappers import refuse_related_wrappers, wrapper_facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,72 +109,35 @@ def build_joint(
 
     `escapes` are tensors that the program put somewhere else.
     """
-    graph = FlatGraph()
-    functionalizer = Functionalizer(recording, graph)
-    if config.options.functionalize_rng_ops:
-        functionalizer.draws.functionalize()
-    for recorded in recording.all_inputs:
-        functionalizer.add_input(recorded)
-    functionalizer.run(recording.steps[: recording.forward_end], 0)
-    tokens = functionalizer.tokens.chain()
-    graph.stack, graph.backward = (), False
-    keep = config.keep_inference_input_mutations
+    functionalizer = _functionalized_forward(recording, config)
+    graph, tokens = functionalizer.graph, functionalizer.tokens.chain()
     replay = config.options.view_replay_for_aliased_outputs
     hidden = Effects(leaves, paths)
     with torch.set_grad_enabled(recording.grad_enabled_after):  # autograd answers as it would to the caller
-        facts = _facts(recording, functionalizer, keep)
+        facts = _facts(recording, functionalizer, config.keep_inference_input_mutations)
         hidden.add_inputs(recording, functionalizer, [facts[recorded.slot] for recorded in recording.inputs])
         hidden.add_escapes(escapes)
         hooks = HookEffects(recording, hidden)
         outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay).classify()
     refuse_reshaped_views(recording, outputs)
-    targets = _targets(config, list(facts.values()), outputs, len(leaves))
-    primal_nodes, primals = _primals(graph, recording, facts, targets)
+    targets = targets_of(config, list(facts.values()), outputs, len(leaves))
+    primal_nodes, primals = primals_of(graph, recording, facts, targets)
     views = frozenset(facts.recorded.seen.grad_fn for facts in primals if _is_written_view(facts, recording))
     tape = Tape(recording, functionalizer, [facts.recorded for facts in primals], targets, written_views=views)
-    if recording.depend_on(list(tape.targets.values()), outputs.fresh_leaves):
-        raise UnsupportedError(
-            "the program returns a tensor that it made require grad together with a result that is computed from it, "
-            "which cannot be compiled yet. Pass that tensor as an argument, or compile with fallback='eager'."
-        )
+    _refuse_edges_to_fresh_leaves(recording, targets, outputs)
     _refuse_edges_into_wrappers(recording, targets)
-    tracked = tape.targets.values()
+    tracked = targets.values()
     effects = [*hooks.of_inputs(tracked), *hooks.of_results(outputs, hidden.paths, tracked)]
-    forward = _forward_values(functionalizer, facts.values(), outputs)
-    tangents = tuple(Tangent(slot) for slot in tape.targets)
-    derived = tape.differentiate_all()
-    if _takes_backward_state(recording):
-        derived = replace(derived, refused=dict.fromkeys(tape.targets, BackwardStateError(_NO_CAPTURE)))
+    forward = forward_values(functionalizer, facts.values(), outputs)
+    derived = _differentiated(recording, tape)
     functionalizer.draws.closed = True
-    random = random_facts(functionalizer.draws, bool(tangents))
+    random = random_facts(functionalizer.draws, training=bool(targets))
     graph.placeholders += random.placeholders
-    gradients = derived.gradients
-    for node in graph.placeholders:
-        node.written = node.slot in facts and _is_overwritten(facts[node.slot])
-    for write in derived.writes:
-        write.current.written = not isinstance(write.of, Tangent)
-    if random.placeholders and (tokens.slots or derived.tokens.slots):
-        raise UnsupportedError("functionalize_rng_ops does not go together with side effects yet. Switch it off.")
-    outputs_of_graph = [
-        *tokens.ends,
-        *spread(forward.values()),
-        *random.forward_outputs,
-        *(derived.outputs if tangents else ()),
-        *random.backward_outputs,
-    ]
-    live = live_nodes(graph, nodes_in(outputs_of_graph))
-    placeholders = [*tokens.heads, *graph.placeholders]
-    taken = len(placeholders) - len(tape.tangent_nodes) - len(random.placeholders)
-    names = [*_placeholder_names(taken, len(tape.tangent_nodes)), *(f"{node.slot}_1" for node in random.placeholders)]
-    for node, name in zip(placeholders, names, strict=True):
-        node.name = name
-    placeholders += derived.tokens.heads
-    name_nodes(live, [node.name for node in placeholders])
-    slots = tuple(primal.recorded.slot for primal in primals)
-    grads = tuple(Grad(slot) if node is not None else None for slot, node in zip(slots, gradients, strict=True))
+    _mark_written(graph, facts, derived)
+    part, taken = _live_part(graph, tokens, forward, tape, derived, random)
     return Joint(
-        part=Part(placeholders, live, outputs_of_graph),
-        signature=Signature(slots, tangents, tuple(forward), grads, tokens.slots, derived.tokens.slots),
+        part=part,
+        signature=_signature(primals, tape, forward, derived, tokens),
         inputs=tuple(facts[recorded.slot] for recorded in recording.inputs),
         memories=tuple(facts[recorded.slot] for recorded in recording.memories),
         primals=primals,
@@ -181,7 +145,7 @@ def build_joint(
         visible=len(leaves),
         effects=tuple(hidden.effects),
         hooks=tuple(effects),
-        primal_values=tuple(node.value for node in placeholders[:taken]),
+        primal_values=tuple(node.value for node in taken),
         tangent_values=tuple(node.value for node in tape.tangent_nodes),
         primal_nodes=primal_nodes,
         returned_nodes=tuple(forward.values()),
@@ -196,6 +160,84 @@ def build_joint(
     )
 
 
+def _functionalized_forward(recording: Recording, config: AOTConfig) -> Functionalizer:
+    """Write the forward into a graph; what is written there afterwards has no line of the program."""
+    graph = FlatGraph()
+    functionalizer = Functionalizer(recording, graph)
+    if config.options.functionalize_rng_ops:
+        functionalizer.draws.functionalize()
+    for recorded in recording.all_inputs:
+        functionalizer.add_input(recorded)
+    functionalizer.run(recording.steps[: recording.forward_end], 0)
+    graph.stack, graph.backward = (), False
+    return functionalizer
+
+
+def _differentiated(recording: Recording, tape: Tape) -> Differentiated:
+    """The gradients; a program that takes a BackwardState refuses them all."""
+    derived = tape.differentiate_all()
+    if _takes_backward_state(recording):
+        derived = replace(derived, refused=dict.fromkeys(tape.targets, BackwardStateError(_NO_CAPTURE)))
+    return derived
+
+
+def _mark_written(graph: FlatGraph, facts: dict[Primal, InputFacts], derived: Differentiated) -> None:
+    """Tell the partitioner which inputs have another value by the time that the backward runs."""
+    for node in graph.placeholders:
+        node.written = node.slot in facts and _is_overwritten(facts[node.slot])
+    for write in derived.writes:
+        write.current.written = not isinstance(write.of, Tangent)
+
+
+def _live_part(
+    graph: FlatGraph,
+    tokens: Chain,
+    forward: dict[Returned, Any],
+    tape: Tape,
+    derived: Differentiated,
+    random: RandomFacts,
+) -> tuple[Part, list[Node]]:
+    """What the graph's outputs need, with names; and those of its placeholders that stand for tokens and primals."""
+    if random.placeholders and (tokens.slots or derived.tokens.slots):
+        raise UnsupportedError("functionalize_rng_ops does not go together with side effects yet. Switch it off.")
+    outputs = [
+        *tokens.ends,
+        *spread(forward.values()),
+        *random.forward_outputs,
+        *(derived.outputs if tape.targets else ()),
+        *random.backward_outputs,
+    ]
+    live = live_nodes(graph, nodes_in(outputs))
+    placeholders = [*tokens.heads, *graph.placeholders]
+    tangents = tape.tangent_nodes
+    taken = placeholders[: len(placeholders) - len(tangents) - len(random.placeholders)]
+    names = [*placeholder_names(len(taken), len(tangents)), *(f"{node.slot}_1" for node in random.placeholders)]
+    for node, name in zip(placeholders, names, strict=True):
+        node.name = name
+    placeholders += derived.tokens.heads
+    name_nodes(live, [node.name for node in placeholders])
+    return Part(placeholders, live, outputs), taken
+
+
+def _signature(
+    primals: Sequence[InputFacts], tape: Tape, forward: dict[Returned, Any], derived: Differentiated, tokens: Chain
+) -> Signature:
+    slots = tuple(primal.recorded.slot for primal in primals)
+    found = zip(slots, derived.gradients, strict=True)
+    grads = tuple(Grad(slot) if node is not None else None for slot, node in found)
+    tangents = tuple(Tangent(slot) for slot in tape.targets)
+    return Signature(slots, tangents, tuple(forward), grads, tokens.slots, derived.tokens.slots)
+
+
+def _refuse_edges_to_fresh_leaves(recording: Recording, targets: dict[Returned, Tensor], outputs: OutputFacts) -> None:
+    """A leaf that the program makes and returns is no input: the gradient of another result would be lost."""
+    if recording.depend_on(list(targets.values()), outputs.fresh_leaves):
+        raise UnsupportedError(
+            "the program returns a tensor that it made require grad together with a result that is computed from it, "
+            "which cannot be compiled yet. Pass that tensor as an argument, or compile with fallback='eager'."
+        )
+
+
 def _refuse_edges_into_wrappers(recording: Recording, targets: dict[Returned, Tensor]) -> None:
     """A wrapper subclass inside of another is no input: its gradient would be lost."""
     outer = [recorded for recorded in recording.inputs if recorded.layout is not None]
@@ -208,19 +250,6 @@ def _refuse_edges_into_wrappers(recording: Recording, targets: dict[Returned, Te
                 f"the program differentiates a tensor subclass inside of {inside[0]}, which is one itself: this cannot "
                 "be compiled yet. Pass it as an argument of its own."
             )
-
-
-def _targets(
-    config: AOTConfig, facts: Sequence[InputFacts], outputs: OutputFacts, visible: int
-) -> dict[Returned, Tensor]:
-    """What is differentiated: in export the loss alone, or nothing."""
-    match config.differentiate:
-        case Loss(index):
-            return loss_target(index, outputs, visible)
-        case False:
-            return {}
-        case _:
-            return program_targets(facts, outputs)
 
 
 _NO_CAPTURE = (
@@ -248,43 +277,6 @@ def _facts(recording: Recording, functionalizer: Functionalizer, keep: bool) -> 
     return {r.slot: facts[r.slot] for r in everything} if wrappers else facts
 
 
-def _primals(
-    graph: FlatGraph, recording: Recording, facts: dict[Primal, InputFacts], targets: dict[Returned, Tensor]
-) -> tuple[tuple[Node | Wrapped, ...], tuple[InputFacts, ...]]:
-    """What the graph takes; the second place of a tensor that was passed twice is dropped if it is written (D-2).
-
-    To autograd, and to everything around the graph, the tensors in a wrapper subclass are one input; one that the
-    program itself has taken out, and differentiates, is an input beside the wrapper.
-    """
-    kept: dict[Primal, Node] = {}
-    for node in graph.placeholders:
-        slot: Any = node.slot
-        first = facts[slot].recorded.same_as
-        if first is None or not (facts[first.slot].data_changed or facts[first.slot].reshapes):
-            kept[slot] = node
-    graph.placeholders[:] = kept.values()
-    outer = {i.slot: r for r in recording.inputs if r.layout is not None and r.same_as is None for i in r.inner}
-    if not outer:
-        return tuple(kept.values()), tuple(facts[slot] for slot in kept)
-    primals: dict[Primal, Node | Wrapped] = {}
-    for slot, node in kept.items():
-        around = outer.get(slot)
-        if around is None:
-            primals[slot] = node
-        elif around.slot not in primals:
-            primals[around.slot] = _in_wrapper(around, kept)
-    for recorded in outer.values():  # even if the graph needs nothing of it, autograd does
-        primals.setdefault(recorded.slot, _in_wrapper(recorded, kept))
-    reached = recording.reached_inputs(list(targets.values()))
-    primals |= {slot: kept[slot] for slot in outer if slot in reached}
-    return tuple(primals.values()), tuple(facts[slot] for slot in primals)
-
-
-def _in_wrapper(recorded: RecordedInput, kept: dict[Primal, Node]) -> Wrapped:
-    assert recorded.layout is not None
-    return Wrapped(recorded.layout, tuple(kept[item.slot] for item in recorded.inner if item.slot in kept))
-
-
 def _is_overwritten(facts: InputFacts) -> bool:
     """Whether the caller's tensor changes once the graph has run: by itself, or through the wrapper around it.
 
@@ -302,45 +294,3 @@ def _is_written_view(facts: InputFacts, recording: Recording) -> bool:
 
 def _if_changed(before: Any, after: Any) -> Any:
     return after if after != before else None
-
-
-def _placeholder_names(primals: int, tangents: int) -> list[str]:
-    if not tangents:
-        return [f"arg{i}_1" for i in range(primals)]
-    return [f"primals_{i + 1}" for i in range(primals)] + [f"tangents_{i + 1}" for i in range(tangents)]
-
-
-def _forward_values(
-    functionalizer: Functionalizer, inputs: Iterable[InputFacts], outputs: OutputFacts
-) -> dict[Returned, Any]:
-    """The values that the forward returns: updated inputs, the user's outputs, bases."""
-    values: dict[Returned, Any] = {}
-    kept: dict[Primal, Node] = {}
-    placeholders = {node.slot: node for node in functionalizer.graph.placeholders}
-    for facts in inputs:
-        slot = facts.recorded.slot
-        if facts.written_in_graph:
-            new = functionalizer.node_of(facts.recorded.seen)
-            kept[slot] = functionalizer.graph.write_placeholder(placeholders[slot], new)
-        elif facts.refitted or facts.moved:
-            if facts.written:
-                values[Updated(slot)] = functionalizer.read(functionalizer.state_before(facts.recorded))
-            grown = facts.refitted and not isinstance(slot, (Memory, Root))
-            if grown and functionalizer.state_of(facts.recorded.seen).storage.writes:
-                values[Grown(slot)] = functionalizer.node_of(facts.recorded.seen)
-        elif facts.written or facts.reshapes:
-            values[Updated(slot)] = wrapped_value(facts.recorded.seen, functionalizer.node_of)
-    for i, (result, tensor) in enumerate(zip(outputs.results, outputs.tensors, strict=True)):
-        match result:
-            case Constant(value):
-                values[Output(i)] = value
-            case Number(value):
-                values[Output(i)] = functionalizer.graph.number(value)
-            case SameAsInput(recorded) if recorded.slot in kept:
-                values[Output(i)] = kept[recorded.slot]
-            case _:
-                assert tensor is not None
-                values[Output(i)] = wrapped_value(tensor, functionalizer.node_of)
-    for i, base in enumerate(outputs.bases):
-        values[Base(i)] = wrapped_value(base, functionalizer.node_of)
-    return values

@@ -1,17 +1,14 @@
-"""The innermost part of a compiled call: the graphs themselves, and autograd's view of them."""
+"""The innermost part of a call in training: the graphs as one differentiable operator, all that autograd sees."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import SymInt, Tensor
 
 from .._torch import (
     any_autocast_enabled,
-    autocast_off,
     boundary_apply,
     deterministic_enabled,
     set_grad_enabled,
@@ -20,202 +17,16 @@ from .._torch import (
 )
 from ..joint.build import Joint
 from ..joint.ir import Node
-from ..joint.lazy import operator_of
-from ..joint.outputs import Number, Plain, Result, SameAsInput, ViewOfBase, ViewOfInput, ViewOfOutput
-from ..ops import Kind, op_info
-from ..slots import Inner, Output, Primal, Returned, Slot, Updated
-from ..subclasses.layout import Wrapped, is_wrapper
-from .backward import Backward, Edges, anchor, anchor_of_any, plain_tangent
+from ..joint.outputs import Plain
+from ..slots import Output, Primal, Returned, Updated
+from ..subclasses.layout import is_wrapper
+from .backward import Backward
+from .edges import anchor, anchor_of_any, wrappers_saved
+from .results import gives_geometry, repeated_results, values_needed, write_graph_call
 from .rows import FEW, Row, Value, few_or_row, spread
-from .saved import Saved
+from .saved import Saved, is_view
+from .tangents import plain_tangent
 from .writer import Writer, tuple_of, unpack
-
-
-def values_needed(joint: Joint) -> list[Returned]:
-    """Which of the graph's results the stages around it read."""
-    needed: list[Returned] = []
-    written = {facts.recorded.slot for facts in joint.touched if facts.written}
-    for slot in joint.signature.returned:
-        match slot:
-            case Output(index):
-                result = joint.outputs.results[index]
-                if isinstance(result, (Plain, Number)) or gives_geometry(result):
-                    needed.append(slot)
-            case Updated(of) if of not in written:  # its shape is set without looking at the graph's result
-                continue
-            case _:
-                needed.append(slot)
-    return needed
-
-
-def inputs_kept(joint: Joint) -> set[Primal]:
-    """Inputs that are needed after the graph has run: written ones, and those that an output is or views."""
-    kept: set[Primal] = {facts.recorded.slot for facts in joint.touched}
-    for result in joint.outputs.results:
-        if isinstance(result, (SameAsInput, ViewOfInput)):
-            kept.add(result.input.slot)
-    return kept
-
-
-def gives_geometry(result: Result) -> bool:
-    """Whether the graph's own result only says where a view lies; it may be an input that changes its shape later."""
-    match result:
-        case ViewOfInput(rebuild=r) | ViewOfBase(rebuild=r) | ViewOfOutput(rebuild=r):
-            return r.steps is None and not r.early
-        case _:
-            return False
-
-
-def repeated_results(joint: Joint) -> set[Returned]:
-    """Outputs that are tensors of their own to the user, but one value to the graph."""
-    seen: set[int] = set()
-    repeated: set[Returned] = set()
-    for slot, node in zip(joint.signature.returned, joint.returned_nodes, strict=True):
-        if isinstance(slot, Output) and isinstance(joint.outputs.results[slot.index], Plain) and id(node) in seen:
-            repeated.add(slot)
-        seen.add(id(node))
-    return repeated
-
-
-def _autocast_off(writer: Writer, autocast: bool) -> contextlib.AbstractContextManager[None]:
-    """A block without autocast, if it was on while recording: its casts are in the graph already."""
-    if not autocast:
-        return contextlib.nullcontext()
-    return writer.block(f"with {writer.bind(autocast_off, 'autocast_off')}():")
-
-
-def _run_graph(writer: Writer, names: Sequence[str], call: str, autocast: bool) -> None:
-    """Call a graph and name its results."""
-    with _autocast_off(writer, autocast):
-        writer.line(f"{unpack(list(names))} = {call}" if names else call)
-
-
-class WrapperLines(Protocol):
-    """What a call says around a graph with gradients off, where wrapper subclasses take part."""
-
-    def taken(self) -> Sequence[Primal]:
-        """What the graph takes; the call has a variable for each."""
-
-    def names(self, writer: Writer, needed: Container[Returned]) -> list[str]:
-        """Variables for what the graph returns."""
-
-    def build(self, writer: Writer, needed: Container[Returned]) -> None:
-        """Lines that put wrappers around what the graph returned."""
-
-
-def _outermost(slot: Slot) -> Slot:
-    """The wrapper in which a tensor lies."""
-    return _outermost(slot.of) if isinstance(slot, Inner) else slot
-
-
-class InferenceCore:
-    """Runs one graph with gradients off."""
-
-    def __init__(
-        self, joint: Joint, guarded: bool, autocast: bool, frees: Sequence[Primal], wrappers: WrapperLines | None
-    ) -> None:
-        self._joint = joint
-        self._guarded = guarded
-        self._autocast = autocast
-        self._wrappers = wrappers
-        kept = inputs_kept(joint)
-        self._frees: list[Primal] = [slot for slot in frees if slot not in kept]
-        if wrappers is not None:
-            freed = {*self._frees}
-            inner = [slot for slot in wrappers.taken() if isinstance(slot, Inner) and slot not in kept]
-            self._frees += [slot for slot in inner if _outermost(slot) in freed]
-
-    def define(self, writer: Writer) -> None:
-        """Nothing stands before the call."""
-
-    def write(self, writer: Writer, inputs: Sequence[Primal]) -> None:
-        """The call of the graph."""
-        joint = self._joint
-        needed = set(values_needed(joint))
-        if self._wrappers is None:
-            names = [writer.variable(slot) if slot in needed else "_" for slot in joint.signature.returned]
-        else:
-            inputs = self._wrappers.taken()
-            names = self._wrappers.names(writer, needed)
-        given = ", ".join(writer.listed(inputs))
-        call = f"inference_graph([{given}])"
-        if self._frees:  # only the list holds them from here on, and the graph may empty it
-            writer.line(f"graph_inputs = [{given}]")
-            writer.line(f"del {', '.join(writer.variable(slot) for slot in self._frees)}")
-            call = "inference_graph(graph_inputs)"
-        set_grad = writer.bind(set_grad_enabled, "set_grad_enabled")
-        if not self._guarded:
-            is_enabled = writer.bind(torch.is_grad_enabled, "is_grad_enabled")
-            writer.line(f"grad_was_enabled = {is_enabled}()")
-            restore = "grad_was_enabled"
-        elif joint.recording.grad_enabled:
-            restore = "True"
-        else:
-            self._run(writer, names, call, needed)
-            return
-        writer.line(f"{set_grad}(False)")
-        with writer.block("try:"):
-            self._run(writer, names, call, needed)
-        with writer.block("finally:"):
-            writer.line(f"{set_grad}({restore})")
-
-    def _run(self, writer: Writer, names: list[str], call: str, needed: set[Returned]) -> None:
-        _run_graph(writer, names, call, self._autocast)
-        if self._wrappers is not None:
-            self._wrappers.build(writer, needed)
-        self._detach_views(writer)
-
-    def _detach_views(self, writer: Writer) -> None:
-        """A view taken with gradients off could not be written to with gradients on, which eager allows."""
-        alike = repeated_results(self._joint)
-        results = self._joint.outputs.results
-        apart = self._joint.recording.grad_enabled or any(isinstance(r, Plain) and r.fresh_leaf for r in results)
-        for i, result in enumerate(results):
-            plain_view = isinstance(result, Plain) and result.is_view and apart
-            if plain_view or Output(i) in alike or gives_geometry(result):
-                name = writer.variable(Output(i))
-                writer.line(f"{name} = {name}.detach()")
-
-
-def edges_of(joint: Joint, saved: Saved, counted: Mapping[Primal, int]) -> Edges:
-    """The edges of a program's node, and where higher orders find the tensors at their ends."""
-    through = [
-        i
-        for i, (facts, grad) in enumerate(zip(joint.primals, joint.signature.grads, strict=True))
-        if grad is not None
-        or facts.recorded.slot in joint.tape.reached
-        # Where autograd refused, not all is known about single gradients: the outputs still require grad.
-        or (joint.backward_errors and facts.recorded.differentiated is not None)
-    ]
-    names = [node.name for node in saved.tensors]
-    in_place = {write.current.name for write in joint.backward_writes}
-    places: dict[int, int] = {}
-    anchors = []
-    wrappers = {}
-    kept, _ = _wrappers_saved(joint, saved)
-    for edge, i in enumerate(through):
-        node, facts = joint.primal_nodes[i], joint.primals[i]
-        if i in kept:
-            wrappers[edge] = kept.index(i)
-            continue
-        name = node.name if isinstance(node, Node) else None
-        if name in names and facts.recorded.slot not in counted and name not in in_place:
-            places[edge] = len(saved.sizes) + names.index(name)
-        elif not facts.is_leaf:
-            anchors.append(edge)
-    return Edges(tuple(through), places, tuple(anchors), wrappers)
-
-
-def values_in_wrappers(joint: Joint, saved: Saved) -> list[frozenset[int]]:
-    """For each wrapper that is saved, which of the saved values lie in it."""
-    origins = [saved_origin(node).name for node in saved.tensors]
-    node_of = dict(zip(joint.signature.returned, joint.returned_nodes, strict=True))
-    positions, results = _wrappers_saved(joint, saved)
-    found = []
-    for value in (*(joint.primal_nodes[i] for i in positions), *(node_of[slot] for slot in results)):
-        names = {leaf.name for leaf in value.leaves if isinstance(leaf, Node)}
-        found.append(frozenset(len(saved.sizes) + i for i, name in enumerate(origins) if name in names))
-    return found
 
 
 class TrainingCore:
@@ -233,7 +44,7 @@ class TrainingCore:
         self._joint = joint
         self._saved = saved
         self._counted = counted
-        self._live = backward.live_positions()
+        self._live = backward.store.live
         self._backward = backward
         self._guarded = guarded
         self._autocast = autocast
@@ -245,7 +56,7 @@ class TrainingCore:
         self._tangents = [tangent.of for tangent in joint.signature.tangents]
         tracked = set(self._tangents)
         self._aside = [slot for slot in values_needed(joint) if slot not in tracked]
-        self._watched = _wrappers_saved(joint, saved)
+        self._watched = wrappers_saved(joint, saved)
 
     def define(self, writer: Writer) -> None:
         """The class of the operator."""
@@ -284,7 +95,7 @@ class TrainingCore:
             used = {*self._tangents, *self._aside}
             heads = [returned[slot] if slot in used else "_" for slot in joint.signature.returned]
             call = f"forward_graph([{', '.join(spread(inputs))}])"
-            _run_graph(writer, [*heads, *kept, *sizes], call, self._autocast)
+            write_graph_call(writer, [*heads, *kept, *sizes], call, self._autocast)
             self._count_changes(writer, names)
             anchors = [f"a{n}" for n in range(len(self._anchors))]
             for name, edge in zip(anchors, self._anchors, strict=True):
@@ -317,14 +128,14 @@ class TrainingCore:
             held = [places.get(write.of, "None") for write in self._joint.backward_writes]  # type: ignore[arg-type]
             writer.line(f"ctx.live = {tuple_of(held)}")
         nodes = enumerate(self._saved.tensors)
-        apart = {i for i, node in nodes if i not in self._live and (_is_view(node) or node.name in moving)}
+        apart = {i for i, node in nodes if i not in self._live and (is_view(node) or node.name in moving)}
         if len(apart) > FEW:
             indices = writer.bind(tuple(sorted(apart)), "views")
             writer.line(f"for i in {indices}: saved[i] = saved[i].detach()")
             apart = set()
         values = [f"{v}.detach()" if i in apart else v for i, v in enumerate(tensors) if i not in self._live]
         detached = spread(values)
-        if self._backward.keeps:
+        if self._backward.store.keeps:
             writer.line(f"ctx.kept = {tuple_of(detached)}")
             detached = []
         elif not detached and not anchors and self._is_spent:
@@ -388,14 +199,14 @@ class TrainingCore:
                 if not is_wrapper(value):  # those are looked at where they are taken apart
                     self._coerce(writer, name, slot, value)
             writer.line(f"graph_inputs = [{', '.join([*self._saved_values(writer), *tangents])}]")
-            if self._saved.tensors and not self._backward.keeps:
+            if self._saved.tensors and not self._backward.store.keeps:
                 writer.line(
                     "ctx.maybe_clear_saved_tensors()  # only the list holds them now, and the graph may empty it"
                 )
             writer.line(f"del {', '.join(tangents)}")
             writer.line("g = backward_graph(graph_inputs)")
             if joint.backward_writes:
-                write = writer.bind(self._backward.carry_out_writes, "carry_out_writes")
+                write = writer.bind(self._backward.writing.carry_out, "carry_out_writes")
                 writer.line(f"{write}(ctx, g, given)")
             whole = self._all_through() and not joint.backward_writes and len(self._through) == len(joint.primals)
             writer.line("return tuple(g)" if whole else f"return ({lead}{picked},)")
@@ -412,12 +223,12 @@ class TrainingCore:
     def _saved_values(self, writer: Writer) -> list[str]:
         sizes = ["*ctx.sizes"] if self._saved.sizes else []
         if self._live:
-            return [f"*{writer.bind(self._backward.saved_values, 'saved_values')}(ctx)"]
+            return [f"*{writer.bind(self._backward.store.values, 'saved_values')}(ctx)"]
         if self._is_spent:
             writer.line("ctx.saved_tensors  # autograd refuses where they are gone")
         if not self._saved.tensors:
             return sizes
-        if self._backward.keeps:
+        if self._backward.store.keeps:
             return [*sizes, "*ctx.kept"]
         behind = f"[:{len(self._saved.tensors)}]" if self._anchors or any(self._watched) else ""
         return [*sizes, f"*ctx.saved_tensors{behind}"]
@@ -455,7 +266,8 @@ class TrainingCore:
             names = [writer.variable(slot) if slot in needed else "_" for slot in joint.signature.returned]
             saved = len(self._saved.tensors) + len(self._saved.sizes)
             rest = ["*_"] if saved else []
-            _run_graph(writer, [*names, *rest], f"forward_graph([{', '.join(writer.listed(inputs))}])", self._autocast)
+            call = f"forward_graph([{', '.join(writer.listed(inputs))}])"
+            write_graph_call(writer, [*names, *rest], call, self._autocast)
 
     def _apply(self, writer: Writer, inputs: Sequence[Primal]) -> None:
         through = writer.listed(inputs[i] for i in self._through)
@@ -472,33 +284,3 @@ class TrainingCore:
         writer.line(f"{left} = apply({', '.join([aside, *through, *spark])})")
         if self._aside:
             writer.line(f"{unpack([writer.variable(slot) for slot in self._aside])} = {aside}")
-
-
-def _wrappers_saved(joint: Joint, saved: Saved) -> tuple[list[int], list[Returned]]:
-    """Wrappers of which something is saved: inputs, by position, and results.
-
-    They are saved too: a write to a wrapper counts for the wrapper only, and not for the tensors in it.
-    """
-    names = {saved_origin(node).name for node in saved.tensors}
-
-    def is_saved(value: Any) -> bool:
-        return isinstance(value, Wrapped) and any(isinstance(n, Node) and n.name in names for n in value.leaves)
-
-    tracked = {tangent.of for tangent in joint.signature.tangents}
-    returned = zip(joint.signature.returned, joint.returned_nodes, strict=True)
-    results: list[Returned] = [
-        slot for slot, value in returned if slot in tracked and isinstance(slot, Output) and is_saved(value)
-    ]
-    return [n for n, value in enumerate(joint.primal_nodes) if is_saved(value)], results
-
-
-def saved_origin(node: Any) -> Any:
-    """What a view, or a view of a view, was taken from."""
-    while _is_view(node):
-        node = node.args[0]
-    return node
-
-
-def _is_view(node: Any) -> bool:
-    op = operator_of(node)
-    return hasattr(op, "_schema") and op_info(op).kind is Kind.VIEW

@@ -27,9 +27,11 @@ from ..schemas import ViewAndMutationMeta
 from ..slots import Primal
 from ..subclasses.layout import spread
 from .backward import Backward
-from .boundary import InferenceCore, TrainingCore, edges_of, values_in_wrappers
+from .boundary import TrainingCore
 from .compilers import Boxed, checked, compile_graph, example_values
+from .edges import edges_of, values_in_wrappers
 from .entry import Entry
+from .inference import InferenceCore
 from .partitioning import partitioned
 from .randomness import around_backward, around_forward
 from .saved import Saved, SavedValue, saved_between

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, fx
 
 from .._torch import hint_of
-from ..joint.lazy import is_placeholder, outputs_of, stack_of, value_of
+from ..joint.lazy import is_placeholder, operator_of, outputs_of, stack_of, value_of
+from ..ops import Kind, op_info
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,19 @@ def saved_between(forward: fx.GraphModule, returned: int) -> Saved:
     tensors = tuple(node for node in outputs if isinstance(value_of(node), Tensor))
     sizes = tuple(node for node in outputs if not isinstance(value_of(node), Tensor))
     return Saved(tensors, sizes)
+
+
+def saved_origin(node: Any) -> Any:
+    """What a saved view, or a view of a view, was taken from."""
+    while is_view(node):
+        node = node.args[0]
+    return node
+
+
+def is_view(node: Any) -> bool:
+    """Whether a node, of either form, takes a view."""
+    op = operator_of(node)
+    return hasattr(op, "_schema") and op_info(op).kind is Kind.VIEW
 
 
 def _described(node: Any, order: int) -> SavedValue:

@@ -13,16 +13,15 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from torch import SymInt, Tensor
+from torch import Tensor
 
 from ..joint.build import Joint
 from ..slots import Inner, Returned, Slot
 from ..subclasses.layout import Fixed, FromLeaf, Layout, Wrapped, is_wrapper, layout_of, leaves_of
-from ..subclasses.tangents import ExpectedTangent
 from ..values import is_plain, same_value
-from .backward import restride
-from .boundary import values_needed
 from .compilers import Boxed
+from .results import values_needed
+from .tangents import expected_tangent
 from .text import literal
 from .writer import Writer, tuple_of
 
@@ -119,7 +118,7 @@ def around_backward(writer: Writer, name: str, joint: Joint, saved: int) -> str:
         leaves: list[str] = []
         for text, (slot, tangent) in zip(tangents, joint.tape.tangents.items(), strict=True):
             if is_wrapper(tangent):
-                wanted = expected(slot, tangent)
+                wanted = expected_tangent(slot, tangent)
                 conditions = _is_as_wanted(writer, text, layout_of(tangent), iter(wanted.strides))
                 with writer.block(f"if not ({' and '.join(conditions)}):"):
                     writer.line(f"{text} = {writer.bind(wanted.fit, 'fit_tangent')}({text})")
@@ -198,16 +197,6 @@ def _numbers(writer: Writer, numbers: Sequence[Any], leaves: Sequence[str]) -> s
     if not any(isinstance(n, FromLeaf) for n in numbers):
         return repr(numbers) if is_plain(numbers) else writer.bind(numbers, "sizes")
     return tuple_of([f"{leaves[n.leaf]}.{n.kind}({n.dim})" if isinstance(n, FromLeaf) else repr(n) for n in numbers])
-
-
-def expected(slot: Returned, tangent: Tensor) -> ExpectedTangent:
-    """What the backward takes for a result."""
-    leaves = leaves_of(tangent)
-    layout = layout_of(tangent) if is_wrapper(tangent) else None
-    strides = tuple(None if any(isinstance(n, SymInt) for n in leaf.stride()) else leaf.stride() for leaf in leaves)
-    return ExpectedTangent(
-        str(slot), layout, strides, tuple(restride(tuple(leaf.shape), tuple(leaf.stride())) for leaf in leaves)
-    )
 
 
 @dataclass(frozen=True)

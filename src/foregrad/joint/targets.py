@@ -1,16 +1,46 @@
-"""What an exported training step differentiates: one scalar result (X-5)."""
+"""What is differentiated of a program's results: all that can be, and in export the loss (X-5), or nothing."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from ..errors import ExportError
-from ..slots import Output, Returned
-from .inputs import is_stale
-from .outputs import OutputFacts
+from ..options import AOTConfig, Loss
+from ..slots import Base, Output, Returned, Updated
+from .inputs import InputFacts, is_stale
+from .outputs import OutputFacts, Plain
 
 
-def loss_target(index: int, outputs: OutputFacts, visible: int) -> dict[Returned, Tensor]:
+def targets_of(
+    config: AOTConfig, facts: Sequence[InputFacts], outputs: OutputFacts, visible: int
+) -> dict[Returned, Tensor]:
+    """What is differentiated, as the options ask for it; the first `visible` results are the user's."""
+    match config.differentiate:
+        case Loss(index):
+            return _loss_target(index, outputs, visible)
+        case False:
+            return {}
+        case _:
+            return _all_targets(facts, outputs)
+
+
+def _all_targets(facts: Sequence[InputFacts], outputs: OutputFacts) -> dict[Returned, Tensor]:
+    """Everything that can be differentiated."""
+    targets: dict[Returned, Tensor] = {}
+    for item in facts:
+        if item.written and item.write_seen_by_autograd and not item.written_in_graph:
+            targets[Updated(item.recorded.slot)] = item.recorded.seen
+    for i, result in enumerate(outputs.results):
+        if isinstance(result, Plain) and result.differentiable:
+            targets[Output(i)] = result.tensor
+    for i, base in enumerate(outputs.bases):
+        targets[Base(i)] = base
+    return targets
+
+
+def _loss_target(index: int, outputs: OutputFacts, visible: int) -> dict[Returned, Tensor]:
     """The loss among the first `visible` results, which must be the only one that requires grad."""
     if not 0 <= index < visible:
         raise ExportError(f"output_loss_index={index}, but the program returns {visible} values.")

@@ -1,0 +1,161 @@
+"""What a forward left in autograd's store, as its backward finds it: saved values, then anchors, then wrappers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, fx
+
+from .._torch import keeps_graph
+from ..errors import BackwardError
+from ..joint.tape import Tape
+from ..subclasses.layout import leaves_of
+from .edges import Edges
+from .saved import Saved
+from .stash import SECOND_TIME, Stash
+
+
+class Store:
+    """Reads what was saved from the `ctx` of a backward, and keeps for others what autograd would free."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        module: fx.GraphModule,
+        saved: Saved,
+        edges: Edges,
+        live: dict[int, int],
+        frees: bool,
+        wrappers: Sequence[frozenset[int]],
+    ) -> None:
+        self.saved = saved
+        self.edges = edges
+        self.live = live  # saved tensors that are read from `ctx.live`: their places there, by position
+        # Whether eager would keep what is saved, however often backward is called: custom functions can do that.
+        self.keeps = bool(saved.tensors) and not frees
+        self.in_wrappers = wrappers  # which of the saved values lie in each wrapper subclass that is saved
+        self._tape = tape
+        self._module = module
+        self._readers: list[frozenset[int]] | None = None
+
+    def values(self, ctx: Any) -> list[Any]:
+        """What the forward saved, sizes first, with the caller's own tensors among it."""
+        sizes = ctx.sizes if self.saved.sizes else ()
+        held = iter(ctx.kept if self.keeps else ctx.saved_tensors)  # autograd refuses where they are gone
+        live = self.live
+        return [*sizes, *(ctx.live[live[i]] if i in live else next(held) for i in range(len(self.saved.tensors)))]
+
+    def _wrappers(self, ctx: Any) -> list[Any]:
+        """Wrapper subclasses that are saved because tensors in them are."""
+        return [*ctx.saved_tensors[self._behind_values + len(self.edges.anchors) :]] if self.in_wrappers else []
+
+    @property
+    def _behind_values(self) -> int:
+        """Where autograd's store goes on behind the saved values: anchors first, then wrappers."""
+        return 0 if self.keeps else len(self.saved.tensors) - len(self.live)
+
+    # ------------------------------------------------------------------------- for some of the outputs only
+    def take(self, ctx: Any, mask: tuple[bool, ...]) -> tuple[list[Any], list[Any]]:
+        """Saved values, sizes first, and the wrapper subclasses that some of them lie in.
+
+        What this backward does not leave to others is gone afterwards, as in eager.
+        """
+        uses = self._tape.freed_by(self._tape.chosen(mask))
+        stash: Stash | None = ctx.stash
+        values, wrappers = self._found(ctx, stash, uses)
+        if not keeps_graph() and (stash is not None or not all(mask)):
+            freed = uses if stash is None else stash.freed | uses
+            ctx.stash = self._left(values, wrappers, mask, freed)
+        return values, wrappers
+
+    def _found(self, ctx: Any, stash: Stash | None, uses: frozenset[Any]) -> tuple[list[Any], list[Any]]:
+        """The same, from autograd's store or from what an earlier backward left."""
+        count = len(self.saved.names)
+        if stash is None:
+            try:
+                return self.values(ctx), self._wrappers(ctx)
+            except RuntimeError:
+                if uses:
+                    raise
+                return [None] * count, [None] * len(self.in_wrappers)  # freed, and perhaps not needed
+        if stash.freed & uses:
+            raise RuntimeError(SECOND_TIME)
+        left = stash.values()
+        for i, k in self.live.items():  # the caller's own tensors are read as they are, however often
+            left[len(self.saved.sizes) + i] = ctx.live[k]
+        return left[:count], left[count:]
+
+    def _left(
+        self, values: Sequence[Any], wrappers: Sequence[Any], mask: Sequence[bool], freed: frozenset[Any]
+    ) -> Stash:
+        """What later backwards of other outputs may read."""
+        inputs, own = set(self.edges.saved.values()), set(self.edges.wrappers.values())
+        left = [v.detach() if isinstance(v, Tensor) and i not in inputs else v for i, v in enumerate(values)]
+        left += [w if w is None or i in own else w.detach() for i, w in enumerate(wrappers)]
+        kept = self._needed_by_others(mask, freed) - {len(self.saved.sizes) + i for i in self.live}
+        inside = {len(values) + i for i, positions in enumerate(self.in_wrappers) if positions & kept}
+        return Stash(left, kept | inside, freed)
+
+    def _needed_by_others(self, mask: Sequence[bool], freed: frozenset[Any]) -> set[int]:
+        """Positions of saved values that a later backward of another output may read."""
+        if self._readers is None:
+            counts = [len(leaves_of(tangent)) for tangent in self._tape.tangents.values()]
+            single = iter(_saved_read_by_tangents(self._module, len(self.saved.names), sum(counts)))
+            self._readers = [frozenset().union(*(next(single) for _ in range(count))) for count in counts]
+        needed: set[int] = set()
+        for slot, positions, used in zip(self._tape.targets, self._readers, mask, strict=True):
+            if not used and not self._tape.freed_by((slot,)) & freed:
+                needed |= positions
+        return needed
+
+    # --------------------------------------------------------------------------------------- for higher orders
+    def links(
+        self, ctx: Any, nodes: Sequence[Any], values: Sequence[Any], wrappers: Sequence[Any]
+    ) -> list[Tensor | None]:
+        """For each edge, which leads to one of the nodes, a tensor with the history of what the program was applied
+        to."""
+        edges = self.edges
+        anchors = {edge: self._behind_values + i for i, edge in enumerate(edges.anchors)}
+        links: list[Tensor | None] = []
+        for edge, node in enumerate(nodes):
+            if node is None:
+                links.append(None)
+            elif hasattr(node, "variable"):
+                links.append(node.variable)
+            elif edge in anchors:
+                links.append(ctx.saved_tensors[anchors[edge]])
+            elif edge in edges.wrappers and wrappers[edges.wrappers[edge]] is not None:
+                links.append(wrappers[edges.wrappers[edge]])
+            elif edge in edges.saved and values[edges.saved[edge]] is not None:
+                links.append(values[edges.saved[edge]])
+            else:
+                raise BackwardError(
+                    "An input was a leaf when the program was compiled and is none now, so that its gradients cannot "
+                    "be differentiated. Compile it with an input of this kind."
+                )
+        return links
+
+
+def _saved_read_by_tangents(module: fx.GraphModule, saved: int, count: int) -> list[frozenset[int]]:
+    """For each tangent of a backward graph, which of the saved values it is combined with on its way.
+
+    What comes from another tangent is only added to it. Values that nobody reads here are for higher orders.
+    """
+    placeholders = module.graph.find_nodes(op="placeholder")[: saved + count]
+    read: dict[fx.Node, set[int]] = {node: {i} for i, node in enumerate(placeholders[:saved])}  # where no tangent is
+    reached: dict[fx.Node, set[int]] = {node: {i} for i, node in enumerate(placeholders[saved:])}
+    unread = {i for i, node in enumerate(placeholders[:saved]) if not node.users}
+    readers: list[set[int]] = [set(unread) for _ in placeholders[saved:]]
+    for node in module.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        known: set[int] = set().union(*(read.get(item, ()) for item in node.all_input_nodes))
+        tangents: set[int] = set().union(*(reached.get(item, ()) for item in node.all_input_nodes))
+        if tangents:
+            reached[node] = tangents
+        else:
+            read[node] = known
+        for tangent in tangents:
+            readers[tangent] |= known
+    return [frozenset(positions) for positions in readers]
