@@ -89,8 +89,8 @@ class OpInfo:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it does nothing but compute, or look at memory, from tensors that it is given."""
-        special = self.random or self.composite or self.writes_list or self.takes_objects or "device" in self.names
+        """Whether it does nothing but compute, or look at memory."""
+        special = self.random or self.composite or self.writes_list or self.takes_objects
         return self.kind in (Kind.PURE, Kind.VIEW) and not special
 
 

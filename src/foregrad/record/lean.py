@@ -11,7 +11,7 @@ on them as ever. FakeTensorMode itself and compilers are given genuine ones in t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,9 +136,9 @@ class LeanEngine(FakeEngine):
         key: list[Any] = [kept, torch.get_default_dtype(), deterministic_enabled(), torch.is_grad_enabled()]
         known = self._describe(args, key, tensors)
         if known and kwargs:
-            for name, value in kwargs.items():
-                key.append(name)
-                known = known and self._describe((value,), key, tensors)
+            key.append(len(kwargs))
+            key.extend(kwargs)
+            known = self._describe(kwargs.values(), key, tensors)
         if not known or torch.is_inference_mode_enabled():
             reason = "inference mode" if known else "an argument with a value, or of an unknown kind"
             return self._run_unknown(op, types, args, kwargs, reason)
@@ -152,7 +152,7 @@ class LeanEngine(FakeEngine):
         return self._build(entry, tensors)
 
     # --------------------------------------------------------------------------------------------- asking
-    def _describe(self, values: Sequence[Any], key: list[Any], tensors: list[FakeTensor]) -> bool:
+    def _describe(self, values: Iterable[Any], key: list[Any], tensors: list[FakeTensor]) -> bool:
         """Add arguments to a key: false if that cannot be done."""
         mode = self.mode
         for value in values:

@@ -96,6 +96,8 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if id(op) in self._plain and PLAIN_TYPES.issuperset(types) and get_default_dtype() is self._default_dtype:
             stack, node = self._stack(), self._node
+            if "device" in kwargs:
+                self._require_device(kwargs["device"])
             return self._note(op, args, kwargs, self._result(op, types, args, kwargs, stack), stack, node)
         if not PLAIN_TYPES.issuperset(types):
             return self.wrappers.run(self, op, types, args, kwargs, self._stack())

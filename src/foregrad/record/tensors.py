@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -160,11 +161,13 @@ class Maker:
             return self._around(set_lazy_bits(plain, meta.conj, meta.neg) if meta.has_bits else plain, meta)
 
     def shown(self, tensors: Sequence[FakeTensor]) -> list[Tensor]:
-        """Genuine tensors for many at once: one that lies alone in its memory needs no mirror."""
+        """Genuine tensors for many at once: one that nobody here shares its memory with needs no mirror."""
+        storages = {id(tensor): tensor.untyped_storage() for tensor in tensors if not lies_alone(tensor)}
+        count = Counter([storage._cdata for storage in storages.values()])
         shown: list[Tensor] = []
         for tensor in tensors:
-            if lies_alone(tensor):
-                meta = vars(tensor)["_foregrad_meta"]
+            meta, storage = vars(tensor)["_foregrad_meta"], storages.get(id(tensor))
+            if storage is None or (count[storage._cdata] == 1 and meta.fills(storage.nbytes())):
                 plain = torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device="meta")
                 shown.append(self._around(plain, meta))
             else:
