@@ -69,8 +69,8 @@ class Surroundings:
         self.stored_globals: list[tuple[str, dict[str, Any], str]] = []
         self.modules: dict[int, ModuleParts] = {}  # by id
         self._tensors: dict[int, Place] = {}
-        self._state: dict[int, Place] = {}  # parameters and buffers of so many modules
-        self._indexed = 0
+        self._state: dict[int, Place] = {}  # parameters and buffers of modules, once somebody asks
+        self._tables: list[tuple[str, dict[str, Any], dict[str, Any]]] = []  # those that are not in it yet
         self._seen: set[int] = set()
         self._ran = ran
         self._names: set[str] = {"forward"}  # that the program may look up in an object
@@ -99,12 +99,10 @@ class Surroundings:
 
     def _known_place(self, tensor: Tensor) -> Place | None:
         """A parameter or buffer belongs to its module, wherever else it is held."""
-        if self._indexed < len(self.modules):  # those of the compiled module itself are inputs, and never asked for
-            for parts in list(self.modules.values())[self._indexed :]:
-                for table in (parts.module._parameters, parts.module._buffers):
-                    for key, value in list(table.items()):
-                        self._state.setdefault(id(value), Place(table, "item", key, _join(parts.path, key)))
-            self._indexed = len(self.modules)
+        for path, table, before in self._tables:  # as they were found: the program may have exchanged them since
+            for key, value in before.items():
+                self._state.setdefault(id(value), Place(table, "item", key, _join(path, key)))
+        self._tables.clear()
         return self._state.get(id(tensor)) or self._tensors.get(id(tensor))
 
     # ----------------------------------------------------------------------------------------- callables
@@ -194,6 +192,7 @@ class Surroundings:
                 continue
             parts = self.modules[id(child)] = ModuleParts(full, child)
             self._enter_class(type(child))
+            self._tables += [(full, t, dict(t)) for t in (child._parameters, child._buffers) if t]
             for key, value in (*parts.containers, *parts.others):
                 self._visit_attribute(vars(child), key, value, _join(full, key))
 

@@ -90,6 +90,14 @@ def where(stack: Stack) -> str:
     return f"{code.co_filename}:{number}" + (f": {text}" if text else "")
 
 
+def passes_through(error: Exception, package: str) -> bool:
+    """Whether an error came out of, or through, a package."""
+    trace = error.__traceback__
+    while trace is not None and not str(trace.tb_frame.f_globals.get("__name__")).startswith(package):
+        trace = trace.tb_next
+    return trace is not None
+
+
 def caller_of(error: Exception, package: str) -> str:
     """The function that the user called, and where, when an error came out of a package below it."""
     name = place = None

@@ -36,7 +36,7 @@ from .above_autograd import AboveAutograd
 from .accumulate import accumulated, with_added
 from .engine import Engine
 from .hooks import Hooks, has_hooks
-from .lines import caller_of, user_stack, where
+from .lines import caller_of, passes_through, user_stack, where
 from .memory import SharedMemory, in_order, root_of
 from .overlap import tensors_in
 from .reals import RealTensors
@@ -149,7 +149,7 @@ class Recording:
                     self.result = program(seen)
                 self.recorder.generators.check()
             except Exception as error:
-                _refuse_dynamo(error)
+                _refuse_higher_order(error)
                 raise
             finally:
                 self.grad_enabled_after = torch.is_grad_enabled()
@@ -394,11 +394,15 @@ class Recording:
         return bool(wanted) and any(id(getattr(node, "variable", None)) in wanted for _, node in tape_edges(targets))
 
 
-def _refuse_dynamo(error: Exception) -> None:
-    """Say which operator of the program asked Dynamo to compile a part of it, where that has failed."""
+def _refuse_higher_order(error: Exception) -> None:
+    """Say which operator of the program had a part of it traced by torch itself, where that has failed."""
     if type(error).__module__.startswith("torch._dynamo"):
         caller = caller_of(error, "torch._dynamo")
         raise UnsupportedError(f"the higher-order operator {caller} cannot be compiled yet.") from error
+    if isinstance(error, AssertionError) and passes_through(error, "torch._higher_order_ops"):
+        caller = caller_of(error, "torch._higher_order_ops")
+        # Without its cause: frames of that hold tensors without data, and tools may print what frames hold.
+        raise UnsupportedError(f"the higher-order operator {caller} cannot be compiled yet.") from None
 
 
 def _refuse_dead_end(target: Tensor, tangent: Tensor) -> bool:
