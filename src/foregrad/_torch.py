@@ -6,7 +6,9 @@ torch's public face (a test checks it).
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import copy
 import functools
 import gc
 import sys
@@ -38,6 +40,7 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
+    FakeTensorConverter,
     FakeTensorMode,
     UnsupportedOperatorException,
     in_kernel_invocation_manager,
@@ -50,6 +53,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     free_symbols,
 )
+from torch.nested._internal import nested_tensor  # a fake mode loads it, and goes on with its numbers
 from torch.utils._device import DeviceContext  # the mode behind a default device
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -597,7 +601,10 @@ def new_fake_mode(shape_env: ShapeEnv | None, for_all_sizes: bool = False) -> Fa
     Without a CUDA device it sets a device guard which belongs, before torch 2.13, to the thread that happens to be the
     first: the process crashes once that thread has ended. A thread that never ends is made the first.
     """
-    mode = (ModeForAllSizes if for_all_sizes else FakeTensorMode)(shape_env=shape_env)
+    if shape_env is None and not for_all_sizes:
+        mode = _like_a_new_mode(_static_mode())
+    else:
+        mode = (ModeForAllSizes if for_all_sizes else FakeTensorMode)(shape_env=shape_env)
     if _GUARD_ENDS_WITH_THREAD and mode.avoid_device_init and not _guard_is_set.is_set():
         if threading.current_thread() is threading.main_thread():
             torch._C._ensureCUDADeviceGuardSet()
@@ -606,6 +613,22 @@ def new_fake_mode(shape_env: ShapeEnv | None, for_all_sizes: bool = False) -> Fa
             _guard_is_set.wait()
         _guard_is_set.set()
     return mode
+
+
+@functools.cache
+def _static_mode() -> FakeTensorMode:
+    return FakeTensorMode()
+
+
+def _like_a_new_mode(mode: FakeTensorMode) -> FakeTensorMode:
+    """A copy of a mode that was never used; the constructor reads the lines of the whole stack, for a message."""
+    new = copy.copy(mode)
+    for name, value in vars(mode).items():
+        if isinstance(value, (list, collections.deque)):
+            setattr(new, name, copy.copy(value))
+    new.fake_tensor_converter = FakeTensorConverter(copy_data=mode.propagate_real_tensors, export=False)
+    new.nt_tensor_id_initial_count = new.nt_tensor_id_counter = nested_tensor._tensor_id_counter
+    return new
 
 
 _GUARD_ENDS_WITH_THREAD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)

@@ -70,7 +70,9 @@ class Surroundings:
         self.modules: dict[int, ModuleParts] = {}  # by id
         self._tensors: dict[int, Place] = {}
         self._state: dict[int, Place] = {}  # parameters and buffers of modules, once somebody asks
-        self._tables: list[tuple[str, dict[str, Any], dict[str, Any]]] = []  # those that are not in it yet
+        self._tables: list[
+            tuple[str, dict[str, Any], list[tuple[str, int]]]
+        ] = []  # those that are not in it yet, by id
         self._seen: set[int] = set()
         self._ran = ran
         self._names: set[str] = {"forward"}  # that the program may look up in an object
@@ -100,8 +102,8 @@ class Surroundings:
     def _known_place(self, tensor: Tensor) -> Place | None:
         """A parameter or buffer belongs to its module, wherever else it is held."""
         for path, table, before in self._tables:  # as they were found: the program may have exchanged them since
-            for key, value in before.items():
-                self._state.setdefault(id(value), Place(table, "item", key, _join(path, key)))
+            for key, identity in before:
+                self._state.setdefault(identity, Place(table, "item", key, _join(path, key)))
         self._tables.clear()
         return self._state.get(id(tensor)) or self._tensors.get(id(tensor))
 
@@ -192,7 +194,9 @@ class Surroundings:
                 continue
             parts = self.modules[id(child)] = ModuleParts(full, child)
             self._enter_class(type(child))
-            self._tables += [(full, t, dict(t)) for t in (child._parameters, child._buffers) if t]
+            for table in (child._parameters, child._buffers):
+                if table:
+                    self._tables.append((full, table, [(key, id(tensor)) for key, tensor in table.items()]))
             for key, value in (*parts.containers, *parts.others):
                 self._visit_attribute(vars(child), key, value, _join(full, key))
 

@@ -44,8 +44,9 @@ class InputFacts(NamedTuple):
         """Whether its new data has the geometry that it came with: it is written before any shape is changed."""
         if self.refitted or self.moved is not None:
             return True
-        unchanged = self.geometry is not None and geometry_of(self.recorded.seen) == geometry_of(self.geometry)
-        return isinstance(self.recorded.slot, Memory) and unchanged
+        if self.geometry is None or not isinstance(self.recorded.slot, Memory):
+            return False
+        return geometry_of(self.recorded.seen) == geometry_of(self.geometry)
 
 
 def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_writes: bool) -> InputFacts:
