@@ -161,18 +161,28 @@ class Maker:
             return self._around(set_lazy_bits(plain, meta.conj, meta.neg) if meta.has_bits else plain, meta)
 
     def shown(self, tensors: Sequence[FakeTensor]) -> list[Tensor]:
-        """Genuine tensors for many at once: one that nobody here shares its memory with needs no mirror."""
+        """Genuine tensors for many at once: one that nobody here shares its memory with needs no mirror.
+
+        An input that the backward takes as well is shown as the same tensor there.
+        """
         storages = {id(tensor): tensor.untyped_storage() for tensor in tensors if not lies_alone(tensor)}
         count = Counter([storage._cdata for storage in storages.values()])
         shown: list[Tensor] = []
         for tensor in tensors:
-            meta, storage = vars(tensor)["_foregrad_meta"], storages.get(id(tensor))
-            if storage is None or (count[storage._cdata] == 1 and meta.fills(storage.nbytes())):
-                plain = torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device="meta")
-                shown.append(self._around(plain, meta))
+            known, storage = vars(tensor), storages.get(id(tensor))
+            meta = known["_foregrad_meta"]
+            if storage is None:
+                if "_foregrad_shown" not in known:
+                    known["_foregrad_shown"] = self._apart(meta)
+                shown.append(known["_foregrad_shown"])
+            elif count[storage._cdata] == 1 and meta.fills(storage.nbytes()):
+                shown.append(self._apart(meta))
             else:
                 shown.append(self.genuine(tensor))
         return shown
+
+    def _apart(self, meta: Meta) -> FakeTensor:
+        return self._around(torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device="meta"), meta)
 
     def grow(self, memory: Memory) -> None:
         """Let memory become as large as its mirror is now: a storage without data cannot, so there is another."""
