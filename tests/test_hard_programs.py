@@ -279,6 +279,32 @@ def test_a_program_does_not_keep_a_replaced_parameter_alive():
     assert linear.weight.grad.tolist() == [[5, 7, 9]]
 
 
+@pytest.mark.parametrize("around", [lambda m: foregrad.aot_module(m, nop), lambda m: foregrad.aot_function(m.run, nop)])
+def test_a_program_does_not_keep_replaced_tensors_of_a_module_alive(around):
+    """F-9: plain attributes, buffers and what lies in a list."""
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.plain, self.listed = torch.ones(3), [torch.ones(3)]
+            self.register_buffer("state", torch.ones(3))
+
+        def forward(self, x):
+            return x * self.plain + self.listed[0] + self.state
+
+        def run(self, x):
+            return self(x)
+
+    net = Net()
+    compiled = around(net)
+    compiled(leaf(3)).sum().backward()
+    old = [weakref.ref(tensor) for tensor in (net.plain, net.listed[0], net.state)]
+    net.plain, net.listed[0], net.state = (torch.full((3,), 2.0) for _ in range(3))
+    gc.collect()
+    assert [ref() for ref in old] == [None] * 3
+    assert compiled(torch.ones(3, requires_grad=True)).tolist() == [6, 6, 6]
+
+
 def test_abstract_values_have_the_strides_of_the_real_ones():
     def program(x):
         y = x * 1

@@ -27,7 +27,7 @@ class _Facts:
     def __init__(self, parts: ModuleParts) -> None:
         module = self._module = parts.module
         self._attributes = dict(vars(module))
-        self._tensors = [name for name, value in parts.others if isinstance(value, Tensor)]
+        self._tensors = [name for name in parts.others if isinstance(self._attributes.get(name), Tensor)]
         for name in self._tensors:  # which are inputs, too
             self._attributes.pop(name, None)
         self._children = dict(module._modules)

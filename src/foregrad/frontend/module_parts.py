@@ -29,12 +29,12 @@ class ModuleParts:
         self.filled: list[tuple[str, dict[Any, Any], int]] = [("", attributes, dict_version(attributes))]
         self.empty: list[dict[Any, Any]] = []  # most are: those of hooks nearly always
         self.containers: list[tuple[str, list[Any] | dict[Any, Any] | set[Any]]] = []  # of the user's own
-        self.others: list[tuple[str, Any]] = []  # neither plain values nor containers
+        self.others: list[str] = []  # names of what is neither plain nor a container: nothing here keeps a tensor alive
         for name, value in list(attributes.items()):
             if type(value) in PLAIN:
                 continue
             if not isinstance(value, (list, dict, set)):
-                self.others.append((name, value))
+                self.others.append(name)
             elif isinstance(value, dict) and (name in MODULE_TABLES or "_hooks" in name):
                 if value:
                     self.filled.append((_shown(name), value, dict_version(value)))

@@ -197,7 +197,8 @@ class Surroundings:
             for table in (child._parameters, child._buffers):
                 if table:
                     self._tables.append((full, table, [(key, id(tensor)) for key, tensor in table.items()]))
-            for key, value in (*parts.containers, *parts.others):
+            others = [(key, vars(child).get(key)) for key in parts.others]
+            for key, value in (*parts.containers, *others):
                 self._visit_attribute(vars(child), key, value, _join(full, key))
 
     def _visit_attribute(self, table: dict[str, Any], key: str, value: Any, path: str) -> None:
