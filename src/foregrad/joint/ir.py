@@ -232,12 +232,12 @@ def live_nodes(graph: FlatGraph, outputs: Iterable[Node | None]) -> list[Node]:
 
     Sizes of the inputs stay: a partitioner may need to save them.
     """
-    live: set[int] = set()
+    live: set[Node] = set()
     pending = [node for node in outputs if node is not None]
     pending += [node for node in graph.nodes if node.impure or isinstance(node.value, SymInt)]
     while pending:
         node = pending.pop()
-        if id(node) not in live:
-            live.add(id(node))
+        if node not in live:
+            live.add(node)
             pending.extend(node.inputs())
-    return [node for node in graph.nodes if id(node) in live]
+    return [node for node in graph.nodes if node in live]

@@ -56,13 +56,14 @@ def cut_plainly(joint: Part, num_fwd_outputs: int) -> tuple[Part, Part]:
     tangents = [node for node in joint.placeholders if "tangents" in node.name]
     random = [node for node in joint.placeholders if node.name.startswith(("bwd_seed", "bwd_base_offset"))]
     primals = [node for node in joint.placeholders if node not in tangents and node not in random]
-    in_forward = _forward_set(joint, primals, tangents, forward_outputs)
+    runs = ancestors([*nodes_in(forward_outputs), *_must_run(joint)])
+    in_forward = _forward_set(joint, primals, tangents, runs)
     must_run = [node for node in joint.nodes if node.impure and node.backward]
     needed = ancestors([*nodes_in(backward_outputs), *must_run], stop=in_forward)
     saved = _saved_values(joint, in_forward, needed, backward_outputs)
     tensors = [node for node in saved if not is_symbolic(node)]
     sizes = saved_sizes(joint, in_forward, [node for node in saved if is_symbolic(node)], [*tensors, *tangents])
-    used = ancestors([*nodes_in(forward_outputs), *tensors, *sizes, *_must_run(joint)])
+    used = runs | ancestors([*tensors, *sizes], stop=runs)
     forward_nodes = [node for node in joint.nodes if node in in_forward and node in used]
     backward_nodes = [node for node in joint.nodes if node in needed]
     return (
@@ -97,9 +98,9 @@ def _must_run(joint: Part) -> list[Node]:
     return [node for node in joint.nodes if node.impure and not node.backward]
 
 
-def _forward_set(joint: Part, primals: Sequence[Node], tangents: Sequence[Node], outputs: Sequence[Any]) -> set[Node]:
-    """Everything that the forward can be asked for: its outputs' operators, their single results, and sizes."""
-    found = ancestors([*nodes_in(outputs), *_must_run(joint)]) | set(primals)
+def _forward_set(joint: Part, primals: Sequence[Node], tangents: Sequence[Node], runs: set[Node]) -> set[Node]:
+    """Everything that the forward can be asked for: what it runs, single results of that, and sizes."""
+    found = runs | set(primals)
     for tangent in tangents:
         if tangent in found:
             raise PartitionError(

@@ -56,6 +56,18 @@ NEEDS_DATA: dict[Any, str] = {
 }
 
 
+# All functions that are looked at before they are called.
+_SPECIAL = frozenset(
+    {
+        *NEEDS_DATA,
+        *INNER_BACKWARDS,
+        *REGISTERING,
+        *_SETTERS,
+        *(_GRAD_SETTER, _DATA_SETTER, Tensor.requires_grad_, Tensor.detach_, Tensor.set_),
+    }
+)
+
+
 class RealTensors(TorchFunctionMode):
     """Replaces real tensors by their abstract twins before autograd sees them."""
 
@@ -167,6 +179,8 @@ class RealTensors(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func not in _SPECIAL and getattr(func, "__name__", None) != "__get__":
+            return self._call(func, args, kwargs)
         if func in NEEDS_DATA:
             self._refuse_reading(func, args)
         elif getattr(func, "__name__", None) == "__get__" and func not in _TENSOR_PROPERTIES:
@@ -204,6 +218,10 @@ class RealTensors(TorchFunctionMode):
             self._before_detaching(args[0])
         elif func is Tensor.set_:
             self.data_assigned.discard(id(args[0]))
+        return self._call(func, args, kwargs)
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function with twins in the places of real tensors; a twin that comes back is the real tensor again."""
         result = func(*self._swap(args), **{name: self._swap(value) for name, value in kwargs.items()})
         if isinstance(result, Tensor) and id(result) in self._reals:
             real = self._reals[id(result)]()
