@@ -91,7 +91,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, op: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if op is _DEVICE_OF and type(args[0]) is FakeTensor:  # autograd asks three times as often as it computes
+        if op is _DEVICE_OF and type(args[0]) is FakeTensor:  # of genuine ones, autograd asks it all the time
             return self._engine.device_of(args[0])
         kwargs = kwargs or {}
         if id(op) in self._plain and PLAIN_TYPES.issuperset(types) and get_default_dtype() is self._default_dtype:

@@ -396,13 +396,12 @@ class Recording:
 
 def _refuse_higher_order(error: Exception) -> None:
     """Say which operator of the program had a part of it traced by torch itself, where that has failed."""
+    refusal = "the higher-order operator {} cannot be compiled yet."
     if type(error).__module__.startswith("torch._dynamo"):
-        caller = caller_of(error, "torch._dynamo")
-        raise UnsupportedError(f"the higher-order operator {caller} cannot be compiled yet.") from error
+        raise UnsupportedError(refusal.format(caller_of(error, "torch._dynamo"))) from error
     if isinstance(error, AssertionError) and passes_through(error, "torch._higher_order_ops"):
-        caller = caller_of(error, "torch._higher_order_ops")
         # Without its cause: frames of that hold tensors without data, and tools may print what frames hold.
-        raise UnsupportedError(f"the higher-order operator {caller} cannot be compiled yet.") from None
+        raise UnsupportedError(refusal.format(caller_of(error, "torch._higher_order_ops"))) from None
 
 
 def _refuse_dead_end(target: Tensor, tangent: Tensor) -> bool:

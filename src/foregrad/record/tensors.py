@@ -98,8 +98,7 @@ class Maker:
     def fresh(self, meta: Meta, forbid_data: bool = True) -> FakeTensor:
         """A tensor in memory of its own, which it fills."""
         if meta.has_bits or not meta.native:
-            plain = torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device="meta")
-            return self._around(set_lazy_bits(plain, meta.conj, meta.neg), meta)
+            return self._apart(meta)
         return self._lean(null_tensor(meta.size, meta.stride, meta.dtype, meta.device, forbid_data), meta)
 
     def view(self, base: FakeTensor, meta: Meta) -> FakeTensor:
@@ -107,8 +106,7 @@ class Maker:
         known = vars(base)
         if "_foregrad_maker" not in known:
             with below_autograd():
-                plain = _looking_at(base.untyped_storage(), meta)
-                return self._around(set_lazy_bits(plain, meta.conj, meta.neg) if meta.has_bits else plain, meta)
+                return self._around(_looking_at(base.untyped_storage(), meta), meta)
         known["_foregrad_shares"] = True
         before = known["_foregrad_meta"]
         if before.dtype is not meta.dtype or before.has_bits or meta.has_bits:
@@ -117,11 +115,8 @@ class Maker:
 
     def at(self, storage: torch.UntypedStorage, meta: Meta) -> FakeTensor:
         """A lean tensor that looks at a storage without data."""
-        modes = disable_modes() if dispatch_mode_depth() else contextlib.nullcontext()  # as DTensor has, for its shapes
-        with modes, below_autograd():  # views of plain tensors must not share a version counter
-            plain = _looking_at(storage, meta)
-            plain = set_lazy_bits(plain, meta.conj, meta.neg) if meta.has_bits else plain
-            return self._sharing(null_alias(plain), meta)
+        with _unseen(), below_autograd():  # views of plain tensors must not share a version counter
+            return self._sharing(null_alias(_looking_at(storage, meta)), meta)
 
     def _sharing(self, tensor: FakeTensor, meta: Meta) -> FakeTensor:
         vars(tensor)["_foregrad_shares"] = True
@@ -155,10 +150,8 @@ class Maker:
     def genuine(self, tensor: FakeTensor) -> FakeTensor:
         """A genuine tensor that takes the place of a lean one; those of one memory share one too."""
         meta = vars(tensor)["_foregrad_meta"]
-        modes = disable_modes() if dispatch_mode_depth() else contextlib.nullcontext()
-        with modes, without_function_modes(), below_autograd():
-            plain = _looking_at(self.memory_of(tensor).mirror, meta)
-            return self._around(set_lazy_bits(plain, meta.conj, meta.neg) if meta.has_bits else plain, meta)
+        with _unseen(), without_function_modes(), below_autograd():
+            return self._around(_looking_at(self.memory_of(tensor).mirror, meta), meta)
 
     def shown(self, tensors: Sequence[FakeTensor]) -> list[Tensor]:
         """Genuine tensors for many at once: one that nobody here shares its memory with needs no mirror.
@@ -182,7 +175,9 @@ class Maker:
         return shown
 
     def _apart(self, meta: Meta) -> FakeTensor:
-        return self._around(torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device="meta"), meta)
+        """A genuine tensor in memory of its own."""
+        plain = torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device="meta")
+        return self._around(set_lazy_bits(plain, meta.conj, meta.neg), meta)
 
     def grow(self, memory: Memory) -> None:
         """Let memory become as large as its mirror is now: a storage without data cannot, so there is another."""
@@ -219,7 +214,13 @@ def null_storage(nbytes: int, device: torch.device, forbid_data: bool = True) ->
 def _looking_at(storage: torch.UntypedStorage, meta: Meta) -> Tensor:
     with _normal_tensors():
         plain = torch.empty(0, dtype=meta.dtype, device=storage.device)
-    return plain.set_(storage, meta.offset, meta.size, meta.stride)
+    plain.set_(storage, meta.offset, meta.size, meta.stride)
+    return set_lazy_bits(plain, meta.conj, meta.neg)
+
+
+def _unseen() -> contextlib.AbstractContextManager[Any]:
+    """No mode sees what is made: DTensor works out shapes under modes of its own."""
+    return disable_modes() if dispatch_mode_depth() else contextlib.nullcontext()
 
 
 def _normal_tensors() -> contextlib.AbstractContextManager[Any]:
