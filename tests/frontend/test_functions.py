@@ -8,6 +8,8 @@ import torch
 import foregrad
 from helpers import grab, leaf, nop, plain
 
+aten = torch.ops.aten
+
 
 def test_nothing_is_recorded_before_the_first_call():
     """F-1"""
@@ -140,6 +142,50 @@ def test_a_decomposition_is_differentiated_as_the_operator_was():
     y.tanh().sum().backward()
     assert "tanh.default" not in graphs.ops("forward")
     assert torch.allclose(x.grad, y.grad)
+
+
+@pytest.mark.parametrize(
+    ("change", "twin", "rule"),
+    [
+        (lambda x, y: x.lerp_(y, 0.5), aten.lerp.Scalar, lambda a, b, w: a + (b - a) * w),
+        (lambda x, y: torch.sigmoid(y, out=x), aten.sigmoid.default, lambda a: 1 / (1 + (-a).exp())),
+        (lambda x, y: x.t().addcmul_(y, y), aten.addcmul.default, lambda a, b, c: a + b * c),
+        (
+            lambda x, y: torch._foreach_lerp_([x], [y], 0.5),
+            aten._foreach_lerp.Scalar,
+            lambda a, b, w: [p + (q - p) * w for p, q in zip(a, b, strict=True)],
+        ),
+    ],
+)
+def test_a_decomposition_serves_operators_that_write_too(change, twin, rule):
+    """F-8: what is computed by it becomes the value of the written tensor, without a copy."""
+
+    def program(x, y):
+        change(x, y)
+        return x * 2
+
+    compiled, graphs = grab(program, decompositions={twin: rule})
+    x, y = torch.randn(3, 3), torch.randn(3, 3)
+    ours = x.clone()
+    assert torch.allclose(compiled(ours, y), program(x, y))
+    assert torch.allclose(ours, x) and ours._version == x._version
+    names = graphs.ops("inference")
+    assert not {str(twin).removeprefix("aten."), "clone.default", "copy.default"} & set(names)
+
+
+def test_a_decomposition_that_returns_its_argument_shares_no_memory():
+    """F-8: the written tensor keeps a value of its own."""
+    rules = {aten.abs.default: lambda x: x}
+
+    def program(x, y):
+        torch.abs(x, out=y)
+        x.add_(1)
+        return y * 1
+
+    compiled, _ = grab(program, decompositions=rules)
+    x, y = plain(2), plain(2)
+    assert compiled(x, y).tolist() == y.tolist() == [1, 2]
+    assert x.tolist() == [2, 3]
 
 
 def test_symbolic_sizes_let_one_program_serve_many():

@@ -87,7 +87,7 @@ def aot_function(
         fw_compiler: `compiler(graph_module, example_inputs)` gives a callable; see `make_boxed_func`.
         bw_compiler: for the backward; the forward's if not given. It runs at the first backward.
         partition_fn: cuts the joint graph into forward and backward.
-        decompositions: operators and what to record in their place.
+        decompositions: operators and what to record in their place, also in that of those that write the same values.
         num_params_buffers: so many leading inputs keep fixed shapes when `dynamic`.
         keep_inference_input_mutations: let the graph itself write to inputs where autograd does not mind.
         inference_compiler: for programs without gradients; the forward's if not given.

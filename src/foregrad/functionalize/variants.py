@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .._torch import OpOverload
 from ..ops import aten, op_info
+from ..record.overlap import written_arguments
 
 # Operators whose twin is not found by name.
 _BY_HAND: dict[OpOverload, OpOverload] = {
@@ -116,3 +118,56 @@ def _missing_defaults(op: OpOverload, functional: OpOverload, dropped: frozenset
         if own.has_default_value() and not own.kwarg_only and not other.has_default_value():
             missing.append((i, own.default_value))
     return tuple(missing)
+
+
+def is_idle_batch_norm(op: OpOverload, args: Sequence[Any]) -> bool:
+    """Whether a batch norm has, or updates, no running statistics."""
+    flag = TRAINING_FLAG.get(op)
+    return flag is not None and (args[op_info(op).written[0]] is None or not args[flag])
+
+
+def idle_arguments(op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What the twin of an idle batch norm is called with."""
+    flag = TRAINING_FLAG[op]
+    return (*args[:flag], *args[flag + 1 :])
+
+
+Call = tuple[OpOverload, Sequence[Any], dict[str, Any]]
+
+
+def call_of_twin(
+    op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], device_of: Callable[[Tensor], torch.device]
+) -> Call | None:
+    """The functional operator that stands for a call of one that writes, and what it is called with."""
+    if is_idle_batch_norm(op, args):
+        twin = IDLE_TWINS.get(op)
+        return None if twin is None else (twin, idle_arguments(op, args), kwargs)
+    variant = functional_variant(op)
+    return None if variant is None else (variant.op, *variant_arguments(op, variant, args, kwargs, device_of))
+
+
+def variant_arguments(
+    op: OpOverload,
+    variant: Variant,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device_of: Callable[[Tensor], torch.device],
+) -> tuple[list[Any], dict[str, Any]]:
+    """What the functional twin is called with, for a call of the operator that writes."""
+    names = op_info(op).names
+    given = [a for name, a in zip(names, args, strict=False) if name not in variant.dropped]
+    named = {name: a for name, a in kwargs.items() if name not in variant.dropped}
+    for position, default in variant.defaults:
+        if position >= len(given) and names[position] not in named:
+            given.append(default)
+    if op in IN_OWN_DTYPE and named.get("dtype") is None and not _is_inexact(given[0]):
+        named["dtype"] = given[0].dtype
+    if variant.makes_tensor:
+        target = written_arguments(op, args, kwargs)[0]
+        named |= {"dtype": target.dtype, "device": device_of(target)}
+    order = REORDERED.get(op)
+    return (given if order is None else [given[i] for i in order]), named
+
+
+def _is_inexact(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()

@@ -27,7 +27,15 @@ from ..record.step import Step
 from .operators import RANDOM_FILL
 from .state import TensorState
 from .storages import fit_results
-from .variants import IDLE_TWINS, IN_OWN_DTYPE, REORDERED, TRAINING_FLAG, Variant, functional_variant
+from .variants import (
+    IDLE_TWINS,
+    TRAINING_FLAG,
+    Variant,
+    functional_variant,
+    idle_arguments,
+    is_idle_batch_norm,
+    variant_arguments,
+)
 from .views import SCATTERS
 
 if TYPE_CHECKING:
@@ -36,13 +44,14 @@ if TYPE_CHECKING:
 
 def write(walk: Functionalizer, step: Step) -> None:
     """Replace a step that writes."""
-    flag = TRAINING_FLAG.get(step.op)
-    if step.op is aten.copy_.default:
+    if step.computed is not None:
+        _by_decomposition(walk, step, step.computed)
+    elif step.op is aten.copy_.default:
         _copy(walk, step)
     elif _fills_with_random(step):
         _random_fill(walk, step)
-    elif flag is not None and (step.args[op_info(step.op).written[0]] is None or not step.args[flag]):
-        _idle_batch_norm(walk, step, flag)
+    elif is_idle_batch_norm(step.op, step.args):
+        _idle_batch_norm(walk, step)
     elif (variant := functional_variant(step.op)) is not None:
         _by_variant(walk, step, variant)
     elif auto_functionalizable(step.op):
@@ -54,29 +63,27 @@ def write(walk: Functionalizer, step: Step) -> None:
         )
 
 
-def _idle_batch_norm(walk: Functionalizer, step: Step, flag: int) -> None:
+def _idle_batch_norm(walk: Functionalizer, step: Step) -> None:
     """Batch norm that has or updates no running statistics, by an operator that does not even say that it writes."""
     twin = IDLE_TWINS.get(step.op)
     if twin is None:
         walk.pure(step)
         return
-    args = walk.args((*step.args[:flag], *step.args[flag + 1 :]))
+    args = walk.args(idle_arguments(step.op, step.args))
     walk.results(walk.graph.call(twin, args, walk.kwargs(step.kwargs), step.out), step.out)
 
 
 # ------------------------------------------------------------------------------------------ functional twins
 def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
     targets = written_arguments(step.op, step.args, step.kwargs)
-    _refuse_reading_results(walk, step, variant, targets)
+    _refuse_reading_results(walk, step, variant.pointwise, targets)
     if variant.op is aten.conj_physical.default and not step.args[0].is_complex():  # it would return the input itself
         variant = replace(variant, op=aten.clone.default, pointwise=False)
-    # What is not there cannot be written; where it is differentiated, autograd wants to see it all the same.
-    empty = all(isinstance(t, Tensor) and is_empty(t) and is_empty(walk.shape_now(t)) for t in targets)
-    if empty and not (step.grad_enabled and any(t.requires_grad for t in tensors_in(step.args))):
+    if _writes_nothing(walk, step, targets):
         fit_results(walk, step, targets)
         return
     returns = variant.returns
-    args, kwargs = _call_arguments(walk, step, variant, targets)
+    args, kwargs = variant_arguments(step.op, variant, step.args, step.kwargs, walk.device)
     if returns == 1:
         results: list[Any] | None = [_result(walk, variant, args, kwargs, targets[0])]
     else:
@@ -95,9 +102,15 @@ def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
         _store(walk, step, value, target, result)
 
 
-def _refuse_reading_results(walk: Functionalizer, step: Step, variant: Variant, targets: Sequence[Any]) -> None:
+def _writes_nothing(walk: Functionalizer, step: Step, targets: Sequence[Any]) -> bool:
+    """What is not there cannot be written; where it is differentiated, autograd wants to see it all the same."""
+    empty = all(isinstance(t, Tensor) and is_empty(t) and is_empty(walk.shape_now(t)) for t in targets)
+    return empty and not (step.grad_enabled and any(t.requires_grad for t in tensors_in(step.args)))
+
+
+def _refuse_reading_results(walk: Functionalizer, step: Step, pointwise: bool, targets: Sequence[Any]) -> None:
     """Operators that would read, while they run, what they have written already."""
-    if op_info(step.op).has_out and not variant.pointwise:
+    if op_info(step.op).has_out and not pointwise:
         given = [a for i, a in enumerate(step.args) if i not in op_info(step.op).written]
         shared = {id(walk.state_of(t).storage) for t in tensors_in(given)}
         reads = any(id(walk.state_of(t).storage) in shared for t in tensors_in(targets))
@@ -126,28 +139,6 @@ def _reads_others(walk: Functionalizer, step: Step, targets: Sequence[Tensor]) -
                 if any(storage is walk.state_of(t).storage for k, t in enumerate(targets) if k != i):
                     return True
     return False
-
-
-def _call_arguments(
-    walk: Functionalizer, step: Step, variant: Variant, targets: Sequence[Any]
-) -> tuple[list[Any], dict[str, Any]]:
-    """What the functional twin is called with, as it was recorded."""
-    names = op_info(step.op).names
-    args = [a for name, a in zip(names, step.args, strict=False) if name not in variant.dropped]
-    kwargs = {name: a for name, a in step.kwargs.items() if name not in variant.dropped}
-    for position, default in variant.defaults:
-        if position >= len(args) and names[position] not in kwargs:
-            args.append(default)
-    if step.op in IN_OWN_DTYPE and kwargs.get("dtype") is None and not _is_inexact(args[0]):
-        kwargs["dtype"] = args[0].dtype
-    if variant.makes_tensor:
-        kwargs |= {"dtype": targets[0].dtype, "device": walk.device(targets[0])}
-    order = REORDERED.get(step.op)
-    return (args if order is None else [args[i] for i in order]), kwargs
-
-
-def _is_inexact(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _functional_call(
@@ -249,6 +240,49 @@ def _several(
 
 # Pointwise operators that were seen to give the dtype of their tensors, if these are all of one.
 _KEEPS_DTYPE: set[tuple[OpOverload, torch.dtype, tuple[type, ...]]] = set()
+
+
+# ----------------------------------------------------------------------------------------------- decompositions
+def _by_decomposition(walk: Functionalizer, step: Step, computed: Sequence[Any]) -> None:
+    """The user's decomposition of the functional twin has computed the results: store them."""
+    targets = [] if is_idle_batch_norm(step.op, step.args) else written_arguments(step.op, step.args, step.kwargs)
+    if targets:
+        _refuse_reading_results(walk, step, op_info(step.op).pointwise, targets)
+        if _writes_nothing(walk, step, targets):
+            fit_results(walk, step, targets)
+            return
+    taken = {id(walk.state_of(tensor).storage) for tensor in tensors_in((*step.args, *step.kwargs.values()))}
+    fresh = len(computed) - len(targets)
+    outs = step.out if isinstance(step.out, (list, tuple)) else (step.out,)
+    for value, out in zip(computed[:fresh], outs, strict=False):
+        node = _own_value(walk, value, taken)
+        alike = (value.stride(), value.dtype) == (out.stride(), out.dtype)
+        walk.add_fresh(out, node if alike else walk.with_layout(node, out))
+    nodes = [_own_values(walk, value, taken) for value in computed[fresh:]]
+    fit_results(walk, step, targets)
+    for target, value, node in zip(targets, computed[fresh:], nodes, strict=True):
+        if isinstance(target, (list, tuple)):
+            for one in zip(node, target, value, strict=True):
+                _store(walk, step, *one)
+        else:
+            _store(walk, step, node, target, value)
+
+
+def _own_values(walk: Functionalizer, value: Any, taken: set[int]) -> Any:
+    """Nodes for what a decomposition computed: a tensor, or a list of them."""
+    if isinstance(value, (list, tuple)):
+        return [_own_value(walk, item, taken) for item in value]
+    return _own_value(walk, value, taken)
+
+
+def _own_value(walk: Functionalizer, tensor: Tensor, taken: set[int]) -> Node:
+    """The value of a tensor, cloned where it lies in memory that is taken already; its own is taken from here on."""
+    storage = id(walk.state_of(tensor).storage)
+    node = walk.node_of(tensor)
+    if storage in taken or not walk.engine.is_abstract(tensor):
+        return walk.emit(aten.clone.default, node)
+    taken.add(storage)
+    return node
 
 
 # -------------------------------------------------------------------------------------------- operators of users

@@ -35,6 +35,7 @@ from .._torch import (
     without_function_modes,
 )
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
+from ..functionalize.variants import call_of_twin
 from ..ops import Kind, OpInfo, op_info
 from .changes import Changes
 from .engine import Engine, is_empty
@@ -68,6 +69,7 @@ class Recorder(TorchDispatchMode):
         self.wrappers = WrapperCalls()
         self._engine = engine
         self._run = engine.run
+        self._twins_decompose = bool(decompositions)
         self._decompositions = {**collective_decompositions(), **decompositions}
         self._decomposed = {id(op) for op in self._decompositions}  # to hash an operator takes longer
         self._plain: set[int] = set()  # ids of operators that only have to be run and written down
@@ -124,6 +126,7 @@ class Recorder(TorchDispatchMode):
             return args[0]  # abstract kernels look at the dtype even where there is nothing to draw
         changes = info.kind is Kind.WRITE or info.kind is Kind.RESHAPE
         shapes = self.changes.before(op, args, kwargs, stack) if changes else ()
+        computed = self._by_twin(op, args, kwargs) if self._twins_decompose and info.kind is Kind.WRITE else None
         given, named = self.objects.replaced((args, kwargs), stack) if info.takes_objects else (args, kwargs)
         out = self._result(op, types, given, named, stack)
         missed = error_missed(op, args, kwargs, out)
@@ -135,10 +138,13 @@ class Recorder(TorchDispatchMode):
             out = self.objects.fresh(out)
         if get_default_dtype() is not self._default_dtype and info.kind is Kind.PURE:
             kwargs = self._with_its_dtype(op, types, args, kwargs, out)
-        repeats, follows = self._draw(op, kwargs, args) if info.random else (None, None)
+        draws = info.random and computed is None
+        repeats, follows = self._draw(op, kwargs, args) if draws else (None, None)
         if info.is_plain and id(op) not in self._decomposed and not may_miss_errors(op):
             self._plain.add(id(op))
-        return self._note(op, args, kwargs, out, stack, node, repeats, follows)
+        self._note(op, args, kwargs, out, stack, node, repeats, follows)
+        self.steps[-1].computed = computed
+        return out
 
     def _result(
         self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack
@@ -229,6 +235,19 @@ class Recorder(TorchDispatchMode):
                 one_after_another(op, args, kwargs)
             return None
         return NotImplemented
+
+    def _by_twin(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any] | None:
+        """What an operator that writes would write, by the user's decomposition of its functional twin."""
+        call = call_of_twin(op, args, kwargs, self._engine.device_of)
+        decomposition = None if call is None else self._decompositions.get(call[0])
+        if call is None or decomposition is None:
+            return None
+        twin, given, named = call
+        with self:
+            computed = decomposition(*given, **named)
+        if computed is NotImplemented:
+            return None
+        return tuple(computed) if len(twin._schema.returns) > 1 else (computed,)
 
     def _stack(self) -> Stack:
         """The user's line: of the operator itself, or in backward of the operator that it differentiates."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from .._torch import OpOverload
@@ -17,6 +18,7 @@ class Step:
         "args",
         "backward",
         "becomes_grad",
+        "computed",
         "follows",
         "grad_enabled",
         "kwargs",
@@ -46,6 +48,7 @@ class Step:
         self.grad_enabled = grad_enabled
         self.backward = backward
         self.stack = stack
+        self.computed: Sequence[Any] | None = None  # what a decomposition of its twin gave, if it writes
         self.node: AutogradNode | None = None  # that ran it, in backward
         self.repeats = repeats  # the earlier step whose random draw this one replays
         self.becomes_grad = False  # autograd's copy for a `.grad`, of what the recording holds too
