@@ -1,0 +1,432 @@
+"""The kinds of Python objects that hold state: how each is read, put back, and written to.
+
+One table serves everybody who deals with the user's objects: the walk over what a program can reach, the guards on it,
+and the snapshot that undoes what a recording did. An object may be of several kinds: a subclass of `list` has items and
+attributes. One that is of no kind cannot be followed, and a program that reaches it is refused.
+
+>>> [kind.name for kind in kinds_of([1])], kinds_of(iter([1]))
+(['list'], None)
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextvars
+import enum
+import functools
+import gc
+import io
+import logging
+import os
+import random
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Items = dict[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How objects of one kind hold state."""
+
+    name: str
+    read: Callable[[Any], Items]  # what an object holds, by key
+    restore: Callable[[Any, Items], None]  # make it hold just that again
+    put: Callable[[Any, Any, Any], None] | None = None  # one item more, or another one; None where that cannot be
+    is_attribute: bool = False  # keys are names
+
+    def path(self, owner: str, key: Any) -> str:
+        """An item in the user's words."""
+        if self.is_attribute:
+            return f"{owner}.{key}" if owner else str(key)
+        return f"{owner}[{key!r}]"
+
+
+# ---------------------------------------------------------------------------------------------- containers
+def _restore_list(owner: list[Any], items: Items) -> None:
+    list.__setitem__(owner, slice(None), items.values())
+
+
+def _dict_methods(owner: dict[Any, Any]) -> Any:
+    """The class whose methods store plainly, whatever a subclass of the user's does beside that."""
+    return collections.OrderedDict if isinstance(owner, collections.OrderedDict) else dict
+
+
+def _read_dict(owner: dict[Any, Any]) -> Items:
+    return dict(_dict_methods(owner).items(owner))
+
+
+def restore_dict(owner: dict[Any, Any], items: Items) -> None:
+    """Make a dict hold just these items, in this order."""
+    methods = _dict_methods(owner)
+    for key in [key for key in methods.keys(owner) if key not in items]:
+        methods.__delitem__(owner, key)
+    for key, value in items.items():  # another thread that looks at the dict finds nothing missing
+        methods.__setitem__(owner, key, value)
+    if list(methods.keys(owner)) != list(items):
+        methods.clear(owner)
+        for key, value in items.items():
+            methods.__setitem__(owner, key, value)
+
+
+def _put_dict(owner: dict[Any, Any], key: Any, value: Any) -> None:
+    _dict_methods(owner).__setitem__(owner, key, value)
+
+
+def _restore_set(owner: set[Any], items: Items) -> None:
+    set.clear(owner)
+    set.update(owner, items)
+
+
+def _restore_deque(owner: collections.deque[Any], items: Items) -> None:
+    collections.deque.clear(owner)
+    collections.deque.extend(owner, items.values())
+
+
+LIST = Kind("list", lambda owner: dict(enumerate(list.__iter__(owner))), _restore_list, list.__setitem__)
+DICT = Kind("dict", _read_dict, restore_dict, _put_dict)
+SET = Kind("set", lambda owner: {item: item for item in set.__iter__(owner)}, _restore_set)
+DEQUE = Kind(
+    "deque",
+    lambda owner: dict(enumerate(collections.deque.__iter__(owner))),
+    _restore_deque,
+    collections.deque.__setitem__,
+)
+TUPLE = Kind("tuple", lambda owner: dict(enumerate(tuple.__iter__(owner))), lambda owner, items: None)
+FROZENSET = Kind("frozenset", lambda owner: {item: item for item in owner}, lambda owner, items: None)
+MAPPING = Kind("mappingproxy", lambda owner: dict(owner), lambda owner, items: None)
+
+
+# ------------------------------------------------------------------------------------------- arrays of numbers
+def _restore_bytes(owner: bytearray, items: Items) -> None:
+    owner[:] = items["bytes"]
+
+
+def _restore_array(owner: array.array[Any], items: Items) -> None:
+    owner[:] = array.array(owner.typecode, items["bytes"])
+
+
+def _read_ndarray(owner: Any) -> Items:
+    items = dict(enumerate(owner.ravel().tolist())) if owner.dtype.hasobject else {"bytes": owner.tobytes()}
+    return {"shape": owner.shape, "strides": owner.strides, "dtype": owner.dtype, **items}
+
+
+def _restore_ndarray(owner: Any, items: Items) -> None:
+    if _read_ndarray(owner) == items:
+        return
+    if owner.dtype.hasobject:
+        owner.flat[:] = [items[i] for i in range(owner.size)]
+    else:
+        numpy = sys.modules["numpy"]
+        owner[...] = numpy.frombuffer(items["bytes"], dtype=items["dtype"]).reshape(items["shape"])
+
+
+BYTES = Kind("bytearray", lambda owner: {"bytes": bytes(owner)}, _restore_bytes)
+ARRAY = Kind("array", lambda owner: {"bytes": owner.tobytes()}, _restore_array)
+NDARRAY = Kind("numpy array", _read_ndarray, _restore_ndarray)
+
+
+# --------------------------------------------------------------------------------------------------- objects
+def _slot_names(kind: type) -> tuple[tuple[str, Any], ...]:
+    return tuple(
+        (name, member)
+        for base in kind.__mro__
+        for name, member in vars(base).items()
+        if type(member) is types.MemberDescriptorType and "__slots__" in vars(base)
+    )
+
+
+def slots_of(owner: Any) -> Items:
+    """The filled slots of an object."""
+    found = {}
+    for name, member in _slot_names(type(owner)):
+        try:
+            found[name] = member.__get__(owner)
+        except AttributeError:
+            continue
+    return found
+
+
+def attributes_of(owner: Any) -> dict[str, Any]:
+    """The dict of an object's attributes, an empty one if it has none."""
+    found = getattr(owner, "__dict__", None)
+    return found if type(found) is dict else {}
+
+
+def _read_object(owner: Any) -> Items:
+    return {"__class__": type(owner), **slots_of(owner), **attributes_of(owner)}
+
+
+def _restore_object(owner: Any, items: Items) -> None:
+    if type(owner) is not items["__class__"]:
+        object.__setattr__(owner, "__class__", items["__class__"])
+    slots = dict(_slot_names(type(owner)))
+    for name in slots_of(owner).keys() - items.keys():
+        slots[name].__delete__(owner)
+    for name in slots.keys() & items.keys():
+        slots[name].__set__(owner, items[name])
+    if hasattr(owner, "__dict__"):
+        plain = {name: value for name, value in items.items() if name not in slots and name != "__class__"}
+        restore_dict(attributes_of(owner), plain)
+
+
+def _put_attribute(owner: Any, name: str, value: Any) -> None:
+    slot = dict(_slot_names(type(owner))).get(name)
+    if slot is not None:
+        slot.__set__(owner, value)
+    else:
+        attributes_of(owner)[name] = value
+
+
+OBJECT = Kind("object", _read_object, _restore_object, _put_attribute, is_attribute=True)
+
+
+# ------------------------------------------------------------------------------- what Python code is made of
+def _read_cell(owner: types.CellType) -> Items:
+    try:
+        return {"cell_contents": owner.cell_contents}
+    except ValueError:  # it is empty
+        return {}
+
+
+def _restore_cell(owner: types.CellType, items: Items) -> None:
+    if items:
+        owner.cell_contents = items["cell_contents"]
+    elif _read_cell(owner):
+        del owner.cell_contents
+
+
+def _put_cell(owner: types.CellType, key: Any, value: Any) -> None:
+    owner.cell_contents = value
+
+
+_FUNCTION = ("__code__", "__defaults__", "__kwdefaults__")
+
+
+def _read_function(owner: types.FunctionType) -> Items:
+    return {**{name: getattr(owner, name) for name in _FUNCTION}, **vars(owner)}
+
+
+def _restore_function(owner: types.FunctionType, items: Items) -> None:
+    for name in _FUNCTION:
+        if getattr(owner, name) is not items[name]:
+            setattr(owner, name, items[name])
+    restore_dict(vars(owner), {name: value for name, value in items.items() if name not in _FUNCTION})
+
+
+def class_dict(kind: type) -> dict[str, Any]:
+    """The dict behind the attributes of a class itself; what Python shows of it cannot tell its version."""
+    (found,) = gc.get_referents(kind.__dict__)
+    return found
+
+
+def _restore_class(owner: type, items: Items) -> None:
+    now = vars(owner)
+    for name in [name for name in now if name not in items]:
+        type.__delattr__(owner, name)
+    for name, value in items.items():
+        if vars(owner).get(name) is not value:
+            type.__setattr__(owner, name, value)
+
+
+def _restore_namespace(owner: types.ModuleType, items: Items) -> None:
+    restore_dict(vars(owner), items)
+
+
+def _put_global(owner: types.ModuleType, name: str, value: Any) -> None:
+    vars(owner)[name] = value
+
+
+CELL = Kind("variable", _read_cell, _restore_cell, _put_cell)
+FUNCTION = Kind("function", _read_function, _restore_function, setattr, is_attribute=True)
+CLASS = Kind("class", lambda owner: dict(vars(owner)), _restore_class, type.__setattr__, is_attribute=True)
+NAMESPACE = Kind("Python module", lambda owner: dict(vars(owner)), _restore_namespace, _put_global, is_attribute=True)
+METHOD = Kind(
+    "method",
+    lambda owner: {"__self__": owner.__self__, "__func__": owner.__func__},
+    lambda owner, items: None,
+    is_attribute=True,
+)
+PARTIAL = Kind(
+    "partial",
+    lambda owner: {"func": owner.func, "args": owner.args, "keywords": owner.keywords},
+    lambda owner, items: None,
+    is_attribute=True,
+)
+ACCESSOR = Kind(  # staticmethod, classmethod, property and the like
+    "descriptor",
+    lambda owner: {
+        name: getattr(owner, name) for name in ("__func__", "fget", "fset", "fdel", "func") if hasattr(owner, name)
+    },
+    lambda owner, items: None,
+    is_attribute=True,
+)
+WEAK = Kind("weak reference", lambda owner: {"()": owner()}, lambda owner, items: None, is_attribute=True)
+CACHE = Kind(  # what it holds cannot be looked at, but whether anything was put into it or taken out can
+    "cached function",
+    lambda owner: {"__wrapped__": owner.__wrapped__, "cache_info()": tuple(owner.cache_info())[1:]},
+    lambda owner, items: None,
+    is_attribute=True,
+)
+
+
+# -------------------------------------------------------------------------------------------- state behind calls
+_UNSET = object()
+
+
+def _read_variable(owner: contextvars.ContextVar[Any]) -> Items:
+    value = owner.get(_UNSET)
+    return {} if value is _UNSET else {"get()": value}
+
+
+def _restore_variable(owner: contextvars.ContextVar[Any], items: Items) -> None:
+    if items and _read_variable(owner) != items:
+        owner.set(items["get()"])
+
+
+def _restore_random(owner: random.Random, items: Items) -> None:
+    owner.setstate(items["state"])
+
+
+def _restore_random_state(owner: Any, items: Items) -> None:
+    owner.set_state(items["state"])
+
+
+def _frozen_state(owner: Any) -> Any:
+    """The state of one of numpy's generators, as a value that can be compared and given back."""
+    return tuple(owner.get_state(legacy=True)) if hasattr(owner, "get_state") else owner.bit_generator.state
+
+
+def _restore_generator(owner: Any, items: Items) -> None:
+    owner.bit_generator.state = items["state"]
+
+
+VARIABLE = Kind(
+    "context variable",
+    _read_variable,
+    _restore_variable,
+    lambda owner, key, value: owner.set(value) and None,
+    is_attribute=True,
+)
+RANDOM = Kind("random generator", lambda owner: {"state": owner.getstate()}, _restore_random, is_attribute=True)
+RANDOM_STATE = Kind(
+    "numpy random state", lambda owner: {"state": _frozen_state(owner)}, _restore_random_state, is_attribute=True
+)
+GENERATOR = Kind(
+    "numpy generator", lambda owner: {"state": _frozen_state(owner)}, _restore_generator, is_attribute=True
+)
+
+# ----------------------------------------------------------------------------------------------------- the table
+KINDS: dict[type, Kind] = {
+    list: LIST,
+    dict: DICT,
+    set: SET,
+    tuple: TUPLE,
+    frozenset: FROZENSET,
+    collections.deque: DEQUE,
+    types.MappingProxyType: MAPPING,
+    bytearray: BYTES,
+    array.array: ARRAY,
+    types.CellType: CELL,
+    types.FunctionType: FUNCTION,
+    types.MethodType: METHOD,
+    types.ModuleType: NAMESPACE,
+    type: CLASS,
+    functools.partial: PARTIAL,
+    property: ACCESSOR,
+    staticmethod: ACCESSOR,
+    classmethod: ACCESSOR,
+    weakref.ref: WEAK,
+    type(functools.lru_cache(len)): CACHE,
+    contextvars.ContextVar: VARIABLE,
+    random.Random: RANDOM,
+}
+"""Builtin types that hold state, and the kind of each; instances of subclasses are of that kind too."""
+
+NUMPY_KINDS: dict[str, Kind] = {"ndarray": NDARRAY}
+NUMPY_RANDOM_KINDS: dict[str, Kind] = {"RandomState": RANDOM_STATE, "Generator": GENERATOR}
+
+OPAQUE: tuple[type, ...] = (
+    # Known by their identity alone. Code, and what describes it:
+    types.BuiltinFunctionType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.CodeType,
+    types.GenericAlias,
+    types.UnionType,
+    enum.Enum,
+    # Files, environment variables, logs, threads and locks: read once, or only there for their side effects.
+    io.IOBase,
+    type(os.environ),
+    logging.Filterer,
+    logging.LoggerAdapter,
+    threading.Thread,
+    type(threading.Lock()),
+    type(threading.RLock()),
+    threading.Event,
+    threading.Condition,
+    threading.Semaphore,
+    # Random state that is followed while recording.
+    torch.Generator,
+)
+"""Objects whose state is not looked into, on purpose; those of some modules of torch come on top."""
+
+_OPAQUE_MODULES = ("torch._", "torch.cuda", "torch.distributed", "torch.fx", "torch.jit", "torch.library", "typing")
+
+
+def kinds_of(value: Any) -> tuple[Kind, ...] | None:
+    """The kinds of an object that holds state; none of an opaque one, and None for one that nothing is known about.
+
+    >>> kinds_of(len), [kind.name for kind in kinds_of(collections.Counter())]
+    ((), ['dict', 'object'])
+    """
+    kind = type(value)
+    known = KINDS.get(kind)
+    if known is not None:
+        return (known,)
+    if isinstance(value, type):
+        return (CLASS,)
+    if kind is object or isinstance(value, OPAQUE) or kind.__module__.startswith(_OPAQUE_MODULES):
+        return ()
+    base, found = _builtin_kind(kind)
+    if _hides_state(kind, base):
+        return None
+    if hasattr(value, "__dict__") or _slot_names(kind):
+        found = (*found, OBJECT)
+    return found or None
+
+
+def _builtin_kind(kind: type) -> tuple[type, tuple[Kind, ...]]:
+    """The base of a class that is in the table, and its kind."""
+    for base in kind.__mro__:
+        if base in KINDS:
+            return base, (KINDS[base],)
+        if base.__module__ == "numpy" and base.__name__ in NUMPY_KINDS:
+            return base, (NUMPY_KINDS[base.__name__],)
+        if base.__module__.startswith("numpy.random") and base.__name__ in NUMPY_RANDOM_KINDS:
+            return base, (NUMPY_RANDOM_KINDS[base.__name__],)
+        if base in _TRANSPARENT:
+            return base, ()
+    return object, ()
+
+
+_TRANSPARENT = frozenset({threading.local, BaseException})  # parts in C that show as attributes, or never change
+
+
+def _hides_state(kind: type, base: type) -> bool:
+    """Whether instances are larger than what Python can see of them: a class in C keeps something to itself."""
+    pointer = object.__basicsize__ // 2
+    seen = len(_slot_names(kind)) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    return kind is not base and kind.__basicsize__ - base.__basicsize__ > seen * pointer
