@@ -19,9 +19,10 @@ from ..functionalize.walk import Functionalizer
 from ..options import AOTConfig
 from ..record.recording import Recording
 from ..record.tape import tape_edges
-from ..slots import Grad, Inner, Primal, Returned, Tangent, Token
+from ..slots import Base, Grad, Inner, Output, Primal, Returned, Tangent, Token
 from ..subclasses.layout import Layout, Wrapped, spread, wrappers_in
 from .backward_writes import BackwardWrite
+from .constants import copy_seen_constants
 from .convention import forward_values, placeholder_names, primals_of
 from .effects import Effect, Effects, Escape
 from .graph import Part, to_fx
@@ -130,6 +131,7 @@ def build_joint(
     effects = [*hooks.of_inputs(tracked), *hooks.of_results(outputs, hidden.paths, tracked)]
     forward = forward_values(functionalizer, facts.values(), outputs)
     derived = _differentiated(recording, tape)
+    copy_seen_constants(functionalizer, [*spread(_shown(forward)), *spread(derived.gradients)])
     functionalizer.draws.closed = True
     random = random_facts(functionalizer.draws, training=bool(targets))
     graph.placeholders += random.placeholders
@@ -171,6 +173,11 @@ def _functionalized_forward(recording: Recording, config: AOTConfig) -> Function
     functionalizer.run(recording.steps[: recording.forward_end], 0)
     graph.stack, graph.backward = (), False
     return functionalizer
+
+
+def _shown(forward: dict[Returned, Any]) -> list[Any]:
+    """What the caller gets of the forward's values; new values of inputs are only copied into these."""
+    return [value for slot, value in forward.items() if isinstance(slot, (Output, Base))]
 
 
 def _differentiated(recording: Recording, tape: Tape) -> Differentiated:

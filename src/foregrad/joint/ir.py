@@ -47,7 +47,7 @@ class Node:
 
     def __init__(self, op: Target | None, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> None:
         self.op = op
-        self._inputs: tuple[Node, ...] | None = None  # found when first asked for: arguments do not change
+        self._inputs: tuple[Node, ...] | None = None  # found when first asked for
         self.args = args
         self.kwargs = kwargs
         self.value = value  # the abstract result
@@ -60,6 +60,11 @@ class Node:
         self.written = False  # its tensor is the caller's, and overwritten once the forward has run, or by the backward
         self.stack: Stack = ()
         self.autograd_node: AutogradNode | None = None  # whose work it is, in backward
+
+    def become(self, other: Node) -> None:
+        """Compute what another node computes, for all who read this one."""
+        self.op, self.args, self.kwargs, self.value = other.op, other.args, other.kwargs, other.value
+        self._inputs = None
 
     def inputs(self) -> tuple[Node, ...]:
         """The nodes that this one reads."""

@@ -12,6 +12,7 @@ from ..errors import UnsupportedError
 from ..functionalize.effects import Chain
 from ..slots import Output, Returned
 from ..subclasses.layout import Layout, Wrapped, leaves_of, spread
+from .constants import with_own_constants
 from .excerpts import between, copied_part, impure_since, read_by
 from .graph import Part
 from .ir import Node, ancestors, nodes_in
@@ -111,8 +112,9 @@ def _with_its_gradients(
     derived = _differentiated_later(tape)
     positions = tuple(i for i, node in enumerate(results) if node is not None)
     layouts = tuple(node.layout if isinstance(node, Wrapped) else None for node in results if node is not None)
-    returned = [*chain.ends, *spread(results[i] for i in positions)]
-    outputs = [*returned, *derived.outputs]
+    walk = tape.functionalizer
+    returned = [*chain.ends, *with_own_constants(walk, spread(results[i] for i in positions))]
+    outputs = [*returned, *with_own_constants(walk, derived.outputs)]
     own = [*tape.tangent_nodes, *derived.tokens.heads]
     wanted = [*nodes_in(outputs), *impure, *impure_since(graph, start)]
     nodes = between(graph, [*chain.heads, *given, *tangents, *own], wanted)

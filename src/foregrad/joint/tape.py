@@ -27,6 +27,7 @@ from ..record.tape import tape_nodes
 from ..slots import Inner, Primal, Returned, Tangent
 from ..subclasses.layout import Layout, Wrapped, is_wrapper, layout_of, leaves_of, spread
 from .backward_writes import BackwardWrite, BackwardWrites, Held, written_by
+from .constants import with_own_constants
 from .excerpts import between, impure_since, read_by
 from .graph import Part, to_fx
 from .ir import Node, name_nodes, nodes_in
@@ -286,7 +287,8 @@ class Tape:
         start = len(graph.nodes)
         derived = self.differentiate(slots, autocast=True)
         new = {write.of: write.new for write in derived.writes}
-        outputs = [*spread(derived.gradients), *(new.get(write.of) for write in writes), *derived.tokens.ends]
+        gradients = with_own_constants(self.functionalizer, spread(derived.gradients))
+        outputs = [*gradients, *(new.get(write.of) for write in writes), *derived.tokens.ends]
         given, tangents = self.named(saved), [*self.tangent_nodes, *derived.tokens.heads]
         if self.random is not None and self.random.draws:
             tangents += [self.random.seed, self.random.base]  # what only the backward is given
