@@ -590,6 +590,43 @@ def script_calls_seen() -> Iterator[None]:
                 torch.ScriptMethod.__call__ = _call_script_method  # type: ignore[method-assign]
 
 
+_functorch_utils: Any = torch.autograd.function._functorch.utils  # type: ignore[attr-defined]
+_unwrap_arguments = _functorch_utils.unwrap_dead_wrappers
+_seeing_functions: dict[int, Callable[[tuple[Any, ...]], None]] = {}  # by thread
+
+
+def _see_arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    see = _seeing_functions.get(threading.get_ident())
+    if see is not None:
+        see(args)
+    unwrapped: tuple[Any, ...] = _unwrap_arguments(args)
+    return unwrapped
+
+
+@contextlib.contextmanager
+def custom_functions_seen(see: Callable[[tuple[Any, ...]], None]) -> Iterator[None]:
+    """Call `see` with what the running thread gives to custom functions.
+
+    `Function.apply` is called past all modes. It looks this helper up at each call (torch 2.11 to 2.13), so that those
+    are seen, too, who have kept the bound method from before.
+    """
+    thread = threading.get_ident()
+    with _recordings_lock:
+        before = _seeing_functions.get(thread)
+        _seeing_functions[thread] = see
+        _functorch_utils.unwrap_dead_wrappers = _see_arguments
+    try:
+        yield
+    finally:
+        with _recordings_lock:
+            if before is None:
+                del _seeing_functions[thread]
+            else:
+                _seeing_functions[thread] = before
+            if not _seeing_functions:
+                _functorch_utils.unwrap_dead_wrappers = _unwrap_arguments
+
+
 def effect_type(effect: str) -> Any:
     """torch's own name for a kind of effect."""
     return next(kind for kind in _EffectType if str(kind.value).lower() == effect)

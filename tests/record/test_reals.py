@@ -1,5 +1,6 @@
 """Real tensors that a program finds by itself meet the recording as abstract twins, never as they are."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -95,3 +96,28 @@ def test_a_tensor_in_an_index_is_found():
     assert compiled(plain(2)).tolist() == [2, 1]
     index.fill_(1)
     assert compiled(plain(2)).tolist() == [2, 2] and len(graphs.inputs("inference")) == 2
+
+
+class Aside(torch.autograd.Function):
+    """Its forward calls no operator on the weight."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2, gradient.sum().expand(3)
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_a_weight_that_only_a_custom_function_takes_gets_its_gradient(is_leaf):
+    """Also where the bound `apply` was kept from before."""
+    apply = Aside.apply
+    found = []
+    for transform in (lambda f: f, lambda f: foregrad.aot_function(f, nop)):
+        leaf = torch.ones(3, requires_grad=True)
+        weight = leaf if is_leaf else leaf * 1
+        transform(lambda x, weight=weight: apply(x, weight).sum())(torch.ones(2, requires_grad=True)).backward()
+        found.append(leaf.grad)
+    assert torch.equal(*found)

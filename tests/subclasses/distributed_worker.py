@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrize
 
 import foregrad
 
@@ -180,6 +181,40 @@ def buffer(mesh):
         close(compiled(x), module(x))
         close(other.seen, module.seen)
     assert len(compiled.specializations) == 1
+
+
+def gathered_weights(mesh):
+    """T-1, T-5: parameters that are sharded, and gathered wherever they are used, in modules and in closures"""
+
+    class Gather(nn.Module):
+        def forward(self, weight):
+            return weight.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial("avg")])
+
+    def sharded():
+        torch.manual_seed(0)
+        linear = nn.Linear(4, 2)
+        for name, parameter in list(linear.named_parameters()):
+            setattr(linear, name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)])))
+            parametrize.register_parametrization(linear, name, Gather(), unsafe=True)
+        return linear
+
+    torch.manual_seed(dist.get_rank())
+    x = torch.randn(3, 4)
+    eager, module, closed_over = sharded(), sharded(), sharded()
+    calls = eager, foregrad.aot_module(module, keep), foregrad.aot_function(lambda x: closed_over(x), keep)
+    for call in calls:
+        call(x).square().sum().backward()
+    for found in (module, closed_over):
+        for wanted, got in zip(eager.parameters(), found.parameters(), strict=True):
+            close(got.grad, wanted.grad)
+    weights = [distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]).requires_grad_() for _ in range(2)]
+
+    def using(weight):
+        return lambda x: (x @ weight.full_tensor()).sin().sum()
+
+    using(weights[0])(x).backward()
+    foregrad.aot_function(using(weights[1]), keep)(x).backward()
+    close(weights[1].grad, weights[0].grad)
 
 
 def second_order(mesh):

@@ -38,7 +38,9 @@ def run_two(case, tmp_path, timeout=100):
 
 def test_distributed_tensors(tmp_path):
     """T-1, T-5, T-6, T-9, J-10: DTensor programs equal eager ones, and so does DistributedDataParallel"""
-    cases = "inputs,tensor_parallel,attention,sequence_parallel,buffer,partial,second_order,data_parallel"
+    cases = (
+        "inputs,tensor_parallel,attention,sequence_parallel,gathered_weights,buffer,partial,second_order,data_parallel"
+    )
     codes, outputs = run_two(cases, tmp_path)
     assert codes == [0, 0], "\n".join(outputs)
 

@@ -127,6 +127,13 @@ class RealTensors(TorchFunctionMode):
             self.register(real, twin)
         return twin
 
+    def note_applied(self, args: tuple[Any, ...]) -> None:
+        """A custom function takes real tensors as they are, and autograd's edge leads to them: they are inputs."""
+        with without_function_modes():
+            for value in args:
+                if isinstance(value, Tensor) and not self._abstract(value) and not is_functorch_wrapped(value):
+                    self.twin_of(value)
+
     def _swap(self, value: Any) -> Any:
         if type(value) in PLAIN or self._abstract(value):
             return value

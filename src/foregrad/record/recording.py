@@ -22,6 +22,7 @@ from .._torch import (
     ambient_state_kept,
     autocast_off,
     autocast_state,
+    custom_functions_seen,
     dynamo_aside,
     gradients_of,
     is_reentrant_checkpoint,
@@ -308,7 +309,8 @@ class Recording:
     def _modes(self, reals: RealTensors) -> Iterator[None]:
         with ambient_state_kept():
             try:
-                with recording_autograd(), script_calls_seen(), dynamo_aside(), reals, self.recorder:
+                seen = script_calls_seen(), custom_functions_seen(reals.note_applied)
+                with recording_autograd(), seen[0], seen[1], dynamo_aside(), reals, self.recorder:
                     yield
             finally:
                 self.recorder.generators.restore()
