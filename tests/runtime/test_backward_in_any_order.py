@@ -100,6 +100,29 @@ def test_any_order(name, retain):
         assert other == eager, scene
 
 
+@pytest.mark.parametrize("fn", [lambda x, w: ((x + w).view(-1), w + 1), lambda x, w: (x.exp(), (w + 1).expand(2, -1))])
+def test_saved_sizes_are_never_freed(fn):
+    """J-16, J-17"""
+    for scene, masks in scenes():
+        assert play(compiled(fn, dynamic=True), masks, False) == play(fn, masks, False), scene
+
+
+def test_a_size_behind_a_gradient_of_zeros_is_not_freed():
+    """J-17: eager has saved nothing, so that the backward can be asked twice."""
+
+    def program(x):
+        x.normal_()
+        y = (x - x).view(-1)
+        return y, y
+
+    def run(call):
+        x = leaf(3) + 0
+        y, _ = call(x.clone())
+        return [outcome(lambda: torch.autograd.grad(y, x, torch.ones(3))) for _ in range(2)]
+
+    assert run(compiled(program, dynamic=True)) == run(program)
+
+
 @pytest.mark.parametrize("fn", [lambda x: x * 2, lambda x: x + 2, torch.exp, Keeps.apply])
 def test_a_second_backward_of_one_output(fn):
     """J-17: refused where eager refuses it, whether or not the program itself saved anything."""

@@ -66,19 +66,20 @@ class Store:
         values, wrappers = self._found(ctx, stash, uses)
         if not keeps_graph() and (stash is not None or not all(mask)):
             freed = uses if stash is None else stash.freed | uses
-            ctx.stash = self._left(values, wrappers, mask, freed)
+            ctx.stash = self._left(values, wrappers, freed)
         return values, wrappers
 
     def _found(self, ctx: Any, stash: Stash | None, uses: frozenset[Any]) -> tuple[list[Any], list[Any]]:
         """The same, from autograd's store or from what an earlier backward left."""
-        count = len(self.saved.names)
+        count, gone = len(self.saved.names), [None] * len(self.saved.tensors)
         if stash is None:
             try:
                 return self.values(ctx), self._wrappers(ctx)
             except RuntimeError:
                 if uses:
                     raise
-                return [None] * count, [None] * len(self.in_wrappers)  # freed, and perhaps not needed
+                # The tensors are freed, and perhaps not needed; sizes are no tensors.
+                return [*ctx.sizes, *gone] if self.saved.sizes else gone, [None] * len(self.in_wrappers)
         if stash.freed & uses:
             raise RuntimeError(SECOND_TIME)
         left = stash.values()
@@ -86,26 +87,24 @@ class Store:
             left[len(self.saved.sizes) + i] = ctx.live[k]
         return left[:count], left[count:]
 
-    def _left(
-        self, values: Sequence[Any], wrappers: Sequence[Any], mask: Sequence[bool], freed: frozenset[Any]
-    ) -> Stash:
-        """What later backwards of other outputs may read."""
+    def _left(self, values: Sequence[Any], wrappers: Sequence[Any], freed: frozenset[Any]) -> Stash:
+        """What later backwards may read."""
         inputs, own = set(self.edges.saved.values()), set(self.edges.wrappers.values())
         left = [v.detach() if isinstance(v, Tensor) and i not in inputs else v for i, v in enumerate(values)]
         left += [w if w is None or i in own else w.detach() for i, w in enumerate(wrappers)]
-        kept = self._needed_by_others(mask, freed) - {len(self.saved.sizes) + i for i in self.live}
+        kept = self._needed_later(freed) - {len(self.saved.sizes) + i for i in self.live}
         inside = {len(values) + i for i, positions in enumerate(self.in_wrappers) if positions & kept}
         return Stash(left, kept | inside, freed)
 
-    def _needed_by_others(self, mask: Sequence[bool], freed: frozenset[Any]) -> set[int]:
-        """Positions of saved values that a later backward of another output may read."""
+    def _needed_later(self, freed: frozenset[Any]) -> set[int]:
+        """Positions of saved values that a later backward may read: of an output of which nothing is freed yet."""
         if self._readers is None:
             counts = [len(leaves_of(tangent)) for tangent in self._tape.tangents.values()]
             single = iter(_saved_read_by_tangents(self._module, len(self.saved.names), sum(counts)))
             self._readers = [frozenset().union(*(next(single) for _ in range(count))) for count in counts]
         needed: set[int] = set()
-        for slot, positions, used in zip(self._tape.targets, self._readers, mask, strict=True):
-            if not used and not self._tape.freed_by((slot,)) & freed:
+        for slot, positions in zip(self._tape.targets, self._readers, strict=True):
+            if not self._tape.freed_by((slot,)) & freed:
                 needed |= positions
         return needed
 
@@ -140,7 +139,8 @@ class Store:
 def _saved_read_by_tangents(module: fx.GraphModule, saved: int, count: int) -> list[frozenset[int]]:
     """For each tangent of a backward graph, which of the saved values it is combined with on its way.
 
-    What comes from another tangent is only added to it. Values that nobody reads here are for higher orders.
+    What comes from another tangent is only added to it. Values that nobody reads here are for higher orders, and those
+    behind a gradient that no tangent reaches (zeros of a saved size) may belong to any of them.
     """
     placeholders = module.graph.find_nodes(op="placeholder")[: saved + count]
     read: dict[fx.Node, set[int]] = {node: {i} for i, node in enumerate(placeholders[:saved])}  # where no tangent is
@@ -148,7 +148,11 @@ def _saved_read_by_tangents(module: fx.GraphModule, saved: int, count: int) -> l
     unread = {i for i, node in enumerate(placeholders[:saved]) if not node.users}
     readers: list[set[int]] = [set(unread) for _ in placeholders[saved:]]
     for node in module.graph.nodes:
-        if node.op in ("placeholder", "output"):
+        if node.op == "placeholder":
+            continue
+        if node.op == "output":
+            without = [read[item] for item in node.all_input_nodes if item in read]
+            readers = [positions.union(*without) for positions in readers]
             continue
         known: set[int] = set().union(*(read.get(item, ()) for item in node.all_input_nodes))
         tangents: set[int] = set().union(*(reached.get(item, ()) for item in node.all_input_nodes))
