@@ -273,6 +273,36 @@ def test_the_write_of_one_branch_only():
     agree(program, scene)
 
 
+def test_a_backward_that_writes_to_what_another_saved_is_refused():
+    """M-14: together they fail in eager too, and alone they work; the forward can be called in any case."""
+
+    def program(x, b):
+        return x * b, InBackward.apply(x, b, lambda g, b: b.add_(1) * 0)
+
+    x = leaf(2)
+    first, second = foregrad.aot_function(program, nop)(x, plain(2))
+    assert (first.tolist(), second.tolist()) == ([1, 4], [2, 4])
+    with pytest.raises(UnsupportedError, match="writes to what the backward of another has saved"):
+        first.sum().backward()
+
+
+def test_a_backward_write_to_the_bytes_of_another_dtype():
+    """M-14: whatever the partitioner would rather compute again."""
+
+    def program(y, z, w):
+        z.tril_()
+        return InBackward.apply(w, z, lambda g, z: z.add_(1).sum() * g)
+
+    def scene(call):
+        y, w = plain(2, 2), leaf(2)
+        call(y, y.view(torch.int32), w).sum().backward()
+        return y, w.grad
+
+    for partition in (foregrad.default_partition, foregrad.min_cut_rematerialization_partition):
+        compiled = foregrad.aot_function(program, nop, partition_fn=partition)
+        assert shown(scene(compiled)) == shown(scene(program))
+
+
 def test_gradients_for_some_inputs_run_the_whole_backward():
     """M-14, a documented difference: eager runs only the nodes on the way to `w`, a compiled backward all of them."""
 

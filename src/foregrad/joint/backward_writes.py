@@ -72,6 +72,17 @@ class BackwardWrites:
                 set_version(tensor, versions[id(tensor)])
         return nodes, tuple(writes)
 
+    def give_up(self, steps: Sequence[Step], candidates: Held, versions: Mapping[int, int]) -> None:
+        """Put back what a backward that autograd has refused midway did to the candidates."""
+        held = {storage_of(tensor) for tensor in candidates.values()}
+        made = {storage_of(t) for step in steps if not written_by(step) for t in tensors_in([step.out])}
+        for step in steps:
+            if any(storage_of(t) not in held | made for t in written_by(step)):
+                raise _writes_to_the_forwards(step)
+        for tensor in candidates.values():
+            if id(tensor) in versions:
+                set_version(tensor, versions[id(tensor)])
+
     def written(self, steps: Sequence[Step], candidates: Held) -> Held:
         """Candidates whose memory the backward writes to, or whose shape it changes.
 
@@ -108,11 +119,15 @@ class BackwardWrites:
             found.append(BackwardWrite(slot, current, walk.read(root) if written else None, reshapes, change, False))
         for write in walk.backward_writes:
             if write.step in steps and not write.target.storage.made_in_backward and write.target.storage not in known:
-                raise UnsupportedError(
-                    f"{write.step.op}, at {where(write.step.stack)}, writes in backward to a tensor that the forward "
-                    "made, which cannot be compiled yet. Pass it as an argument, or compile with fallback='eager'."
-                )
+                raise _writes_to_the_forwards(write.step)
         return found
+
+
+def _writes_to_the_forwards(step: Step) -> UnsupportedError:
+    return UnsupportedError(
+        f"{step.op}, at {where(step.stack)}, writes in backward to a tensor that the forward made, which cannot be "
+        "compiled yet. Pass it as an argument, or compile with fallback='eager'."
+    )
 
 
 def written_by(step: Step) -> list[Tensor]:

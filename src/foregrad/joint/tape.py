@@ -139,7 +139,11 @@ class Tape:
         start, inputs = len(recording.steps), len(recording.inputs)
         targets, tangents = [self.targets[s] for s in slots], [self.tangents[s] for s in slots]
         versions = {id(r.seen): r.seen._version for r in self.primals if r.is_tensor and not r.seen.is_inference()}
-        by_slot, others = recording.differentiate(targets, tangents, autocast, self.lower_tangents)
+        try:
+            by_slot, others = recording.differentiate(targets, tangents, autocast, self.lower_tangents)
+        except Exception:
+            self._writes.give_up(recording.steps[start:], self._held_by_the_caller(slots), versions)
+            raise
         self.refuse_late_inputs(inputs)
         found = [*(by_slot.get(recorded.slot) for recorded in self.primals), *others]
         nodes, writes = self._writes.run(
@@ -183,7 +187,16 @@ class Tape:
         for node in graph.nodes[start:]:  # of attempts that were given up
             node.impure = False
         sound = tuple(slot for slot in wanted if slot not in refused)
-        derived = self.differentiate(sound) if sound else Differentiated([None] * self.gradients)
+        try:
+            derived = self.differentiate(sound) if sound else Differentiated([None] * self.gradients)
+        except _NOT_AUTOGRADS:
+            raise
+        except Exception as error:
+            refusal = UnsupportedError(
+                "the backward of one result writes to what the backward of another has saved, so that they cannot be "
+                f"differentiated together ({error}): this cannot be compiled yet. Compile with fallback='eager'."
+            )
+            return Differentiated([None] * self.gradients, refused=refused | dict.fromkeys(sound, refusal))
         return replace(derived, refused=refused)
 
     def refuse_late_inputs(self, known: int) -> None:

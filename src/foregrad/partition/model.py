@@ -215,9 +215,9 @@ class Model:
     def crosses_anyway(self, i: int) -> bool:
         """Whether the backward is given a value for nothing: an input, a size, a view of an input that is written.
 
-        Autograd checks the version of such a view.
+        Autograd checks the version of such a view. What the backward writes to is the caller's, as the forward left it.
         """
-        if i < self.placeholders or self.symbolic[i]:
+        if i < self.placeholders or self.symbolic[i] or self.nodes[i].written:
             return True
         return self.banned[i] is not None and self.base[i] < self.placeholders
 
