@@ -308,6 +308,19 @@ def test_assigning_data(program):
         check_core(program, leaf(3) * 1, nn.Parameter(plain(3) + 0.5, requires_grad=False), nn.Parameter(plain(3)))
 
 
+@torch.no_grad()
+def move(x, y):
+    x.set_(y)
+
+
+@pytest.mark.parametrize("go", [lambda x, y: setattr(x, "data", y), move], ids=["data", "set_"])
+@pytest.mark.parametrize("y", [plain, leaf], ids=["plain", "leaf"])
+def test_a_view_of_what_was_moved_keeps_its_own_history(go, y):
+    """A-1, M-7, M-10: its gradient is for the tensor that was moved, whoever owns the memory."""
+    check_core(lambda x, y: (go(x, y), x[0])[1], leaf(2, 3), y(2, 3) + 0.5 if y is plain else y(2, 3))
+    check_core(lambda x, y: (go(x, y), x.t(), y * 2)[1:], leaf(2, 3), y(2, 3))
+
+
 def test_data_of_another_shape():
     """M-7"""
     check_core(lambda x, y: (setattr(x, "data", y), x * x)[1], plain(3), plain(2, 2))
@@ -330,6 +343,10 @@ NOT_YET = {
     "a result after its use": (lambda x, y, w, v: ((z := v * w), assign(v, y), z), AFTER_USE),
     "to what was computed from it": (lambda x, y, w, v: ((t := v * 2), assign(v, t), v * w), AFTER_USE),
     "there and back": (lambda x, y, w, v: ((old := v.data), assign(v, y), v.add_(1), assign(v, old), v * w), AFTER_USE),
+    "and a view without grad": (
+        torch.no_grad()(lambda x, y, w, v: (assign(w, y), w[:1].mul_(2))[1]),
+        "to the memory of another input",
+    ),
     "to itself, and written": (lambda x, y, w, v: (assign(v, v), v.mul_(2), v * w)[2], "and moves it to other memory"),
 }
 
@@ -343,6 +360,22 @@ def test_a_move_is_refused_for_now(program, words):
         foregrad.aot_function(program, nop)(*tensors)
     assert [t.data_ptr() for t in tensors] == places
     assert [(t.tolist(), t._version) for t in tensors] == [([1, 2, 3], 0)] * 4
+
+
+LAZY = {
+    "set_ to a conjugate": lambda x, y: (x.set_(y.conj()), x * 2)[1],
+    "set_ of a conjugate": lambda x, y: ((z := y.conj()), z.set_(x), z * 2)[2],
+    ".data of a conjugate": lambda x, y: (assign(x, y.conj()), x * 2)[1],
+}
+
+
+@pytest.mark.parametrize("program", LAZY.values(), ids=LAZY)
+def test_a_move_to_memory_that_is_read_otherwise_is_refused(program):
+    """M-7, M-10: the lazy conjugate stays with the tensor, or comes with the memory."""
+    x, y = torch.tensor([1 + 2j]), torch.tensor([3 - 1j])
+    with pytest.raises(UnsupportedError, match="lazily conjugated"):
+        foregrad.aot_function(program, nop)(x, y)
+    assert (x.tolist(), y.tolist(), x.is_conj()) == ([1 + 2j], [3 - 1j], False)
 
 
 def test_a_view_from_before_keeps_the_old_data():

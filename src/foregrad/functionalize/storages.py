@@ -97,6 +97,12 @@ def _move(walk: Functionalizer, step: Step, tensor: Tensor) -> None:
             f"{step.op}, at {where(step.stack)}, moves a tensor that requires grad to other memory after it was used, "
             "which cannot be compiled yet."
         )
+    if any(_lazy_bits(source) != _lazy_bits(tensor) for source in tensors_in(step.args[1:])):
+        raise UnsupportedError(
+            f"{step.op}, at {where(step.stack)}, moves a tensor to the memory of one that is lazily conjugated or "
+            "negated, where it is not so itself, or the other way round: this cannot be compiled yet. Resolve it first "
+            "(resolve_conj, resolve_neg)."
+        )
     if step.op is aten.set_.source_Tensor:
         walk.add_view(walk.state_of(step.args[1]), tensor, ViewStep(aten.alias.default, (), {}, None))
     elif step.op is aten.set_.source_Tensor_storage_offset:
@@ -109,6 +115,10 @@ def _move(walk: Functionalizer, step: Step, tensor: Tensor) -> None:
         walk.add_fresh(tensor, walk.graph.call(aten.empty.memory_format, ([0],), options, walk.shape_now(tensor)))
     else:
         raise UnsupportedError(f"{step.op}, at {where(step.stack)}, takes a storage: it cannot be compiled yet.")
+
+
+def _lazy_bits(tensor: Tensor) -> tuple[bool, bool]:
+    return tensor.is_conj(), tensor.is_neg()
 
 
 # ----------------------------------------------------------------------------------------------------- resize_
@@ -144,7 +154,7 @@ def extent(tensor: Tensor) -> int:
 def memory_of(state: TensorState) -> TensorState:
     """What `as_strided` looks at: the whole storage, wherever the tensor itself lies in it."""
     root = state.root
-    lazy = state.tensor.is_conj() != root.tensor.is_conj() or state.tensor.is_neg() != root.tensor.is_neg()
+    lazy = _lazy_bits(state.tensor) != _lazy_bits(root.tensor)
     return state if lazy or root.tensor.dtype != state.tensor.dtype else root
 
 
