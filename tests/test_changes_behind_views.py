@@ -214,6 +214,34 @@ def test_views_require_grad_with_what_they_are_views_of():
     check_core(flagged_base, x, x[2:])
 
 
+def test_a_view_of_an_input_that_the_program_makes_require_grad_by_a_write():
+    """A-1, B-4: beside it, the memory that they share is looked at under no_grad."""
+
+    def program(y, z):
+        y.cumsum_(0)
+        v = z.view(3, 2)
+        z.add_(y)
+        return v
+
+    y = result(6)
+    check_core(program, y, y.detach())
+
+
+def test_a_view_whose_history_autograd_loses_is_refused():
+    """A-1: eager follows it by its geometry, from a base that does not require grad."""
+
+    def program(x):
+        v = x[..., None].requires_grad_()
+        w = v.mT
+        x.detach().mul_(2)
+        return w
+
+    x = plain(3)
+    with pytest.raises(UnsupportedError, match="autograd cannot follow the program"):
+        foregrad.aot_function(program, nop)(x)
+    assert x.tolist() == [1, 2, 3]
+
+
 def test_a_view_of_a_view_that_the_program_made_require_grad():
     """A-2, J-3"""
     check_core(flagged_view, plain(2, 2, 2))

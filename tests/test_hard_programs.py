@@ -138,6 +138,7 @@ PROGRAMS = {
     lambda x: F.dropout(x.transpose(0, 1), 0.5): lambda: (leaf(4, 5),),
     lambda x: torch.func.grad(lambda y: (y**2).sum())(x): lambda: (plain(3),),
     lambda x: x.as_strided((2, 2), (1, 2)).fill_diagonal_(3.0): lambda: (plain(4),),
+    lambda x: [piece * 2 for piece in x.split(3, -1)]: lambda: (leaf(2, 0),),
 }
 
 

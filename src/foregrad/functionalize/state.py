@@ -89,3 +89,12 @@ class TensorState:
         while state is not None and state.input is None:
             state = state.source or state.parent
         return None if state is None else state.input
+
+    def views_of_owner(self) -> list[TensorState]:
+        """This tensor, what it was taken from, and so on, without the input at the end."""
+        views: list[TensorState] = []
+        state: TensorState | None = self
+        while state is not None and state.input is None:
+            views.append(state)
+            state = state.source or state.parent
+        return views

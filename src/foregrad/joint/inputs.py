@@ -207,10 +207,7 @@ def _is_own(recorded: RecordedInput) -> bool:
 
 def _requires_grad(recorded: RecordedInput) -> bool:
     """After the program ran. A view that must not be written cannot even be asked once its memory has changed."""
-    try:
-        return bool(recorded.seen.requires_grad)
-    except RuntimeError:
-        return recorded.required_grad
+    return recorded.required_grad if is_stale(recorded.seen) else bool(recorded.seen.requires_grad)
 
 
 def untouched(recorded: RecordedInput, requires_grad: bool, geometry: Tensor | None = None) -> InputFacts:
@@ -238,6 +235,8 @@ def is_stale(tensor: Tensor) -> bool:
     """Whether autograd refuses to say anything about a view, because its base was written behind its back."""
     try:
         tensor.grad_fn  # noqa: B018
-    except RuntimeError:
+    except RuntimeError as error:
+        if "INTERNAL ASSERT FAILED" in str(error):  # autograd lost it, and would say nothing of it the next time
+            raise
         return True
     return False

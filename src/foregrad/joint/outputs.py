@@ -200,6 +200,7 @@ class OutputClassifier:
         owner = state.owner
         if self._position[id(leaf)] != i:
             return SameAsOutput(self._position[id(leaf)])
+        self._refuse_untracked_view_of_moved(leaf, self._paths[i])
         if is_stale(leaf):
             return self._stale(leaf, owner, self._paths[i])
         base = leaf._base
@@ -212,6 +213,23 @@ class OutputClassifier:
         if owner is not None:
             return self._in_memory_of(owner, leaf)
         return self._view_of_intermediate(leaf) or self._twin_of_output(leaf) or self._plain(leaf, OutputType.non_alias)
+
+    def _moved(self, leaf: Tensor) -> RecordedInput | None:
+        """The input that autograd takes a tensor for a view of, where that was moved to the memory of another."""
+        base = None if leaf._base is None else self._inputs.get(id(leaf._base))
+        if base is None or not base.seen.requires_grad or self._state(leaf).owner is base:
+            return None
+        before = self._functionalizer.state_before(base)
+        return None if self._state(leaf).storage is before.storage else base
+
+    def _refuse_untracked_view_of_moved(self, leaf: Tensor, path: str) -> None:
+        """Such a view goes with the memory of another input, and with the history, or the version, of its own."""
+        moved = self._moved(leaf)
+        if moved is not None and self._state(leaf).owner is not None and (is_stale(leaf) or leaf.grad_fn is None):
+            raise UnsupportedError(
+                f"{path} is a view of {moved.slot}, taken under no_grad after that was moved to the memory of another "
+                "input: this cannot be compiled yet. Take it with gradients on, or return a clone."
+            )
 
     def _wrapper(self, i: int, leaf: Tensor) -> Result:
         """A wrapper subclass: views of it are known from its own operators, what is inside from the record."""
@@ -259,8 +277,8 @@ class OutputClassifier:
     def _in_memory_of(self, owner: RecordedInput, leaf: Tensor) -> Result:
         """An output whose memory belongs to an input; autograd may see it otherwise."""
         chain = self._state(leaf).chain_from(self._state_at_the_end(owner)) or []
-        views = [state.tensor for state in self._state(leaf).path_to_root()[:-1]]
-        before = any(view.grad_fn is None for view in (leaf, *views))
+        views = [state.tensor for state in self._state(leaf).views_of_owner()]
+        before = any(not is_stale(view) and view.grad_fn is None for view in views)
         before = before and all(step.op is not aten.detach.default for step in chain)
         if before and not owner.required_grad and self._recording.made_to_require_grad(owner.seen):
             raise UnsupportedError(
@@ -281,7 +299,7 @@ class OutputClassifier:
     def _has_own_history(self, leaf: Tensor) -> bool:
         """Whether autograd takes an alias of an input for something computed."""
         root = leaf if leaf._base is None else leaf._base
-        if id(root) not in self._roots:
+        if id(root) not in self._roots or self._moved(leaf) is not None:
             return True
         return self._is_from_custom_function(leaf) or self._is_from_fresh_leaf(leaf)
 

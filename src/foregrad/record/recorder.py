@@ -39,7 +39,7 @@ from ..functionalize.variants import call_of_twin
 from ..ops import Kind, OpInfo, op_info
 from .changes import Changes
 from .engine import Engine, is_empty
-from .lenient import error_missed, may_miss_errors
+from .lenient import error_missed, may_miss_errors, twin_of_refused
 from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
 from .lists import lists_share_memory, one_after_another
 from .objects import ScriptObjects
@@ -166,6 +166,9 @@ class Recorder(TorchDispatchMode):
             ) from error
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             told = error_of_eager(op, args, kwargs) if op.namespace == "aten" else None
+            twin = twin_of_refused(op, args) if told is None else None
+            if twin is not None:
+                return self._result(twin[0], types, twin[1], {}, stack)
             if told is None or isinstance(error, ForegradError):
                 raise
             raise told from error
