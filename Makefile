@@ -1,6 +1,7 @@
 # make test | demo | bench | sweep | fuzz | format | clean
 #
-# make fuzz N=10000 SEED=0 compares that many random programs with eager.
+# make fuzz N=10000 SEED=0 compares that many random programs of each grammar with eager; GRAMMAR=tensors or
+# GRAMMAR=state draws one of them, FIRST=10000 continues a run.
 #
 # An interpreter that already has torch (in range) and pytest is used as it is, and nothing is installed: this is
 # how the targets run where there is no network. Any other interpreter only serves to make .venv.
@@ -8,6 +9,8 @@
 PYTHON ?= python3
 N      ?= 10000
 SEED   ?= 0
+FIRST  ?= 0
+GRAMMAR ?= both
 VENV   := .venv
 STAMP  := $(VENV)/.installed
 
@@ -51,7 +54,7 @@ sweep: $(SETUP)
 	$(PY) -m pytest -m sweep
 
 fuzz: $(SETUP)
-	$(PY) -m foregrad.testing.fuzz --programs $(N) --seed $(SEED)
+	$(PY) -m foregrad.testing.fuzz --programs $(N) --seed $(SEED) --first $(FIRST) --grammar $(GRAMMAR)
 
 format: $(SETUP)
 	$(PY) -m ruff check --fix .

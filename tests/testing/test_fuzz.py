@@ -89,5 +89,5 @@ def test_a_program_that_ends_its_process_does_not_end_the_run():
 
 
 def test_the_command_line_shows_a_program(capsys):
-    assert main(["--seed", SEED, "--show", "3"]) == 0
+    assert main(["--seed", SEED, "--grammar", "tensors", "--show", "3"]) == 0
     assert capsys.readouterr().out == f"{made(3)}\n"

@@ -7,19 +7,22 @@ again from its seed and its number:
 def program(...):
     ...
 
+There are two grammars: programs over tensors, which this folder draws, and stateful ones, which `state/` draws.
+
 The files in the order in which a program flows through them: `rows` (what statements there are), `custom` (operators of
 our own), `program` (a program as data and as a script), `inputs`, `draws` and `generate` (drawing one), `oracle`
-(comparing it with eager), `shrink`, `workers` (processes), `summary`.
+(comparing it with eager), `shrink`; `grammars` (both of them), `workers` (processes), `summary`.
 """
 
 from .generate import generate, partitioners
+from .grammars import GRAMMARS, fails_with
 from .oracle import Outcome, examine
 from .program import FuzzProgram, Input, Options, Statement, Storage
 from .shrink import shrink
 from .summary import Failure, Summary
-from .workers import fails_with
 
 __all__ = [
+    "GRAMMARS",
     "Failure",
     "FuzzProgram",
     "Input",

@@ -1,6 +1,7 @@
 """`python -m foregrad.testing.fuzz`: compare many programs with eager, and shrink those that differ."""
 
 import argparse
+import os
 import pathlib
 import sys
 import time
@@ -8,9 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from .generate import generate
-from .program import FuzzProgram
-from .shrink import shrink
+from .grammars import GRAMMARS, Program, grammar_of
 from .summary import Failure, Summary
 from .workers import Examine, Make, Shrink, Workers
 
@@ -24,12 +23,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The command line.
     """
     given = _parse(arguments)
+    grammars = list(GRAMMARS) if given.grammar == "both" else [given.grammar]
     if given.show is not None:
-        print(generate(given.seed, given.show))
+        for grammar in grammars:
+            print(GRAMMARS[grammar].generate(given.seed, given.show))
         return 0
     summary = Summary()
     with Workers(given.processes, given.limit) as workers, suppress(KeyboardInterrupt):
-        _run(workers, summary, given.seed, range(given.first, given.first + given.programs))
+        numbers = range(given.first, given.first + given.programs)
+        # In turns, so that a run that is broken off has seen something of both.
+        _run(workers, summary, [Make(given.seed, number, grammar) for number in numbers for grammar in grammars])
         for failure in _shrunk(workers, summary, given.shrink):
             print(failure, flush=True)
             if given.save:
@@ -40,10 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m foregrad.testing.fuzz", description=__doc__)
-    parser.add_argument("--programs", type=int, default=1000, help="how many programs (default: %(default)s)")
+    parser.add_argument("--programs", type=int, default=1000, help="how many of each grammar (default: %(default)s)")
+    parser.add_argument("--grammar", choices=[*GRAMMARS, "both"], default="both", help="what to draw (default: both)")
     parser.add_argument("--seed", default="0", help="the seed of the run (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="the number of the first program")
-    parser.add_argument("--processes", type=int, default=2, help="how many at a time (default: %(default)s)")
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count() or 1, help="how many at a time (default: all cores)"
+    )
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one program (default: %(default)s)")
     parser.add_argument("--shrink", type=int, default=3, help="how many failures of a kind to shrink")
     parser.add_argument("--save", type=pathlib.Path, help="a folder for the scripts of the failures")
@@ -51,16 +57,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _run(workers: Workers, summary: Summary, seed: str, numbers: range) -> None:
+def _run(workers: Workers, summary: Summary, tasks: Sequence[Make]) -> None:
     """Examine programs, with a line about the progress now and then."""
     start = reported = time.monotonic()
-    for result in workers.run(Make(seed, number) for number in numbers):
+    for result in workers.run(tasks):
         summary.add(result.program, result.outcome)
         now = time.monotonic()
-        if now - reported > _SECONDS_BETWEEN_REPORTS or summary.programs == len(numbers):
+        if now - reported > _SECONDS_BETWEEN_REPORTS or summary.programs == len(tasks):
             reported = now
             rate, failed = summary.programs / (now - start), len(summary.failures)
-            line = f"{summary.programs} of {len(numbers)} programs, {failed} failed, {rate:.1f} per second"
+            line = f"{summary.programs} of {len(tasks)} programs, {failed} failed, {rate:.1f} per second"
             print(line, file=sys.stderr, flush=True)
 
 
@@ -81,11 +87,11 @@ def _shrink(workers: Workers, failure: Failure) -> Failure:
         (result,) = workers.run([Shrink(program, signature)])
         return Failure(result.outcome, result.program) if result.outcome.differences else failure
 
-    def fails(smaller: FuzzProgram) -> bool:
+    def fails(smaller: Program) -> bool:
         # Each candidate may kill the process that examines it.
         return all(result.outcome.broken == signature for result in workers.run([Examine(smaller)]))
 
-    return Failure(failure.outcome, shrink(program, fails))
+    return Failure(failure.outcome, grammar_of(program).shrink(program, fails))
 
 
 def _save(failure: Failure, folder: pathlib.Path) -> None:

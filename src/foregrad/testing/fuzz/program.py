@@ -238,6 +238,20 @@ class FuzzProgram:
             case _, results:
                 return f"({', '.join(results)})"
 
+    def covered(self) -> Iterator[tuple[str, str]]:
+        """What the program covers, as kinds and names to be counted.
+
+        >>> list(FuzzProgram("0/0", (), (), (Statement("x.mul_(2)", "write", "mul_", ("x",)),), ()).covered())[0]
+        ('write', 'mul_')
+        """
+        for statement in self.statements:
+            yield statement.kind, statement.operator
+        yield "options", "training" if self.options.training else "inference"
+        yield "options", self.options.partitioner
+        for name in ("keep_inference_input_mutations", "dynamic"):
+            if getattr(self.options, name):
+                yield "options", name
+
     def script(self) -> str:
         """A script that checks the program, and that stands by itself.
 

@@ -5,12 +5,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from .grammars import Program
 from .inputs import relations
 from .oracle import Outcome
 from .program import FuzzProgram
 from .rows import ROWS
 
 _WIDTH = 110
+_MOST_NAMES = 80
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Failure:
     """
 
     outcome: Outcome
-    program: FuzzProgram | None
+    program: Program | None
 
     def __str__(self) -> str:
         lines = [f"program {self.outcome.name}: {self.outcome.signature}"]
@@ -52,9 +54,7 @@ class Summary:
     verdicts: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     eager_errors: Counter[str] = field(default_factory=Counter)
-    operators: dict[str, Counter[str]] = field(default_factory=lambda: {kind: Counter() for kind in ROWS})
-    relations: Counter[str] = field(default_factory=Counter)
-    options: Counter[str] = field(default_factory=Counter)
+    covered: dict[str, Counter[str]] = field(default_factory=dict)
     signatures: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
 
@@ -67,7 +67,7 @@ class Summary:
         """
         return self.verdicts.total()
 
-    def add(self, program: FuzzProgram | None, outcome: Outcome) -> None:
+    def add(self, program: Program | None, outcome: Outcome) -> None:
         """Count one program.
 
         >>> summary = Summary()
@@ -88,10 +88,10 @@ class Summary:
             self.failures.append(Failure(outcome, program))
         if program is None:
             return
-        for statement in program.statements:
-            self.operators[statement.kind][statement.operator] += 1
-        self.relations.update(relations(program.inputs))
-        self.options.update(_options(program))
+        for kind, name in program.covered():
+            self.covered.setdefault(kind, Counter())[name] += 1
+        if isinstance(program, FuzzProgram):
+            self.covered.setdefault("inputs", Counter()).update(relations(program.inputs))
 
     def __str__(self) -> str:
         verdicts = ", ".join(f"{count} {verdict}" for verdict, count in self.verdicts.most_common())
@@ -106,21 +106,11 @@ class Summary:
         return "\n\n".join("\n".join(block) for block in blocks)
 
     def _coverage(self) -> Iterator[str]:
-        for kind, counts in self.operators.items():
-            every = {row.operator for row in ROWS[kind]}
-            listed = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-            yield from _wrapped(f"{kind}: {len(counts)} of {len(every)} in {counts.total()} statements: {listed}")
-        for title, counts in (("inputs", self.relations), ("options", self.options)):
-            yield from _wrapped(f"{title}: " + ", ".join(f"{name} {count}" for name, count in counts.most_common()))
-
-
-def _options(program: FuzzProgram) -> Iterator[str]:
-    options = program.options
-    yield "training" if options.training else "inference"
-    yield options.partitioner
-    for name in ("keep_inference_input_mutations", "dynamic"):
-        if getattr(options, name):
-            yield name
+        for kind, counts in self.covered.items():
+            every = f" of {len({row.operator for row in ROWS[kind]})}" if kind in ROWS else ""
+            listed = ", ".join(f"{name} {count}" for name, count in counts.most_common(_MOST_NAMES))
+            rest = f", and {len(counts) - _MOST_NAMES} more" if len(counts) > _MOST_NAMES else ""
+            yield from _wrapped(f"{kind}: {len(counts)}{every}, {counts.total()} times: {listed}{rest}")
 
 
 def _table(counts: Counter[str]) -> list[str]:

@@ -10,14 +10,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import Any
 
 import torch
 
-from .generate import generate
-from .oracle import Outcome, examine, signatures
+from .grammars import GRAMMARS, Program, fails_with, grammar_of
+from .oracle import Outcome
 from .program import FuzzProgram
-from .shrink import shrink
+from .state import StateProgram
 
 # A process is replaced after so many tasks: what torch keeps for each program adds up.
 _TASKS_PER_PROCESS = 2000
@@ -32,20 +31,21 @@ class Make:
 
     seed: int | str
     number: int
+    grammar: str = "tensors"
 
 
 @dataclass(frozen=True)
 class Examine:
     """Examine a program."""
 
-    program: FuzzProgram
+    program: Program
 
 
 @dataclass(frozen=True)
 class Shrink:
     """Make a program smaller while a failure of this signature stays."""
 
-    program: FuzzProgram
+    program: Program
     signature: str
 
 
@@ -63,23 +63,8 @@ class Result:
     """
 
     task: Task
-    program: FuzzProgram | None
+    program: Program | None
     outcome: Outcome
-
-
-def fails_with(signature: str, program: FuzzProgram, **options: Any) -> bool:
-    """Whether a failure of a given signature shows in a program.
-
-    >>> fails_with("value", generate(0, 2), compile=lambda fn: fn)
-    False
-
-    Args:
-        signature: What the failure looks like.
-        program: The program.
-        **options: As for `examine`.
-    """
-    outcome = examine(program, **options)
-    return signature in (outcome.broken, *signatures(outcome.differences))
 
 
 def _serve(pipe: Connection) -> None:
@@ -89,14 +74,14 @@ def _serve(pipe: Connection) -> None:
     while (task := pipe.recv()) is not None:
         pipe.send(_STARTED)
         match task:
-            case Make(seed, number):
-                program = generate(seed, number)
+            case Make(seed, number, grammar):
+                program = GRAMMARS[grammar].generate(seed, number)
             case Examine(program):
                 pass
             case Shrink(program, signature):
-                program = shrink(program, partial(fails_with, signature))
+                program = grammar_of(program).shrink(program, partial(fails_with, signature))
         pipe.send(program)
-        pipe.send(examine(program))
+        pipe.send(grammar_of(program).examine(program))
 
 
 def _be_quiet() -> None:
@@ -140,7 +125,7 @@ class _Worker:
             case Outcome():
                 self.done += 1
                 return Result(self.task, self.program, message)
-            case FuzzProgram():
+            case FuzzProgram() | StateProgram():
                 self.program = message
             case _:
                 # Starting a process takes seconds, which are not the program's.

@@ -1,0 +1,67 @@
+"""What of a recording is left in a world: every object that its names lead to is asked."""
+
+import contextvars
+import gc
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from .same import MODULE_NAME, is_abstract
+
+_LEAVES = (str, bytes, int, float, complex, type(None), types.CodeType, types.FrameType)
+
+
+def abstract_tensors(world: dict[str, Any]) -> Iterator[str]:
+    """The ways that lead from a world's names to an abstract tensor.
+
+    >>> import torch
+    >>> list(abstract_tensors({"seen": [torch.ones(1), torch.ones(1, device="meta")]}))
+    ['seen: Tensor in a list']
+
+    Args:
+        world: The names of the world.
+    """
+    seen = {id(world)}
+    todo = [(name, "the namespace", value) for name, value in world.items()]
+    while todo:
+        name, inside, value = todo.pop()
+        if id(value) in seen or isinstance(value, _LEAVES):
+            continue
+        seen.add(id(value))
+        if is_abstract(value):
+            yield f"{name}: {type(value).__name__} in {inside}"
+            continue
+        described = f"a {type(value).__name__}"
+        todo += [(name, described, part) for part in _parts(value, world)]
+
+
+def _parts(value: Any, world: dict[str, Any]) -> list[Any]:
+    """What an object holds, as far as it is the program's own."""
+    match value:
+        case types.ModuleType():
+            return [] if getattr(value, "__spec__", None) is not None else [vars(value)]
+        case type():
+            return [dict(vars(value))] if value.__module__ == MODULE_NAME else []
+        case types.FunctionType():
+            return _parts_of_function(value, world)
+        case contextvars.ContextVar():
+            return [value.get(None)]
+        case threading.local():
+            return [vars(value)]
+        case Tensor():
+            held = [value.grad] if value.is_leaf or value.retains_grad else []
+            return [*held, value.__dict__, value._backward_hooks]
+        case _ if type(value).__module__.startswith("foregrad"):
+            return []
+        case _:
+            return gc.get_referents(value)
+
+
+def _parts_of_function(function: types.FunctionType, world: dict[str, Any]) -> list[Any]:
+    if function.__module__ is not None and function.__module__.startswith("foregrad."):
+        return []
+    held: list[Any] = [function.__defaults__, function.__kwdefaults__, function.__dict__, *(function.__closure__ or ())]
+    return held

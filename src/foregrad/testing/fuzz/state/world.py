@@ -1,0 +1,97 @@
+"""A world: a script executed for one side of a comparison, and the steps that its caller takes in it."""
+
+import functools
+import gc
+import random
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from .ambient import Ambient
+from .same import MODULE_NAME
+
+# Names that the comparison puts into a world.
+GIVEN = frozenset({"alive", "call", "backward", "forget", "STEPS", "__builtins__", "compile", "compare"})
+
+
+class World:
+    """The names that a script defines, and what the process looks like from there.
+
+    Args:
+        code: The script, compiled.
+    """
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.names = vars(types.ModuleType(MODULE_NAME))
+        self.ambient = Ambient()
+        with self.ambient.in_place():
+            torch.manual_seed(0)
+            random.seed(0)
+            numpy.random.seed(0)
+            exec(code, self.names)
+        self.names["backward"] = backward
+        self.names["forget"] = functools.partial(_forget, self.names)
+
+    def do(self, step: types.CodeType, call: Callable[..., Any]) -> BaseException | None:
+        """Take one step; what it raises is returned.
+
+        Args:
+            step: Python over the names of the world.
+            call: What `call` means in it.
+        """
+        self.names["call"] = call
+        with self.ambient.in_place():
+            try:
+                exec(step, self.names)
+            except Exception as error:
+                return error
+            finally:
+                self.names.pop("call")
+        return None
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in a result: in lists, tuples and dicts.
+
+    >>> len(tensors_in({"a": [torch.ones(1), 2], "b": (torch.ones(1),)}))
+    2
+
+    Args:
+        value: The result.
+    """
+    match value:
+        case Tensor():
+            return [value]
+        case dict():
+            return [tensor for part in value.values() for tensor in tensors_in(part)]
+        case list() | tuple():
+            return [tensor for part in value for tensor in tensors_in(part)]
+        case _:
+            return []
+
+
+def backward(result: Any) -> None:
+    """Differentiate every tensor of a result, each with a tangent of its own.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> backward([x * 3]); x.grad
+    tensor([1.5000, 4.5000])
+
+    Args:
+        result: What a call returned.
+    """
+    able = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
+    tangents = [torch.linspace(0.5, 1.5, t.numel(), dtype=torch.float32).reshape(t.shape).to(t.dtype) for t in able]
+    torch.autograd.backward(able, tangents)
+
+
+def _forget(names: dict[str, Any], *forgotten: str) -> None:
+    """Let go of some names, and note which of their tensors live on."""
+    watched = [weakref.ref(tensor) for name in forgotten for tensor in tensors_in(names.pop(name, None))]
+    gc.collect()
+    names["alive"] = [reference() is not None for reference in watched]

@@ -1,0 +1,55 @@
+"""The grammar of stateful programs: what it draws is compared step by step, and eager agrees with itself."""
+
+import functools
+import runpy
+
+from foregrad.testing.fuzz import state
+from foregrad.testing.fuzz.state import Part, StateProgram
+
+SEED = "tests"
+
+made = functools.cache(functools.partial(state.generate, SEED))
+
+
+def eager(program):
+    return program
+
+
+def by_hand(body, *steps, objects=(), form="function"):
+    """A program of one statement over one argument."""
+    roots = tuple(name for part in objects for name in Part(part, "object", "by hand").makes)
+    return StateProgram(
+        "by hand",
+        tuple(Part(source, "object", "by hand") for source in objects),
+        roots,
+        form,
+        ("x0",),
+        (Part(body, "write", "by hand"),),
+        "x0",
+        tuple(Part(source, "step", "by hand") for source in ("a0 = torch.ones(2)", "r0 = call(a0)", *steps)),
+    )
+
+
+def test_eager_does_not_differ_from_itself():
+    assert [number for number in range(60) if state.examine(made(number), eager).failed] == []
+
+
+def test_a_program_is_made_again_from_its_seed_and_number():
+    assert [state.generate(SEED, number) for number in range(10)] == [made(number) for number in range(10)]
+    assert len({made(number).script() for number in range(20)}) == 20
+
+
+def test_the_script_of_a_program_stands_by_itself(tmp_path, capsys):
+    path = tmp_path / "program.py"
+    path.write_text(by_hand("x0.add_(1)").script())
+    runpy.run_path(str(path), run_name="__main__")
+    assert "differences=()" in capsys.readouterr().out
+
+
+def test_what_foregrad_refuses_is_not_a_difference():
+    outcome = state.examine(by_hand("x0.add_(x0.sum().item())"))
+    assert outcome.verdict == "refused" and outcome.refusals[0].startswith("DataDependentError")
+
+
+def test_what_eager_refuses_is_counted_apart():
+    assert state.examine(by_hand("x0.add_(torch.ones(7))")).verdict == "refused by eager"
