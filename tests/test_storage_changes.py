@@ -321,6 +321,24 @@ def test_a_view_of_what_was_moved_keeps_its_own_history(go, y):
     check_core(lambda x, y: (go(x, y), x.t(), y * 2)[1:], leaf(2, 3), y(2, 3))
 
 
+def made_to_require_grad_and_moved(x, y):
+    x.requires_grad_()
+    x.data = y
+    return x * x
+
+
+def moved_and_made_to_require_grad(x, y):
+    x.data = y
+    x.requires_grad_()
+    return x * x
+
+
+@pytest.mark.parametrize("program", [made_to_require_grad_and_moved, moved_and_made_to_require_grad])
+def test_what_the_program_makes_a_leaf_keeps_its_end_of_the_tape(program):
+    """M-7"""
+    check_core(program, plain(3), plain(3) + 0.5)
+
+
 def test_data_of_another_shape():
     """M-7"""
     check_core(lambda x, y: (setattr(x, "data", y), x * x)[1], plain(3), plain(2, 2))

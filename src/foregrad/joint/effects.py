@@ -97,6 +97,6 @@ class Effects:
                 step = ViewStep(aten.detach.default, (), {}, None)
                 functionalizer.add_view(functionalizer.state_of(recorded.seen), alias, step)
                 output = self.add(alias, str(recorded.slot))
-                leaf = recorded.required_grad and recorded.was_leaf
+                leaf = recorded.was_leaf and (recorded.required_grad or facts.made_to_require_grad)
                 counted = not facts.moved_uncounted
                 self.effects.append(Moved(output, recorded.slot, facts.moved.grad_enabled, counted, leaf))
