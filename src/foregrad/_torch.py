@@ -193,6 +193,12 @@ def accumulating_into() -> torch.Tensor | None:
     return getattr(torch._C._current_autograd_node(), "variable", None)
 
 
+def saved_of_determinant() -> tuple[torch.Tensor, torch.Tensor]:
+    """The matrix and its determinant, as the node of a determinant that runs now has saved them, with their history."""
+    node: Any = torch._C._current_autograd_node()
+    return node._saved_A, node._saved_result
+
+
 def running_node_name() -> str:
     """The name of the autograd node that runs now, as torch's own messages write it."""
     return name_of_node(torch._C._current_autograd_node())

@@ -289,3 +289,37 @@ class HoldsItsInput(torch.autograd.Function):
 def test_an_anchor_beside_what_the_program_keeps_itself():
     """J-10"""
     foregrad.check(lambda x, w: HoldsItsInput.apply(x) + w, leaf(3) * 1, leaf(3) * 1)
+
+
+MATRICES = {
+    "of one singular value": torch.eye(3),
+    "regular": plain(3, 3) + 2 * torch.eye(3),
+    "singular": torch.diag(torch.tensor([3.0, 1, 0])),
+    "of both kinds": torch.stack([plain(2, 2), torch.eye(2), torch.diag(torch.tensor([0.0, 2]))]),
+}
+
+
+@pytest.mark.parametrize("matrix", MATRICES.values(), ids=MATRICES)
+def test_determinants_to_the_third_order(matrix):
+    """J-10: autograd looks at the determinant to choose a formula."""
+
+    def gradients(determinant):
+        x = matrix.double().requires_grad_()
+        target, found = determinant(x).sum(), []
+        for order in (1, 2, 3):
+            found += torch.autograd.grad(target, x, create_graph=order < 3)
+            target = (found[-1] * plain(*matrix.shape).sin()).sum()
+        return found
+
+    torch.testing.assert_close(gradients(compiled(torch.linalg.det)), gradients(torch.linalg.det))
+
+
+def test_the_gradient_of_a_determinant_is_differentiated_inside():
+    """J-10"""
+
+    def program(x):
+        (gradient,) = torch.autograd.grad(x.det(), x, create_graph=True)
+        return gradient.square().sum()
+
+    x = torch.eye(3, requires_grad=True)
+    torch.testing.assert_close(torch.autograd.grad(compiled(program)(x), x), torch.autograd.grad(program(x), x))

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from .._torch import run_engine
+from .determinants import follow_determinants
+from .tape import nodes_behind
 
 
 def _backward(
@@ -29,6 +31,8 @@ def _backward(
     leaves = () if inputs is None else _as_tuple(inputs)
     if inputs is not None and not leaves:
         raise RuntimeError("`inputs` argument to `backward()` cannot be empty.")
+    if create_graph:
+        follow_determinants(nodes_behind(_as_tuple(tensors)))
     run_engine(_as_tuple(tensors), given, retain_graph, create_graph, leaves, allow_unreachable=True, accumulate=True)
 
 
@@ -56,6 +60,8 @@ def _grad(
     if is_grads_batched:  # through vmap, where there is no code of the user's to see
         return NotImplemented
     leaves = _as_tuple(inputs)
+    if create_graph:
+        follow_determinants(nodes_behind(_as_tuple(outputs)))
     unused = materialize_grads if allow_unused is None else allow_unused
     found = run_engine(
         _as_tuple(outputs), grad_outputs, retain_graph, create_graph, leaves, allow_unreachable=unused, accumulate=False

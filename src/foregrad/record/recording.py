@@ -35,6 +35,7 @@ from ..slots import GradOf, Hidden, Inner, Input, Primal
 from ..subclasses.layout import is_jagged, is_wrapper, layout_of, leaves_of, require_comparable, with_symbols
 from .above_autograd import AboveAutograd
 from .accumulate import accumulated, with_added
+from .determinants import follow_determinants
 from .engine import Engine
 from .hooks import Hooks, has_hooks
 from .lines import caller_of, passes_through, user_stack, where
@@ -354,6 +355,8 @@ class Recording:
             ends, given = [target for target, _ in pairs], [tangent for _, tangent in pairs]
             # Leaves of the program's own get gradients too: what eager runs on the way to them is run, or refused.
             nodes = [*(t.grad_fn for t in ends), *(node for _, node in self._edges(ends))]
+            if create_graph:
+                follow_determinants(nodes)
             everything = wanted + self._other_leaves(nodes, wanted)
             add_up = accumulated if any(map(is_reentrant_checkpoint, nodes)) else with_added
             found = add_up(self.engine, ends, given, everything, create_graph) if ends else [None] * len(everything)

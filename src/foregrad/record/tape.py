@@ -6,11 +6,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 
 def tape_edges(targets: Sequence[Tensor]) -> Iterator[tuple[Any, Any]]:
     """Every edge that a backward from these tensors would follow, as (node, following node)."""
-    pending = [target.grad_fn for target in targets if target.grad_fn is not None]
+    yield from _edges_from([target.grad_fn for target in targets if target.grad_fn is not None])
+
+
+def _edges_from(pending: list[Any]) -> Iterator[tuple[Any, Any]]:
     seen = set(pending)
     while pending:
         node = pending.pop()
@@ -30,3 +34,10 @@ def tape_nodes(targets: Sequence[Tensor]) -> Iterator[Any]:
         if node not in found:
             found[node] = None
             yield node
+
+
+def nodes_behind(ends: Sequence[Tensor | GradientEdge]) -> list[Any]:
+    """The same for what a backward may start from."""
+    starts = [end.grad_fn if isinstance(end, Tensor) else end.node for end in ends]
+    known = [node for node in starts if node is not None]
+    return [*known, *(node for _, node in _edges_from(list(known)))]
