@@ -309,6 +309,11 @@ def copy_creation(view: torch.Tensor, real: torch.Tensor) -> None:
     _autograd._set_creation_meta(view, _autograd._get_creation_meta(real))
 
 
+def lock_view(view: torch.Tensor) -> None:
+    """Let autograd forbid writes to a view, with gradients on, as it does for one of several results."""
+    _autograd._set_creation_meta(view, _autograd.CreationMeta.MULTI_OUTPUT_NODE)
+
+
 def creation_of(view: torch.Tensor) -> str:
     """How a view came to be, in autograd's words: DEFAULT, NO_GRAD_MODE, MULTI_OUTPUT_NODE, ..."""
     return str(_autograd._get_creation_meta(view).name)

@@ -27,6 +27,9 @@ from ..values import PLAIN
 from .inputs import is_stale
 from .wrappers import chain_to, refuse_lost_aliasing
 
+# How views come about that autograd lets nobody write to with gradients on, in its own words.
+_LOCKED = frozenset({"IN_CUSTOM_FUNCTION", "MULTI_OUTPUT_NODE", "MULTI_OUTPUT_SAFE"})
+
 KNOWN_CONSTANTS: tuple[type, ...] = (*PLAIN, torch.Size, slice, type(Ellipsis))
 
 
@@ -42,6 +45,8 @@ class Rebuild:
     early: bool = False  # it is taken before anything is written, and goes stale by the writes as it does in eager
     conj: bool = False  # the geometry alone lacks the conj bit that the view has, or has not
     neg: bool = False
+    without_grad: bool = False  # it was taken under no_grad, and requires grad where its base does
+    locked: bool = False  # the geometry alone does not tell that it is one of several views
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,7 @@ class Plain:
     differentiable: bool
     fresh_leaf: bool  # requires grad, and was made so in the program
     is_view: bool
+    locked: bool = False  # a view that autograd lets nobody write to with gradients on
     memory: ViewOfInput | None = None  # where its data lies, although autograd does not relate it to that input
 
 
@@ -408,14 +414,19 @@ class OutputClassifier:
                 "a view of another dtype, of a symbolic size or of an input that changes its shape, cannot be compiled."
             )
         cut_off = not leaf.requires_grad or leaf.grad_fn is None
+        made_leaf = cut_off and self._recording.made_to_require_grad(leaf)
+        # A view taken under no_grad requires grad if its base does. The caller's may itself be a view of another one.
+        follows_base = cut_off and leaf.requires_grad and not made_leaf and leaf._is_view()
         return Rebuild(
             steps=None if steps is None else tuple(steps),
-            hides_base=base.requires_grad and cut_off,
-            becomes_leaf=leaf.requires_grad and cut_off,
-            leaf_by_force=cut_off and self._recording.made_to_require_grad(leaf),
+            hides_base=base.requires_grad and cut_off and not follows_base,
+            becomes_leaf=leaf.requires_grad and cut_off and not follows_base,
+            leaf_by_force=made_leaf,
             renewed=not cut_off and self._is_renewed(leaf, steps or ()),
             conj=steps is None and leaf.is_conj() != base.is_conj(),
             neg=steps is None and leaf.is_neg() != base.is_neg(),
+            without_grad=follows_base,
+            locked=steps is None and not cut_off and creation_of(leaf) in _LOCKED,
         )
 
     def _is_renewed(self, leaf: Tensor, steps: Sequence[ViewStep]) -> bool:
@@ -434,7 +445,8 @@ class OutputClassifier:
         state = self._state(leaf)
         node = self._functionalizer.read(state)
         is_view = node.op is None or not isinstance(node.op, OpOverload) or op_info(node.op).kind is Kind.VIEW
-        return Plain(leaf, kind, differentiable, leaf.requires_grad and not differentiable, is_view)
+        locked = differentiable and leaf._is_view() and creation_of(leaf) in _LOCKED
+        return Plain(leaf, kind, differentiable, leaf.requires_grad and not differentiable, is_view, locked)
 
 
 def _constant(value: Any, path: str) -> Constant:

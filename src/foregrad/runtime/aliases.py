@@ -8,6 +8,7 @@ import torch
 from torch import SymInt, Tensor
 
 from .._torch import (
+    lock_view,
     set_lazy_bits,
     set_version,
 )
@@ -102,7 +103,10 @@ class Aliases(Stage):
             if rebuild.conj or rebuild.neg:
                 bits = writer.bind(set_lazy_bits, "set_lazy_bits")
                 taken_again = f"{bits}({taken_again}, conj={rebuild.conj}, neg={rebuild.neg})"
-            writer.line(f"{name} = {taken_again}")
+            with grad_mode(writer, self.grad_enabled and not rebuild.without_grad, self.grad_enabled):
+                writer.line(f"{name} = {taken_again}")
+            if rebuild.locked:
+                writer.line(f"{writer.bind(lock_view, 'lock_view')}({name})")
         else:
             name = writer.variables[output] = writer.fresh(str(output))
             self._replay(writer, name, source, rebuild, taken)
@@ -121,7 +125,7 @@ class Aliases(Stage):
     def _replay(self, writer: Writer, name: str, source: str, rebuild: Rebuild, taken: Taken) -> None:
         """Call the recorded views one after another; a split is called once for all its pieces."""
         current, steps = source, rebuild.steps or ()
-        followed = not (rebuild.early or rebuild.hides_base or rebuild.becomes_leaf)
+        followed = not (rebuild.early or rebuild.hides_base or rebuild.becomes_leaf or rebuild.without_grad)
         for step in steps:
             arguments = [current, *arguments_text(writer, step.args, step.kwargs)]
             # Under no_grad a change of shape leaves the history of the tensor alone, where a view would have none.

@@ -18,6 +18,7 @@ from .._torch import (
 from ..joint.build import Joint
 from ..joint.ir import Node
 from ..joint.outputs import Plain
+from ..ops import aten
 from ..slots import Output, Primal, Returned, Updated
 from ..subclasses.layout import is_wrapper
 from .backward import Backward
@@ -107,7 +108,7 @@ class TrainingCore:
             writer.line("ctx.set_materialize_grads(False)")
             if not self._all_through():
                 writer.line(f"aside[:] = [{', '.join(self._aside_values(returned))}]")
-            results = [self._differentiable(slot, returned[slot]) for slot in self._tangents]
+            results = [self._differentiable(writer, slot, returned[slot]) for slot in self._tangents]
             writer.line(f"return {', '.join([*results, *anchors])}")
 
     def _count_changes(self, writer: Writer, names: list[str]) -> None:
@@ -151,8 +152,13 @@ class TrainingCore:
         """Whether eager would refuse a second backward although nothing is saved here: a tensor of no size tells."""
         return not self._saved.tensors and self._joint.tape.frees_anything
 
-    def _differentiable(self, slot: Returned, name: str) -> str:
-        """Autograd must not take a result for a view of something inside the graph."""
+    def _differentiable(self, writer: Writer, slot: Returned, name: str) -> str:
+        """Autograd must not take a result for a view of something inside the graph.
+
+        It lets nobody write to views that an operator of the user's makes, such as this one: what it is to lock is one.
+        """
+        if self._is_locked(slot):
+            return f"{writer.bind(aten.alias.default, 'alias')}({name})"
         return f"{name}.detach()" if self._is_view(slot) or isinstance(slot, Updated) else name
 
     def _aside_values(self, returned: dict[Returned, str]) -> list[str]:
@@ -168,6 +174,10 @@ class TrainingCore:
     def _is_view(self, slot: Returned) -> bool:
         result = self._joint.outputs.results[slot.index] if isinstance(slot, Output) else None
         return isinstance(result, Plain) and result.is_view
+
+    def _is_locked(self, slot: Returned) -> bool:
+        result = self._joint.outputs.results[slot.index] if isinstance(slot, Output) else None
+        return isinstance(result, Plain) and result.locked
 
     # ------------------------------------------------------------------------------------------ backward
     def _write_backward(self, writer: Writer) -> None:

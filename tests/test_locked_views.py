@@ -1,0 +1,122 @@
+"""Results that autograd lets nobody write to: one of several views, and views that custom functions and hooks make."""
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+from helpers import leaf, nop
+
+
+class Flat(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view(-1)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.view(2, 2)
+
+
+class Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+def pieces_and_whole(x):
+    y = x * 2
+    return *y.unbind(), y
+
+
+def pieces_of_a_view(x):
+    return (x * 2).t().split(1)
+
+
+def a_view_of_a_piece(x):
+    first, second = (x * 2).chunk(2)
+    return first.view(-1), second
+
+
+def by_a_custom_function(x):
+    return Flat.apply(x * 2)
+
+
+def of_an_input_by_a_custom_function(x):
+    return Flat.apply(x)
+
+
+def as_it_was_given(x):
+    y = x * 2
+    return Same.apply(y), y
+
+
+class Hooked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.inner.register_full_backward_hook(lambda module, given, got: None)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+PROGRAMS = [
+    lambda x: (x * 2).unbind(),
+    lambda x: (x * 2).unbind()[1],
+    lambda x: x.split(1),
+    pieces_and_whole,
+    pieces_of_a_view,
+    a_view_of_a_piece,
+    by_a_custom_function,
+    of_an_input_by_a_custom_function,
+    as_it_was_given,
+    Hooked(),
+]
+
+
+def after_writing(results, training):
+    """For each result: whether it can be written, and whether autograd still knows where it comes from."""
+    shown = []
+    for i, result in enumerate(results):
+        try:
+            with torch.set_grad_enabled(training):
+                result.mul_(2 + i)
+            shown.append(result.tolist())
+        except RuntimeError as error:
+            shown.append("being modified inplace" in str(error) or str(error))
+        for other in results:
+            try:
+                shown.append(other.grad_fn is None)
+            except RuntimeError as error:
+                shown.append("has been modified inplace" in str(error) or str(error))
+    return shown
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_writing_to_a_result_is_allowed_and_forbidden_as_in_eager(program, training, dynamic):
+    transform = foregrad.aot_module if isinstance(program, nn.Module) else foregrad.aot_function
+    seen = []
+    for fn in (program, transform(program, nop, dynamic=dynamic)):
+        results = fn(leaf(2, 2))
+        seen.append(after_writing(results if isinstance(results, (tuple, list)) else [results], training))
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_under_no_grad_require_grad_as_their_base_does(dynamic):
+    def program(x):
+        return x.view(-1), x.unbind()[0]
+
+    compiled = foregrad.aot_function(program, nop, dynamic=dynamic)
+    for x in (leaf(2, 2), leaf(4).detach().view(2, 2).requires_grad_()):
+        with torch.no_grad():
+            expected, got = program(x), compiled(x)
+        assert [t.requires_grad for t in got] == [t.requires_grad for t in expected]
+        assert [t.is_leaf for t in got] == [t.is_leaf for t in expected]
