@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.utils._pytree as pytree  # the tree flattening that torch itself uses: containers registered there count
@@ -601,41 +601,72 @@ def script_calls_seen() -> Iterator[None]:
                 torch.ScriptMethod.__call__ = _call_script_method  # type: ignore[method-assign]
 
 
-_functorch_utils: Any = torch.autograd.function._functorch.utils  # type: ignore[attr-defined]
+PythonNode = torch.autograd.function.BackwardCFunction  # of a custom function, on autograd's tape
+
+
+def custom_function_of(node: PythonNode) -> type:
+    """The class whose backward a node calls."""
+    found: type = type(node)._forward_cls  # type: ignore[attr-defined]
+    return found
+
+
+_functorch_utils: Any = torch.autograd.function._functorch.utils
 _unwrap_arguments = _functorch_utils.unwrap_dead_wrappers
-_seeing_functions: dict[int, Callable[[tuple[Any, ...]], None]] = {}  # by thread
+_push_saved_hooks = _autograd._push_saved_tensors_default_hooks
+
+
+class AutogradWatch(Protocol):
+    """Wants to know what a program tells autograd past all modes."""
+
+    def note_applied(self, args: tuple[Any, ...]) -> None:
+        """A custom function is applied."""
+
+    def note_saved_hooks(self) -> None:
+        """Hooks on what autograd saves are set, which it will call in backward."""
+
+
+_watches: dict[int, AutogradWatch] = {}  # by thread
 
 
 def _see_arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    see = _seeing_functions.get(threading.get_ident())
-    if see is not None:
-        see(args)
+    watch = _watches.get(threading.get_ident())
+    if watch is not None:
+        watch.note_applied(args)
     unwrapped: tuple[Any, ...] = _unwrap_arguments(args)
     return unwrapped
 
 
-@contextlib.contextmanager
-def custom_functions_seen(see: Callable[[tuple[Any, ...]], None]) -> Iterator[None]:
-    """Call `see` with what the running thread gives to custom functions.
+def _see_saved_hooks(pack: Any, unpack: Any) -> None:
+    watch = _watches.get(threading.get_ident())
+    if watch is not None:
+        watch.note_saved_hooks()
+    _push_saved_hooks(pack, unpack)
 
-    `Function.apply` is called past all modes. It looks this helper up at each call (torch 2.11 to 2.13), so that those
-    are seen, too, who have kept the bound method from before.
+
+@contextlib.contextmanager
+def autograd_watched(watch: AutogradWatch) -> Iterator[None]:
+    """Tell a watch what the running thread does to autograd past all modes.
+
+    `Function.apply` and `saved_tensors_hooks` look these two helpers up at each call (torch 2.11 to 2.13), so that
+    those are seen, too, who have kept the bound method from before.
     """
     thread = threading.get_ident()
     with _recordings_lock:
-        before = _seeing_functions.get(thread)
-        _seeing_functions[thread] = see
+        before = _watches.get(thread)
+        _watches[thread] = watch
         _functorch_utils.unwrap_dead_wrappers = _see_arguments
+        _autograd._push_saved_tensors_default_hooks = _see_saved_hooks  # type: ignore[assignment]
     try:
         yield
     finally:
         with _recordings_lock:
             if before is None:
-                del _seeing_functions[thread]
+                del _watches[thread]
             else:
-                _seeing_functions[thread] = before
-            if not _seeing_functions:
+                _watches[thread] = before
+            if not _watches:
                 _functorch_utils.unwrap_dead_wrappers = _unwrap_arguments
+                _autograd._push_saved_tensors_default_hooks = _push_saved_hooks
 
 
 def effect_type(effect: str) -> Any:

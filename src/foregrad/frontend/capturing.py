@@ -16,6 +16,7 @@ from ..errors import DataDependentError, ForegradError, GraphOutputError, StateC
 from ..joint.build import Joint, build_joint
 from ..locks import recording_lock
 from ..options import AOTConfig
+from ..record.backward_code import UserCode
 from ..record.choice import engine_for
 from ..record.engine import EngineReport
 from ..record.lines import starts_programs
@@ -34,6 +35,7 @@ from ..record.recording import GradNeeded, InputsFoundLate, Recording
 from ..record.stand_ins import Argument
 from ..slots import Buffer, Hidden, Input, Param, Primal, Tangent
 from .attributes import HeldTensors
+from .backward_state import ReadInBackward, read_in_backward
 from .calls import code_that_runs
 from .escapes import Snapshot, refuse_assigned_attributes
 from .hook_state import refuse_private_state
@@ -130,18 +132,26 @@ def capture_call(
     dynamic_state = config.dynamic_shapes and not config.options.static_weight_shapes
     state = state_of(module, dynamic_state) if module is not None else []
 
-    def program(seen: list[Any]) -> Any:
+    given: tuple[Any, Any] = (), {}
+    seen: list[Any] = []
+
+    def program(values: list[Any]) -> Any:
+        nonlocal given, seen
+        seen = values
         given = unflatten(flat.tree, seen)
         result = _run(function, *given)
+        require_given()
+        return result
+
+    def require_given() -> None:
         after = flatten(given, "")
         if after.tree != flat.tree or any(a is not b for a, b in zip(after.leaves, seen, strict=True)):
             raise StateChangeError(
                 "the program changes a list or dict that it was given: a compiled call would not change it again. "
                 "Return the new container instead, or compile with fallback='eager'."
             )
-        return result
 
-    return _capture(function, program, flat, inputs, state, config, once_more)
+    return _capture(function, program, flat, inputs, state, config, once_more, require_given)
 
 
 @_alone
@@ -170,6 +180,7 @@ def _capture(
     state: Sequence[tuple[Argument, Place]],
     config: AOTConfig,
     exact_guards: bool = False,
+    require_given: Callable[[], None] = lambda: None,
 ) -> Capture:
     arguments = list(zip(flat.paths, flat.leaves, strict=True))
     surroundings = Surroundings(function, arguments)
@@ -185,6 +196,11 @@ def _capture(
         hidden[slot] = place
         return slot
 
+    def guard_backward(code: UserCode) -> ReadInBackward | None:
+        known: dict[Primal, Place] = {argument.slot: place for argument, place in state}
+        known.update((slot, place) for slot, place in hidden.items())
+        return read_in_backward(code, lambda slot, tensor: known.get(slot) or surroundings.place_of(tensor))
+
     def attempt(shared: Sequence[SharedMemory], early: Sequence[Tensor], grads: Sequence[Tensor]) -> Attempt:
         hidden.clear()
         dynamic = config.dynamic_shapes and not shared
@@ -194,6 +210,7 @@ def _capture(
         held = HeldTensors(function) if config.is_export and isinstance(function, nn.Module) else None
         from_nodes = isinstance(function, fx.GraphModule)
         recording = Recording(engine, dict(config.decompositions or {}), from_nodes, config.pre_dispatch)
+        recording.guard_backward = guard_backward
         try:
             recording.run(program, given, around, place_of, shared, early, grads)
             result = flatten(recording.result, "output")
@@ -202,6 +219,7 @@ def _capture(
                 buffers = [place for argument, place in state if isinstance(argument.slot, Buffer)]
                 refuse_assigned_attributes(escapes, buffers, [] if held is None else held.replaced())
             joint = build_joint(recording, result.leaves, result.paths, escapes, config)
+            require_given()  # the backward has run as well
             refuse_private_state(joint.hooks, surroundings, recording)
         except WholeMemoryNeeded as needed:
             snapshot.undo(recording)

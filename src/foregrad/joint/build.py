@@ -17,6 +17,7 @@ from ..errors import BackwardStateError, UnsupportedError
 from ..functionalize.effects import Chain
 from ..functionalize.walk import Functionalizer
 from ..options import AOTConfig
+from ..record.backward_code import BackwardState
 from ..record.recording import Recording
 from ..record.tape import tape_edges
 from ..slots import Base, Grad, Inner, Output, Primal, Returned, Tangent, Token
@@ -68,6 +69,7 @@ class Joint:
     returned_nodes: tuple[Any, ...]  # what the forward returns, without tokens
     grad_layouts: tuple[Layout | None, ...]  # of gradients that are wrapper subclasses
     backward_errors: dict[Returned, Exception]  # what autograd said when it was asked for the gradients of these
+    backward_state: BackwardState | None  # that code of the user's has read while the backward was recorded
     backward_writes: tuple[BackwardWrite, ...]  # to what the caller holds; their values follow the gradients
     grad_mode_after: bool | None  # set if the program changed it for its caller
     autocast_after: AutocastState | None  # likewise
@@ -153,6 +155,7 @@ def build_joint(
         returned_nodes=tuple(forward.values()),
         grad_layouts=derived.layouts,
         backward_errors=derived.refused,
+        backward_state=derived.state,
         backward_writes=derived.writes,
         grad_mode_after=_if_changed(recording.grad_enabled, recording.grad_enabled_after),
         autocast_after=_if_changed(recording.autocast, recording.autocast_after),

@@ -10,6 +10,7 @@ from torch import Tensor
 from .._torch import names_jagged_size
 from ..errors import UnsupportedError
 from ..functionalize.effects import Chain
+from ..record.backward_code import BackwardState
 from ..slots import Output, Returned
 from ..subclasses.layout import Layout, Wrapped, leaves_of, spread
 from .constants import with_own_constants
@@ -36,6 +37,8 @@ class Order:
     gradient_layouts: tuple[Layout | None, ...]  # and of the gradients of these gradients
     tokens: int  # of its effects, which it takes and returns before everything else
     refused: dict[Returned, Exception]
+    state: BackwardState | None  # that code of the user's has read in this backward, and
+    backward_state: BackwardState | None  # in its own
 
     @property
     def returned(self) -> int:
@@ -58,6 +61,7 @@ def next_order(
     walk = tape.functionalizer
     start = len(tape.recording.steps)
     tangents, found = _recorded(tape, slots, with_grad)
+    state = tape.recording.backward_state
     first_node = len(walk.graph.nodes)
     walk.run(tape.recording.steps[start:], start)
     _refuse_functional_draws(tape)
@@ -71,7 +75,7 @@ def next_order(
     lower = (*tape.lower_tangents, *(t for t in tangents if t.requires_grad))
     higher = Tape(tape.recording, walk, tape.primals, differentiable, lower, tape.number + 1)
     given, impure = tape.named(saved), impure_since(walk.graph, first_node)
-    return _with_its_gradients(higher, nodes, given, tape.tangent_nodes, chain, impure)
+    return _with_its_gradients(higher, nodes, given, tape.tangent_nodes, chain, impure, state)
 
 
 def _recorded(
@@ -101,11 +105,12 @@ def _with_its_gradients(
     tangents: Sequence[Node],
     chain: Chain,
     impure: Sequence[Node],
+    state: BackwardState | None,
 ) -> Order:
     """The joint graph of `results`, which are computed from saved values and tangents, and of their gradients.
 
     `tape` is that of the results, `impure` are nodes that must run with them, and `chain` has the tokens of those with
-    effects.
+    effects. `state` is what code of the user's has read on the way to them.
     """
     graph = tape.functionalizer.graph
     start = len(graph.nodes)
@@ -134,6 +139,8 @@ def _with_its_gradients(
         gradient_layouts=derived.layouts,
         tokens=len(chain.heads),
         refused=derived.refused,
+        state=state,
+        backward_state=derived.state,
     )
 
 

@@ -18,6 +18,7 @@ from ..errors import ForegradError, UnsupportedError
 from ..functionalize.draws import RandomInputs
 from ..functionalize.effects import Chain
 from ..functionalize.walk import Functionalizer
+from ..record.backward_code import BackwardState
 from ..record.memory import WholeMemoryNeeded
 from ..record.overlap import storage_of
 from ..record.recording import InputsFoundLate, Recording
@@ -44,6 +45,7 @@ class Differentiated:
     writes: tuple[BackwardWrite, ...] = ()
     tokens: Chain = field(default_factory=Chain)  # of its effects
     refused: dict[Returned, Exception] = field(default_factory=dict)  # autograd's errors, by target
+    state: BackwardState | None = None  # that code of the user's has read in it
 
     @property
     def outputs(self) -> list[Node | None]:
@@ -64,6 +66,7 @@ class PartialBackward:
     saved: tuple[int, ...]
     layouts: tuple[Layout | None, ...]  # of gradients that are wrapper subclasses
     checked: bool  # autograd finds what it wrote changed, when it is asked again
+    state: BackwardState | None  # that code of the user's has read in it
 
 
 class Tape:
@@ -144,6 +147,7 @@ class Tape:
         except Exception:
             self._writes.give_up(recording.steps[start:], self._held_by_the_caller(slots), versions)
             raise
+        state = recording.backward_state
         self.refuse_late_inputs(inputs)
         found = [*(by_slot.get(recorded.slot) for recorded in self.primals), *others]
         nodes, writes = self._writes.run(
@@ -159,7 +163,7 @@ class Tape:
                 raise UnsupportedError(
                     f"the backward writes to {write.of}, in a tensor subclass, which cannot be compiled yet."
                 )
-        return Differentiated(nodes, writes, walk.tokens.chain())
+        return Differentiated(nodes, writes, walk.tokens.chain(), state=state)
 
     def differentiate_all(self) -> Differentiated:
         """Gradients of everything that can be differentiated, and autograd's errors for what cannot.
@@ -312,7 +316,7 @@ class Tape:
         name_nodes([*given, *nodes], [node.name for node in (*graph.placeholders, *graph.nodes) if node.name])
         module = to_fx(Part([*(given[i] for i in used), *tangents], nodes, outputs))
         checked = any(write.checked for write in derived.writes)
-        return PartialBackward(module, tuple(used), derived.layouts, checked)
+        return PartialBackward(module, tuple(used), derived.layouts, checked, derived.state)
 
     def named(self, names: Sequence[str]) -> list[Node]:
         """The nodes that stand for saved values, by the names that they have in the graph of this order."""

@@ -28,6 +28,7 @@ from .lines import user_stack, where
 # Properties that read no data and give no tensor are answered by the real tensor itself.
 _TENSOR_PROPERTIES = frozenset(getattr(Tensor, name).__get__ for name in ("data", "T", "mT", "H", "mH", "real", "imag"))
 _GRAD = vars(Tensor.__base__)["grad"].__get__
+_GRAD_FN = vars(Tensor.__base__)["grad_fn"].__get__
 _GRAD_SETTER = vars(Tensor.__base__)["grad"].__set__
 _DATA_SETTER = vars(Tensor.__base__)["data"].__set__
 _SETTERS = frozenset(getattr(Tensor, name).__set__ for name in ("data", "grad", "requires_grad"))
@@ -89,6 +90,8 @@ class RealTensors(TorchFunctionMode):
         self.made_to_require_grad: set[int] = set()  # ids of tensors that `requires_grad_()` was called on
         self.grads_looked_at: set[int] = set()  # ids of what stands for tensors whose `.grad` was read or set
         self.hooks = Hooks()
+        self.reaches_into_tape = False  # the program may have put functions of its own into autograd's nodes
+        self.found_in_backward: set[int] = set()  # ids of twins of real tensors that were met since it began
         self._adopt = adopt  # makes a hidden input of a tensor that was not known before
         self._twins: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}  # by id of the real tensor
         self._reals: dict[int, weakref.ref[Tensor]] = {}  # by id of the twin
@@ -125,6 +128,7 @@ class RealTensors(TorchFunctionMode):
         if twin is None:
             twin = self._adopt(real)
             self.register(real, twin)
+        self.found_in_backward.add(id(twin))
         return twin
 
     def note_applied(self, args: tuple[Any, ...]) -> None:
@@ -133,6 +137,10 @@ class RealTensors(TorchFunctionMode):
             for value in args:
                 if isinstance(value, Tensor) and not self._abstract(value) and not is_functorch_wrapped(value):
                     self.twin_of(value)
+
+    def note_saved_hooks(self) -> None:
+        """Autograd will call the program back for what it saves."""
+        self.reaches_into_tape = True
 
     def _swap(self, value: Any) -> Any:
         if type(value) in PLAIN or self._abstract(value):
@@ -193,6 +201,8 @@ class RealTensors(TorchFunctionMode):
         elif getattr(func, "__name__", None) == "__get__" and func not in _TENSOR_PROPERTIES:
             if func == _GRAD:
                 return func(self._look_at_grad(args[0]), *args[1:])
+            if func == _GRAD_FN:
+                self.reaches_into_tape = True
             return func(*args, **kwargs)
         elif func == _DATA_SETTER:
             self._assign_data(*self._swap(args))

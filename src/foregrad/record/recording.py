@@ -18,11 +18,12 @@ from torch import Tensor
 from .._torch import (
     AutocastState,
     FakeTensor,
+    PythonNode,
     Settings,
     ambient_state_kept,
     autocast_off,
     autocast_state,
-    custom_functions_seen,
+    autograd_watched,
     dynamo_aside,
     gradients_of,
     is_reentrant_checkpoint,
@@ -35,6 +36,7 @@ from ..slots import GradOf, Hidden, Inner, Input, Primal
 from ..subclasses.layout import is_jagged, is_wrapper, layout_of, leaves_of, require_comparable, with_symbols
 from .above_autograd import AboveAutograd
 from .accumulate import accumulated, with_added
+from .backward_code import BackwardState, Guarding, UserCode, user_code_seen
 from .determinants import follow_determinants
 from .engine import Engine
 from .hooks import Hooks, has_hooks
@@ -101,6 +103,8 @@ class Recording:
         self.grad_enabled_after = self.grad_enabled
         self.autocast: AutocastState = autocast_state()
         self.autocast_after: AutocastState = self.autocast
+        self.guard_backward: Guarding = lambda code: None  # makes a guard of what the code in a backward reads
+        self.backward_state: BackwardState | None = None  # of the backward that was recorded last
         kind = AboveAutograd if above_autograd else Recorder
         self.recorder = kind(engine, decompositions, from_nodes)
 
@@ -310,8 +314,8 @@ class Recording:
     def _modes(self, reals: RealTensors) -> Iterator[None]:
         with ambient_state_kept():
             try:
-                seen = script_calls_seen(), custom_functions_seen(reals.note_applied)
-                with recording_autograd(), seen[0], seen[1], dynamo_aside(), reals, self.recorder:
+                watched = autograd_watched(reals)
+                with recording_autograd(), script_calls_seen(), dynamo_aside(), watched, reals, self.recorder:
                     yield
             finally:
                 self.recorder.generators.restore()
@@ -338,6 +342,7 @@ class Recording:
         gradients are taken for both, and added.
         """
         self.recorder.backward = True
+        self._reals.found_in_backward.clear()
         self.recorder.objects.rewind(self.steps)
         self.recorder.watch_gradient_sums(self._edges(targets))
         differentiable = self.differentiable_inputs
@@ -348,7 +353,8 @@ class Recording:
                 reals[i.slot] = self._real(i.slot)
         hidden = [i for i in differentiable if reals.get(i.slot) is not None]
         casts = contextlib.nullcontext() if autocast else autocast_off()
-        with self._modes(self._reals), torch.set_grad_enabled(create_graph), casts:
+        watched = user_code_seen() if self._may_run_user_code(targets) else contextlib.nullcontext()
+        with self._modes(self._reals), torch.set_grad_enabled(create_graph), casts, watched as code:
             self.recorder.generators.resume()
             wanted = [*leaves, *others, *(real for real in reals.values() if real is not None)]
             pairs = [(t, g) for t, g in zip(targets, tangents, strict=True) if not _refuse_dead_end(t, g)]
@@ -366,7 +372,24 @@ class Recording:
                 if extra is not None:
                     known = by_slot[item.slot]
                     by_slot[item.slot] = extra if known is None else known + extra
+        self.backward_state = None if code is None else self._state_read_by(code)
         return by_slot, beside
+
+    def _may_run_user_code(self, targets: Sequence[Tensor]) -> bool:
+        """Whether a backward may call functions of the user's."""
+        if self._reals.hooks.inside or self._reals.reaches_into_tape or self.recorder.wrappers.runs_user_code:
+            return True
+        nodes = [*(target.grad_fn for target in targets), *(node for _, node in self._edges(targets))]
+        return any(isinstance(node, PythonNode) for node in nodes)
+
+    def _state_read_by(self, code: UserCode) -> BackwardState | None:
+        found = self._reals.found_in_backward
+        code.tensors = {
+            i.slot: real
+            for i in self.inputs
+            if id(i.seen) in found and i.same_as is None and (real := self._real(i.slot)) is not None
+        }
+        return self.guard_backward(code)
 
     def _edges(self, targets: Sequence[Tensor]) -> list[tuple[Any, Any]]:
         """The edges of the tape behind targets; of those that were asked for last they are known."""

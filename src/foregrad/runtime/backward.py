@@ -17,6 +17,8 @@ from ..joint.lazy import placeholders_of, value_of
 from ..joint.tape import Tape
 from ..locks import Lock
 from ..options import AOTConfig
+from ..record.backward_code import BackwardState
+from ..record.recording import InputsFoundLate
 from ..slots import Returned
 from ..subclasses.layout import Layout
 from .anomaly import watched
@@ -45,6 +47,11 @@ class _Graph:
     saved: Sequence[int]
     layouts: Sequence[Layout | None]  # of gradients that are wrapper subclasses
     checked: bool  # autograd finds what it wrote changed, when it is asked again
+    state: BackwardState | None  # that code of the user's has read while it was recorded
+
+
+def _holds(state: BackwardState | None) -> bool:
+    return state is None or state.holds()
 
 
 class Backward:
@@ -64,12 +71,15 @@ class Backward:
         frees: bool = True,
         layouts: Sequence[Layout | None] = (),
         wrappers: Sequence[frozenset[int]] = (),
+        state: BackwardState | None = None,
     ) -> None:
         """`strides` are those of the saved tensors, as the forward's compiler reported them, `layouts` those of
-        gradients that are wrapper subclasses, and `wrappers` the saved values in each wrapper that is saved."""
+        gradients that are wrapper subclasses, `wrappers` the saved values in each wrapper that is saved, and
+        `state` is what code of the user's has read in it."""
         self.module = module
         self.edges = edges
         self.deterministic = deterministic
+        self.state = state
         self.writing = WritesOfBackward(tape, saved, writes)
         self.store = Store(tape, module, saved, edges, self.writing.live, frees, wrappers)
         self._tape = tape
@@ -81,7 +91,7 @@ class Backward:
         self._refused = refused or {}
         self._lock = Lock()
         self._compiled: Boxed | None = None
-        self._partial: dict[Any, _Graph] = {}  # by which tangents arrive, and the autocast state
+        self._partial: dict[Any, list[_Graph]] = {}  # by which tangents arrive, and the autocast state
         self._orders = Orders(tape, self.store, self._tangents.tensors, config, self._lock)
 
     @property
@@ -198,17 +208,33 @@ class Backward:
     def _graph(self, mask: tuple[bool, ...]) -> _Graph:
         """The graph for these tangents, under the autocast state of the caller."""
         autocast = autocast_state() if any_autocast_enabled() else None
-        if all(mask) and autocast is None:
+        if all(mask) and autocast is None and _holds(self.state):
             compiled = self.compile(lambda _: None) if self._compiled is None else self._compiled
             compiled = with_state(compiled, self.module, self._tape.random)
-            return _Graph(self.module, compiled, range(len(self._saved.names)), self._layouts, self.writing.are_checked)
-        key = mask, autocast
+            saved = range(len(self._saved.names))
+            return _Graph(self.module, compiled, saved, self._layouts, self.writing.are_checked, self.state)
         with self._lock:
-            if key not in self._partial:
-                part = self._tape.partial_backward(self._tape.chosen(mask), self._saved.names, self.writing.writes)
-                run = self._compile_partial(part.module)
-                self._partial[key] = _Graph(part.module, run, part.saved, part.layouts, part.checked)
-            return self._partial[key]
+            known = self._partial.setdefault((mask, autocast), [])
+            graph = next((graph for graph in known if _holds(graph.state)), None)
+            if graph is None:
+                graph = self._recorded(mask)
+                del known[: -self._config.options.max_specializations]
+                known.append(graph)
+            return graph
+
+    def _recorded(self, mask: tuple[bool, ...]) -> _Graph:
+        """The backward for these tangents, with Python's state as it is."""
+        try:
+            part = self._tape.partial_backward(self._tape.chosen(mask), self._saved.names, self.writing.writes)
+        except InputsFoundLate as late:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in late.tensors)
+            raise BackwardError(
+                f"The backward of a compiled program finds a tensor (of shape {shapes}) that it did not find when the "
+                "program was compiled, because something that it reads has changed. Pass the tensor as an argument, or "
+                "compile with fallback='eager'."
+            ) from None
+        run = self._compile_partial(part.module)
+        return _Graph(part.module, run, part.saved, part.layouts, part.checked, part.state)
 
     def _compile_partial(self, module: fx.GraphModule) -> Boxed:
         """It has effects of its own: a custom function may do something else where a tangent is missing."""

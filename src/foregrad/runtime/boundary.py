@@ -58,6 +58,9 @@ class TrainingCore:
         tracked = set(self._tangents)
         self._aside = [slot for slot in values_needed(joint) if slot not in tracked]
         self._watched = wrappers_saved(joint, saved)
+        slots = [facts.recorded.slot for facts in joint.primals]
+        state = backward.state
+        self._found = [] if state is None else [slots.index(slot) for slot in state.tensors if slot in slots]
 
     def define(self, writer: Writer) -> None:
         """The class of the operator."""
@@ -105,6 +108,8 @@ class TrainingCore:
                 writer.line(f"{name} = {make}({through[edge]})")
             watched = [names[n] for n in self._watched[0]] + [returned[slot] for slot in self._watched[1]]
             self._save(writer, names, saved, sizes, [*anchors, *watched])
+            if self._found:
+                writer.line(f"ctx.found = {tuple_of([names[n] for n in self._found])}")
             writer.line("ctx.set_materialize_grads(False)")
             if not self._all_through():
                 writer.line(f"aside[:] = [{', '.join(self._aside_values(returned))}]")
@@ -199,6 +204,9 @@ class TrainingCore:
                 check = writer.bind(deterministic_enabled, "deterministic_algorithms_enabled")
                 with writer.block(f"if {check}():"):
                     writer.line(f"{writer.bind(self._backward.refuse_nondeterminism, 'refuse_nondeterminism')}()")
+            if self._found:
+                assert self._backward.state is not None
+                writer.line(f"{writer.bind(self._backward.state.require_same, 'require_same')}(ctx.found)")
             with writer.block(f"if {' or '.join(self._unusual(writer, tangents, anchors))}:"):
                 rare = writer.bind(self._backward.rare, "rare_backward")
                 spark = "None, " if self._alone else ""
@@ -229,6 +237,8 @@ class TrainingCore:
             yield "ctx.stash is not None"
         for function in (torch.is_grad_enabled, any_autocast_enabled, under_vmap, torch.is_anomaly_enabled):
             yield f"{writer.bind(function, function.__name__)}()"
+        if self._backward.state is not None:
+            yield f"not {writer.bind(self._backward.state.holds, 'state_is_as_it_was')}()"
 
     def _saved_values(self, writer: Writer) -> list[str]:
         sizes = ["*ctx.sizes"] if self._saved.sizes else []

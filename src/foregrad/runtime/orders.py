@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +32,12 @@ class Orders:
         self._recorded_tangents = recorded_tangents
         self._config = config
         self._lock = lock  # of all who ask the tape
-        self._running: dict[Any, RunningOrder] = {}
+        self._running: dict[Any, list[RunningOrder]] = {}
 
     def described(self, order: int) -> list[SavedValue]:
         """What is saved for those that were asked for so far, and for the orders above them."""
-        return [value for running in self._running.values() for value in running.backward.described(order)]
+        every = itertools.chain.from_iterable(self._running.values())
+        return [value for running in every for value in running.backward.described(order)]
 
     def gradients(
         self, ctx: Any, values: Sequence[Any], wrappers: Sequence[Any], tangents: Sequence[Tensor | None]
@@ -65,13 +67,17 @@ class Orders:
         autocast = autocast_state() if any_autocast_enabled() else None
         key = mask, with_grad, tuple(wanted), tuple(is_linked), autocast
         with self._lock:
-            if key not in self._running:
+            known = self._running.setdefault(key, [])
+            running = next((running for running in known if running.state is None or running.state.holds()), None)
+            if running is None:
                 from .running_order import RunningOrder  # which has a backward, and so orders, of its own
 
                 store = self._store
                 order = next_order(self._tape, self._tape.chosen(mask), with_grad, wanted, store.saved.names)
                 through = tuple(p for p, linked in zip(store.edges.through, is_linked, strict=True) if linked)
-                self._running[key] = RunningOrder(
+                running = RunningOrder(
                     order, self._tape.gradients, self._recorded_tangents, store.in_wrappers, through, self._config
                 )
-        return self._running[key]
+                del known[: -self._config.options.max_specializations]
+                known.append(running)
+        return running

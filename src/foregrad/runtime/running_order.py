@@ -64,7 +64,9 @@ class RunningOrder:
             refused=order.refused,
             layouts=order.gradient_layouts,
             wrappers=[positions for positions in inside.values() if positions],
+            state=order.backward_state,
         )
+        self.state = order.state
 
     def _values_in_wrappers(
         self, forward: fx.GraphModule, tokens: int, wrappers: Sequence[frozenset[int]], is_wrapped: Sequence[bool]

@@ -1,0 +1,156 @@
+"""Python state that code of the user's reads in a backward: compared when the compiled backward runs.
+
+The functions that ran are known from the recording (`record.backward_code`). Everything that they can reach is walked
+as it is for the program itself; only what these functions read counts.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import operator
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from .._torch import PythonNode, Settings, custom_function_of
+from ..errors import BackwardError
+from ..record.backward_code import Call, UserCode
+from ..slots import Primal
+from ..values import PLAIN, Remembered
+from .calls import in_a_library
+from .module_guard import ModuleGuard
+from .places import Place, Surroundings
+from .table_guard import TableGuard
+
+
+class ReadInBackward:
+    """What the functions that ran in a backward have read, as it was then."""
+
+    def __init__(self, calls: Sequence[Call], places: Mapping[Primal, Place]) -> None:
+        self._places = places
+        self._settings = Settings.now()
+        functions = list(_functions_of(calls))
+        root = _holding(*functions, *_objects_of(calls))
+        code = {id(c): c for c in (root.__code__, *(f.__code__ for f in functions))}
+        self._checks = list(_checks(Surroundings(root, (), code)))
+
+    @property
+    def tensors(self) -> Sequence[Primal]:
+        """Inputs that the functions found by themselves."""
+        return list(self._places)
+
+    def holds(self) -> bool:
+        """Whether everything is as it was."""
+        try:
+            return Settings.now() == self._settings and all(check() for check in self._checks)
+        except (KeyError, IndexError, AttributeError, ValueError, TypeError):  # a place that is no longer there
+            return False
+
+    def require_same(self, tensors: Sequence[Tensor]) -> None:
+        """Raise if the places of the inputs hold other tensors than the forward has found there."""
+        for tensor, place in zip(tensors, self._places.values(), strict=True):
+            if _read(place) is not tensor:
+                raise BackwardError(
+                    f"The backward of a compiled program reads {place.path}, in which there is another tensor than "
+                    "there was in the forward. Pass the tensor as an argument, or compile with fallback='eager'."
+                )
+
+
+def read_in_backward(code: UserCode, place_of: Callable[[Primal, Tensor], Place]) -> ReadInBackward | None:
+    """A guard of what code of the user's reads in a backward, if any has run."""
+    calls = [call for call in code.calls if not _is_torchs_own(str(call.namespace.get("__name__")))]
+    if not calls:
+        return None
+    places = {slot: place_of(slot, tensor) for slot, tensor in code.tensors.items()}
+    return ReadInBackward(calls, {slot: place for slot, place in places.items() if place.how != "held"})
+
+
+def _is_torchs_own(module: str) -> bool:
+    """Whether torch calls a function for itself; sizes that are symbols it computes with sympy."""
+    return in_a_library(module) or module.partition(".")[0] in ("sympy", "mpmath")
+
+
+def _holding(*held: Any) -> types.FunctionType:
+    """A function that leads to some objects."""
+
+    def root() -> Any:
+        return held
+
+    assert isinstance(root, types.FunctionType)
+    return root
+
+
+def _functions_of(calls: Iterable[Call]) -> Iterator[types.FunctionType]:
+    """The functions that were called: those that live on, whose variables others may assign; else copies of them."""
+    by_code: dict[int, list[Call]] = {}
+    for call in calls:
+        by_code.setdefault(id(call.code), []).append(call)
+    enclosed = [several[0].code for several in by_code.values() if several[0].code.co_freevars]
+    alive: dict[int, list[types.FunctionType]] = {}
+    for holder in gc.get_referrers(*enclosed) if enclosed else ():
+        if type(holder) is types.FunctionType:
+            alive.setdefault(id(holder.__code__), []).append(holder)
+    for key, several in by_code.items():
+        found = [f for f in alive.get(key, ()) if any(_is_of(f, call) for call in several)]
+        yield from found or map(_copied, several)
+
+
+def _is_of(function: types.FunctionType, call: Call) -> bool:
+    """Whether a function may be the one that was called: its variables hold what they held then."""
+    cells = zip(call.code.co_freevars, function.__closure__ or (), strict=True)
+    return all(_contents(cell) is call.values.get(name) for name, cell in cells)
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
+
+
+def _copied(call: Call) -> types.FunctionType:
+    cells = tuple(types.CellType(call.values.get(name)) for name in call.code.co_freevars)
+    return types.FunctionType(call.code, call.namespace, call.code.co_name, None, cells)
+
+
+def _objects_of(calls: Iterable[Call]) -> Iterator[Any]:
+    """What functions were given and may look into; of custom functions, what the forward has left in `ctx`."""
+    seen: set[int] = set()
+    for value in itertools.chain.from_iterable(call.values.values() for call in calls):
+        parts = (custom_function_of(value), *vars(value).values()) if isinstance(value, PythonNode) else (value,)
+        for part in parts:
+            if id(part) not in seen and not isinstance(part, Tensor) and type(part) not in PLAIN:
+                seen.add(id(part))
+                yield part
+
+
+def _checks(around: Surroundings) -> Iterator[Callable[[], bool]]:
+    for place, value in around.plain:
+        yield _comparing(place, Remembered(value).equals)
+    for place, value in around.fixed:
+        yield _comparing(place, partial(operator.is_, value))
+    if around.items or around.whole_tables:
+        yield TableGuard(around.items, around.whole_tables).holds
+    if around.modules:
+        yield ModuleGuard(list(around.modules.values())).holds
+
+
+def _comparing(place: Place, equals: Callable[[Any], bool]) -> Callable[[], bool]:
+    return lambda: equals(_read(place))
+
+
+def _read(place: Place) -> Any:
+    match place.how:
+        case "cell":
+            return place.owner.cell_contents
+        case "item":
+            return place.owner[place.key]
+        case "attribute":
+            value = place.owner
+            return len(value) if place.key == "__len__()" else getattr(value, place.key)
+        case "held":
+            return place.owner

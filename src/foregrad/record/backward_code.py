@@ -1,0 +1,79 @@
+"""Code of the user's that runs in a backward: custom functions, hooks, what a checkpoint runs again.
+
+Eager runs it when backward is called, and it finds Python's state as it is then. It is recorded behind the forward, so
+what it reads is noted, and compared when the compiled backward runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, FrameType
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from ..slots import Primal
+from .lines import is_users_code
+
+
+class Call(NamedTuple):
+    """A function that ran: its code, its namespace, and what it was given or found in enclosing functions."""
+
+    code: CodeType
+    namespace: dict[str, Any]
+    values: dict[str, Any]
+
+
+class UserCode:
+    """What ran while a backward was recorded."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.tensors: dict[Primal, Tensor] = {}  # real ones that it found by itself
+        self._seen: set[tuple[int, ...]] = set()
+
+    def note(self, frame: FrameType) -> None:
+        """A function is called."""
+        code = frame.f_code
+        if is_users_code(code):
+            values = frame.f_locals
+            key = id(code), *map(id, values.values())
+            if key not in self._seen:
+                self._seen.add(key)
+                self.calls.append(Call(code, frame.f_globals, dict(values)))
+
+
+class BackwardState(Protocol):
+    """Python state that a recorded backward has read."""
+
+    @property
+    def tensors(self) -> Sequence[Primal]:
+        """Inputs that it found by itself."""
+
+    def holds(self) -> bool:
+        """Whether it is as it was."""
+
+    def require_same(self, tensors: Sequence[Tensor]) -> None:
+        """Raise if the inputs that it found are not those that the forward has taken."""
+
+
+Guarding = Callable[[UserCode], BackwardState | None]
+
+
+@contextlib.contextmanager
+def user_code_seen() -> Iterator[UserCode]:
+    """Collects the functions that are called; a debugger, or whoever else traces the thread, goes on."""
+    found, before = UserCode(), sys.gettrace()
+
+    def note(frame: FrameType, event: Any, argument: Any) -> Any:
+        if event == "call":
+            found.note(frame)
+        return None if before is None else before(frame, event, argument)
+
+    sys.settrace(note)
+    try:
+        yield found
+    finally:
+        sys.settrace(before)

@@ -1,0 +1,271 @@
+"""State that code in a backward reads is read when backward runs, and not when the program was recorded."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import foregrad
+from foregrad.errors import BackwardError, StateChangeError
+from helpers import nop
+
+SCALE = 2.0
+SETTINGS = {"scales": [2.0]}
+WEIGHT = torch.full((3,), 2.0)
+
+
+class Config:
+    def __init__(self):
+        self.scale = 2.0
+
+
+def compiled_by(function):
+    return foregrad.aot_function(function, nop)
+
+
+def gradients_of(make, transform):
+    """Gradients of calls before which nothing changes, and between whose forward and backward something does."""
+    call, change, put_back = make(transform)
+    found = []
+    for changes in (False, True, False, True):
+        x = torch.ones(3, requires_grad=True)
+        loss = call(x).sum()
+        if changes:
+            change()
+        try:
+            loss.backward()
+        finally:
+            put_back()
+        found.append(x.grad)
+    return found
+
+
+def scaling(scale):
+    """A custom function that scales gradients by what a function says."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * scale()
+
+    return Scaled.apply
+
+
+def a_global(transform):
+    def assign(value):
+        globals()["SCALE"] = value
+
+    return transform(scaling(lambda: SCALE)), lambda: assign(5.0), lambda: assign(2.0)
+
+
+def items(transform):
+    scales = SETTINGS["scales"]
+    call = transform(scaling(lambda: SETTINGS["scales"][0]))
+    return call, lambda: scales.__setitem__(0, 5.0), lambda: scales.__setitem__(0, 2.0)
+
+
+def an_object(transform):
+    config = Config()
+    call = transform(scaling(lambda: config.scale))
+    return call, lambda: setattr(config, "scale", 5.0), lambda: setattr(config, "scale", 2.0)
+
+
+def a_variable(transform):
+    scale = 2.0
+
+    def assign(value):
+        nonlocal scale
+        scale = value
+
+    return transform(scaling(lambda: scale)), lambda: assign(5.0), lambda: assign(2.0)
+
+
+def the_default_dtype(transform):
+    call = transform(scaling(lambda: 2.0 if torch.get_default_dtype() is torch.float32 else 5.0))
+    return call, lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32)
+
+
+class Kept(torch.autograd.Function):
+    """Keeps an object for its backward."""
+
+    @staticmethod
+    def forward(ctx, x, kept):
+        ctx.kept = kept
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        scale = ctx.kept.scale if isinstance(ctx.kept, Config) else 2.0 if ctx.kept.training else 5.0
+        return gradient * scale, None
+
+
+def an_object_in_ctx(transform):
+    config = Config()
+    call = transform(lambda x: Kept.apply(x, config))
+    return call, lambda: setattr(config, "scale", 5.0), lambda: setattr(config, "scale", 2.0)
+
+
+def an_argument_in_ctx(transform):
+    config = Config()
+    call = transform(Kept.apply)
+    return lambda x: call(x, config), lambda: setattr(config, "scale", 5.0), lambda: setattr(config, "scale", 2.0)
+
+
+def a_module_in_ctx(transform):
+    module = nn.Linear(2, 2)
+    return transform(lambda x: Kept.apply(x, module)), module.eval, module.train
+
+
+def hooked(register):
+    """A program that gives a hook, which scales what it gets, to something."""
+
+    def make(transform):
+        state = {"scale": 2.0}
+        call = transform(register(lambda gradient: gradient * state["scale"]))
+        return call, lambda: state.update(scale=5.0), lambda: state.update(scale=2.0)
+
+    return make
+
+
+def of_a_tensor(hook):
+    def program(x):
+        y = x * 3
+        y.register_hook(hook)
+        return y * 1
+
+    return program
+
+
+def of_a_module(hook):
+    module = nn.Linear(3, 3)
+    nn.init.ones_(module.weight)
+    module.register_full_backward_hook(lambda module, given, out: tuple(map(hook, given)))
+    return lambda x: module(x)
+
+
+def of_a_node(hook):
+    def program(x):
+        y = x * 3
+        y.grad_fn.register_hook(lambda given, out: (hook(given[0]), *given[1:]))
+        return y * 1
+
+    return program
+
+
+def of_saved_tensors(hook):
+    def program(x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, hook):
+            return x.exp() * 1
+
+    return program
+
+
+def in_a_checkpoint(use_reentrant):
+    def make(transform):
+        state = {"scale": 2.0}
+        call = transform(lambda x: checkpoint(lambda x: (x * state["scale"]).sin(), x, use_reentrant=use_reentrant))
+        return call, lambda: state.update(scale=5.0), lambda: state.update(scale=2.0)
+
+    return make
+
+
+PROGRAMS = {
+    "a global": a_global,
+    "items": items,
+    "an object": an_object,
+    "a variable": a_variable,
+    "the default dtype": the_default_dtype,
+    "an object in ctx": an_object_in_ctx,
+    "an argument in ctx": an_argument_in_ctx,
+    "a module in ctx": a_module_in_ctx,
+    "a hook of a tensor": hooked(of_a_tensor),
+    "a hook of a module": hooked(of_a_module),
+    "a hook of a node": hooked(of_a_node),
+    "hooks of saved tensors": hooked(of_saved_tensors),
+    "a checkpoint": in_a_checkpoint(use_reentrant=False),
+    "a reentrant checkpoint": in_a_checkpoint(use_reentrant=True),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_state_is_read_when_backward_runs(name):
+    expected = gradients_of(PROGRAMS[name], lambda function: function)
+    assert not torch.equal(expected[0], expected[1])
+    for wanted, got in zip(expected, gradients_of(PROGRAMS[name], compiled_by), strict=True):
+        assert torch.equal(wanted, got)
+
+
+def test_each_state_is_recorded_once():
+    compiled = []
+
+    def backward_compiler(graph, inputs):
+        compiled.append(graph)
+        return nop(graph, inputs)
+
+    calls = gradients_of(a_global, lambda f: foregrad.aot_function(f, nop, backward_compiler))
+    assert len(calls) == 4 and len(compiled) == 2
+
+
+def test_state_is_read_where_gradients_are_differentiated():
+    config = Config()
+
+    def second(function):
+        found = []
+        for scale in (2.0, 3.0, 2.0):
+            config.scale = 2.0
+            x = torch.full((3,), 0.5, requires_grad=True)
+            y = function(x).sum()
+            config.scale = scale
+            (first,) = torch.autograd.grad(y, x, create_graph=True)
+            found += [first, *torch.autograd.grad(first.sum(), x)]
+        return found
+
+    apply = scaling(lambda: config.scale)
+
+    def program(x):
+        return apply(x.sin()).exp()
+
+    for wanted, got in zip(second(program), second(compiled_by(program)), strict=True):
+        assert torch.allclose(wanted, got)
+
+
+def test_a_tensor_that_only_the_backward_finds_may_not_be_replaced_in_between(monkeypatch):
+    call = compiled_by(scaling(lambda: WEIGHT.exp()))
+    x = torch.ones(3, requires_grad=True)
+    call(x).sum().backward()
+    assert torch.equal(x.grad, WEIGHT.exp())
+    loss = call(x).sum()
+    monkeypatch.setattr(sys.modules[__name__], "WEIGHT", torch.full((3,), 5.0))
+    with pytest.raises(BackwardError, match="WEIGHT"):
+        loss.backward()
+    x.grad = None
+    call(x).sum().backward()  # forward and backward find the new one
+    assert torch.equal(x.grad, WEIGHT.exp())
+
+
+def test_a_list_that_the_backward_changes_is_refused():
+    class Appending(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, log):
+            ctx.log = log
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            ctx.log.append(1)
+            return gradient, None
+
+    with pytest.raises(StateChangeError):
+        compiled_by(Appending.apply)(torch.ones(3, requires_grad=True), [])
+
+
+def test_a_program_without_code_in_its_backward_has_nothing_to_compare():
+    compiled = compiled_by(lambda x: x.sin())
+    compiled(torch.ones(3, requires_grad=True)).sum().backward()
+    assert "state_is_as_it_was" not in compiled.specializations[0].source
