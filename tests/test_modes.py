@@ -295,3 +295,39 @@ def test_flops_are_counted_through_a_compiled_program():
         x = leaf(3, 3)
         (x @ x).sum().backward()
     assert counter.get_total_flops() == eager.get_total_flops() == 3 * 54
+
+
+def an_inference_tensor(x):
+    with torch.inference_mode():
+        y, z = x * 2, torch.tensor([1.0, 2.0])
+    return y, z, y.view(-1), y[0].clone(), x * 2
+
+
+def a_view_in_inference_mode(x):
+    with torch.inference_mode():
+        y = x[0]
+    return y, x * 2
+
+
+def a_normal_tensor(x):
+    with torch.inference_mode(False):
+        y = torch.ones(2)
+    return y, y[0], x * 2
+
+
+@pytest.mark.parametrize("program", [an_inference_tensor, a_view_in_inference_mode, a_normal_tensor])
+@pytest.mark.parametrize("caller", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+def test_results_are_inference_tensors_as_in_eager(program, caller):
+    seen = []
+    for fn in (program, foregrad.aot_function(program, nop)):
+        with caller():
+            results = fn(leaf(2, 2))
+        seen.append([])
+        for result in results:
+            seen[-1] += [result.is_inference(), result.requires_grad]
+            try:
+                result.mul_(2)
+            except RuntimeError as error:
+                seen[-1].append(type(error))
+        seen[-1] += [result.tolist() for result in results]
+    assert seen[0] == seen[1]

@@ -314,6 +314,14 @@ def lock_view(view: torch.Tensor) -> None:
     _autograd._set_creation_meta(view, _autograd.CreationMeta.MULTI_OUTPUT_NODE)
 
 
+def made_in_mode(tensor: torch.Tensor, inference: bool) -> torch.Tensor:
+    """A tensor in the same memory that is an inference tensor, or none, wherever the given one was made."""
+    with torch.inference_mode(inference), torch.no_grad():
+        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+        return set_lazy_bits(made, tensor.is_conj(), tensor.is_neg())
+
+
 def creation_of(view: torch.Tensor) -> str:
     """How a view came to be, in autograd's words: DEFAULT, NO_GRAD_MODE, MULTI_OUTPUT_NODE, ..."""
     return str(_autograd._get_creation_meta(view).name)
@@ -759,6 +767,12 @@ _warn_of_data_pointer = torch._C._set_warn_deprecated_on_mutable_data_ptr  # as 
 def fake_attributes(mode: FakeTensorMode, device: torch.device) -> dict[str, Any]:
     """What the constructor of a fake tensor puts on it, whatever its shape."""
     return dict(vars(FakeTensor(mode, torch.empty(0, device="meta"), device)))
+
+
+@functools.cache
+def fake_attribute_names() -> frozenset[str]:
+    """The names of what torch itself puts on fake tensors."""
+    return frozenset(fake_attributes(FakeTensorMode(), torch.device("cpu")))
 
 
 def fake_shell(meta: torch.Tensor, device: torch.device) -> Any:

@@ -22,6 +22,7 @@ from ..record.recording import Recording
 from ..record.tape import tape_edges
 from ..slots import Base, Grad, Inner, Output, Primal, Returned, Tangent, Token
 from ..subclasses.layout import Layout, Wrapped, spread, wrappers_in
+from .attributes import AttributeSet, attributes_of_results
 from .backward_writes import BackwardWrite
 from .constants import copy_seen_constants
 from .convention import forward_values, placeholder_names, primals_of
@@ -63,6 +64,7 @@ class Joint:
     visible: int  # so many of the outputs are the user's; the rest are for the effects
     effects: tuple[Effect, ...]
     hooks: tuple[HookEffect, ...]  # that a call registers on inputs and results
+    attributes: tuple[AttributeSet, ...]  # that a call puts on results
     primal_values: tuple[Any, ...]  # of the graph, tokens first
     tangent_values: tuple[Tensor, ...]  # of the graph
     primal_nodes: tuple[Node | Wrapped, ...]  # what stands for the primals in the graph
@@ -121,6 +123,8 @@ def build_joint(
         hidden.add_inputs(recording, functionalizer, [facts[recorded.slot] for recorded in recording.inputs])
         hidden.add_escapes(escapes)
         hooks = HookEffects(recording, hidden)
+        inputs = {id(recorded.seen) for recorded in recording.inputs}
+        attributes = attributes_of_results(hidden, lambda t: id(t) in inputs, recording.engine.is_abstract)
         outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay).classify()
     refuse_reshaped_views(recording, outputs)
     targets = targets_of(config, list(facts.values()), outputs, len(leaves))
@@ -149,6 +153,7 @@ def build_joint(
         visible=len(leaves),
         effects=tuple(hidden.effects),
         hooks=tuple(effects),
+        attributes=attributes,
         primal_values=tuple(node.value for node in taken),
         tangent_values=tuple(node.value for node in tape.tangent_nodes),
         primal_nodes=primal_nodes,

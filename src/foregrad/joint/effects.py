@@ -69,9 +69,9 @@ class Effects:
         self.paths = list(paths)
         self.effects: list[Effect] = []
 
-    def add(self, tensor: Tensor | None, path: str) -> int:
+    def add(self, leaf: Any, path: str) -> int:
         """A hidden result; gives its place."""
-        self.leaves.append(tensor)
+        self.leaves.append(leaf)
         self.paths.append(path)
         return len(self.leaves) - 1
 

@@ -113,6 +113,7 @@ class Plain:
     fresh_leaf: bool  # requires grad, and was made so in the program
     is_view: bool
     locked: bool = False  # a view that autograd lets nobody write to with gradients on
+    inference: bool | None = None  # an inference tensor or not, where it was made in another mode than the caller's
     memory: ViewOfInput | None = None  # where its data lies, although autograd does not relate it to that input
 
 
@@ -126,6 +127,15 @@ class OutputFacts:
     results: tuple[Result, ...]
     tensors: tuple[Tensor | None, ...]  # the abstract tensor of each output
     bases: tuple[Tensor, ...]
+
+    @property
+    def parameters(self) -> list[int]:
+        """Places of outputs that the program made parameters of."""
+        return [
+            i
+            for i, (tensor, result) in enumerate(zip(self.tensors, self.results, strict=True))
+            if isinstance(tensor, torch.nn.Parameter) and not isinstance(result, (SameAsInput, SameAsOutput))
+        ]
 
     @property
     def fresh_leaves(self) -> list[Tensor]:
@@ -446,7 +456,10 @@ class OutputClassifier:
         node = self._functionalizer.read(state)
         is_view = node.op is None or not isinstance(node.op, OpOverload) or op_info(node.op).kind is Kind.VIEW
         locked = differentiable and leaf._is_view() and creation_of(leaf) in _LOCKED
-        return Plain(leaf, kind, differentiable, leaf.requires_grad and not differentiable, is_view, locked)
+        in_other_mode = not differentiable and leaf.is_inference() != torch.is_inference_mode_enabled()
+        inference = leaf.is_inference() if in_other_mode else None
+        fresh_leaf = leaf.requires_grad and not differentiable
+        return Plain(leaf, kind, differentiable, fresh_leaf, is_view, locked, inference)
 
 
 def _constant(value: Any, path: str) -> Constant:

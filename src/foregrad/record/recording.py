@@ -36,6 +36,7 @@ from ..slots import GradOf, Hidden, Inner, Input, Primal
 from ..subclasses.layout import is_jagged, is_wrapper, layout_of, leaves_of, require_comparable, with_symbols
 from .above_autograd import AboveAutograd
 from .accumulate import accumulated, with_added
+from .attributes import FoundAttributes
 from .backward_code import BackwardState, Guarding, UserCode, user_code_seen
 from .determinants import follow_determinants
 from .engine import Engine
@@ -94,6 +95,7 @@ class Recording:
         self._by_identity: dict[int, RecordedInput] = {}
         self._wrappers_by_storage: dict[int, list[tuple[Tensor, Tensor]]] = {}  # those met so far, and what stands in
         self._grads_before: dict[Primal, Tensor] = {}
+        self._attributes = FoundAttributes()
         self._last_nodes: list[Any] = []  # of autograd, whose edges were asked for last
         self._last_edges: list[tuple[Any, Any]] = []
         self._with_grads: set[int] = set()  # ids of real tensors whose gradients are inputs
@@ -147,7 +149,7 @@ class Recording:
                 reals.note_argument(argument.value, value)
         for real in early:
             reals.twin_of(real)
-        settings, changed = Settings.now(), None
+        settings, changed, attributes = Settings.now(), None, None
         with self._modes(reals):
             self.recorder.generators.begin()
             try:
@@ -161,11 +163,14 @@ class Recording:
                 self.grad_enabled_after = torch.is_grad_enabled()
                 self.autocast_after = autocast_state()
                 changed = settings.restore()
+                attributes = self._attributes.put_back()
         if changed is not None:
             raise StateChangeError(
                 f"the program leaves another {changed} behind: a compiled call would not change it again. Set it "
                 "outside the program, or compile with fallback='eager'."
             )
+        if attributes is not None:
+            raise attributes
         reals.hooks.finish({id(recorded.seen) for recorded in self.inputs})
         self.require_known_grads()
         self.forward_end = len(self.steps)
@@ -219,6 +224,8 @@ class Recording:
             if recorded.required_grad and first is None and has_hooks(argument.value):
                 self._reals.hooks.guard(recorded)
             self.real_tensors[argument.slot] = argument.value
+            if recorded.layout is None and first is None:
+                self._attributes.note(argument.slot, argument.value, recorded.seen)
             if id(argument.value) in self._with_grads and first is None and argument.value.grad is not None:
                 grad = self._adopt(Argument(GradOf(argument.slot), argument.value.grad))  # type: ignore[arg-type]
                 recorded.seen.grad = self._grads_before[argument.slot] = grad

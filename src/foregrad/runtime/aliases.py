@@ -9,6 +9,7 @@ from torch import SymInt, Tensor
 
 from .._torch import (
     lock_view,
+    made_in_mode,
     set_lazy_bits,
     set_version,
 )
@@ -63,6 +64,11 @@ class Aliases(Stage):
                     writer.variables[Output(i)] = writer.variable(recorded.slot)
                 case Plain(memory=ViewOfInput(recorded, rebuild, _)):
                     self._lie_in_memory(writer, Output(i), recorded.slot, rebuild)
+                case Plain(inference=bool(inference)):
+                    name, make = writer.variable(Output(i)), writer.bind(made_in_mode, "made_in_mode")
+                    writer.line(f"{name} = {make}({name}, inference={inference})")
+                    if result.fresh_leaf:
+                        writer.line(f"{name}.requires_grad_()")
                 case Plain(fresh_leaf=True):
                     writer.line(f"{writer.variable(Output(i))}.requires_grad_()")
                 case Plain() | Number():
@@ -75,6 +81,9 @@ class Aliases(Stage):
                     self._take(writer, Output(i), Base(base), rebuild, taken)
                 case ViewOfOutput(index, rebuild):
                     self._take(writer, Output(i), Output(index), rebuild, taken)
+        for i in self.outputs.parameters:
+            name, make = writer.variable(Output(i)), writer.bind(torch.nn.Parameter, "Parameter")
+            writer.line(f"{name} = {make}({name}, {name}.requires_grad)")
         for i, result in results:
             if isinstance(result, SameAsOutput):
                 writer.variables[Output(i)] = writer.variable(Output(result.index))

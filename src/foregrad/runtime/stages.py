@@ -7,6 +7,7 @@ that a program does not have adds no stage, and so no line.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from .._torch import (
     shares_version_counter,
 )
 from ..errors import AssumptionError
+from ..joint.attributes import AttributeSet
 from ..joint.build import Joint
 from ..joint.effects import Assigned, Effect, GradAssigned, Moved
 from ..joint.inputs import InputFacts
@@ -268,6 +270,24 @@ class Escapes(Stage):
 
 
 @dataclass(frozen=True)
+class Attributes(Stage):
+    """Python attributes of results; a list or dict is a new one at each call."""
+
+    attributes: tuple[AttributeSet, ...]
+
+    def leave(self, writer: Writer) -> None:
+        for attribute in self.attributes:
+            match attribute.value:
+                case Output():
+                    value = writer.variable(attribute.value)
+                case list() | dict() | set() | tuple():
+                    value = f"{writer.bind(copy.deepcopy, 'deepcopy')}({writer.bind(attribute.value, attribute.name)})"
+                case _:
+                    value = literal(writer, attribute.value)
+            writer.line(f"vars({writer.variable(attribute.of)})[{attribute.name!r}] = {value}")
+
+
+@dataclass(frozen=True)
 class DynamicMarks(Stage):
     """Tell a front end which sizes of the outputs are symbolic."""
 
@@ -321,6 +341,8 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int, counted
         stages.append(DynamicMarks(dims))
     if joint.effects:
         stages.append(Escapes(joint.effects))
+    if joint.attributes:
+        stages.append(Attributes(joint.attributes))
     stages.append(Aliases(joint.outputs, joint.recording.grad_enabled))
     if joint.touched:
         # Before views are taken: they would take a new version for a write.
