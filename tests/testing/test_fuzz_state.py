@@ -3,10 +3,15 @@
 import functools
 import runpy
 
-from foregrad.testing.fuzz import state
+import pytest
+
+from foregrad.testing.fuzz import fails_with, state
 from foregrad.testing.fuzz.state import Part, StateProgram
+from testing.planted_state import PLANTED
 
 SEED = "tests"
+WITHIN = 400
+SMALL_BODY, SMALL_STORY = 3, 6
 
 made = functools.cache(functools.partial(state.generate, SEED))
 
@@ -34,6 +39,17 @@ def test_eager_does_not_differ_from_itself():
     assert [number for number in range(60) if state.examine(made(number), eager).failed] == []
 
 
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_found_and_made_small(name):
+    fault = PLANTED[name]
+    fails = functools.partial(fails_with, fault.aspect, compile=fault.plant)
+    found = next((program for program in map(made, range(WITHIN)) if fails(program)), None)
+    assert found is not None
+    small = state.shrink(found, fails)
+    assert len(small.statements) <= SMALL_BODY and len(small.steps) <= SMALL_STORY, str(small)
+    assert not state.examine(small, eager).failed
+
+
 def test_a_program_is_made_again_from_its_seed_and_number():
     assert [state.generate(SEED, number) for number in range(10)] == [made(number) for number in range(10)]
     assert len({made(number).script() for number in range(20)}) == 20
@@ -43,7 +59,7 @@ def test_the_script_of_a_program_stands_by_itself(tmp_path, capsys):
     path = tmp_path / "program.py"
     path.write_text(by_hand("x0.add_(1)").script())
     runpy.run_path(str(path), run_name="__main__")
-    assert "differences=()" in capsys.readouterr().out
+    assert "program.py: agrees" in capsys.readouterr().out
 
 
 def test_what_foregrad_refuses_is_not_a_difference():

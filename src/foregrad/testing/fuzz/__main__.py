@@ -73,22 +73,28 @@ def _run(workers: Workers, summary: Summary, tasks: Sequence[Make]) -> None:
 def _shrunk(workers: Workers, summary: Summary, at_most: int) -> Iterator[Failure]:
     """The first few failures of each signature, made small."""
     seen: Counter[str] = Counter()
+    chosen: list[Failure] = []
     for failure in summary.failures:
         seen[failure.outcome.signature] += 1
         if seen[failure.outcome.signature] <= at_most:
-            yield _shrink(workers, failure)
+            chosen.append(failure)
+    quiet = [failure for failure in chosen if failure.program is not None and failure.outcome.differences]
+    whole = {failure.outcome.name: failure for failure in quiet}
+    tasks = [Shrink(failure.program, failure.outcome.signature) for failure in quiet if failure.program is not None]
+    for result in workers.run(tasks):
+        yield Failure(result.outcome, result.program) if result.outcome.differences else whole[result.outcome.name]
+    for failure in chosen:
+        if failure not in quiet:
+            yield _shrunk_apart(workers, failure)
 
 
-def _shrink(workers: Workers, failure: Failure) -> Failure:
+def _shrunk_apart(workers: Workers, failure: Failure) -> Failure:
+    """Shrink a program that may kill the process which examines it."""
     program, signature = failure.program, failure.outcome.signature
     if program is None:
         return failure
-    if failure.outcome.differences:
-        (result,) = workers.run([Shrink(program, signature)])
-        return Failure(result.outcome, result.program) if result.outcome.differences else failure
 
     def fails(smaller: Program) -> bool:
-        # Each candidate may kill the process that examines it.
         return all(result.outcome.broken == signature for result in workers.run([Examine(smaller)]))
 
     return Failure(failure.outcome, grammar_of(program).shrink(program, fails))

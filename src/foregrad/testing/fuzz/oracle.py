@@ -84,6 +84,13 @@ class Outcome:
         """
         return self.verdict in ("differs", "broken")
 
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {self.verdict}"]
+        lines += [
+            f"    {said}" for said in (self.broken, self.eager_error, *self.refusals, *map(str, self.differences))
+        ]
+        return "\n".join(line for line in lines if line.strip())
+
 
 def signatures(differences: tuple[Difference, ...]) -> list[str]:
     """What each difference looks like, each once: its aspect, and for an error its class and its text.

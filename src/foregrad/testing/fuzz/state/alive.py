@@ -24,6 +24,21 @@ def abstract_tensors(world: dict[str, Any]) -> Iterator[str]:
     Args:
         world: The names of the world.
     """
+    for name, inside, tensor in tensors_of(world):
+        if is_abstract(tensor):
+            yield f"{name}: {type(tensor).__name__} in {inside}"
+
+
+def tensors_of(world: dict[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
+    """Every tensor of a world, each once, with the name that leads to it and the kind of object that holds it.
+
+    >>> import torch
+    >>> [(name, inside) for name, inside, _ in tensors_of({"o": {"a": (torch.ones(1),)}})]
+    [('o', 'a tuple')]
+
+    Args:
+        world: The names of the world.
+    """
     seen = {id(world)}
     todo = [(name, "the namespace", value) for name, value in world.items()]
     while todo:
@@ -31,14 +46,15 @@ def abstract_tensors(world: dict[str, Any]) -> Iterator[str]:
         if id(value) in seen or isinstance(value, _LEAVES):
             continue
         seen.add(id(value))
-        if is_abstract(value):
-            yield f"{name}: {type(value).__name__} in {inside}"
-            continue
+        if isinstance(value, Tensor):
+            yield name, inside, value
+            if is_abstract(value):
+                continue
         described = f"a {type(value).__name__}"
-        todo += [(name, described, part) for part in _parts(value, world)]
+        todo += [(name, described, part) for part in _parts(value)]
 
 
-def _parts(value: Any, world: dict[str, Any]) -> list[Any]:
+def _parts(value: Any) -> list[Any]:
     """What an object holds, as far as it is the program's own."""
     match value:
         case types.ModuleType():
@@ -46,7 +62,7 @@ def _parts(value: Any, world: dict[str, Any]) -> list[Any]:
         case type():
             return [dict(vars(value))] if value.__module__ == MODULE_NAME else []
         case types.FunctionType():
-            return _parts_of_function(value, world)
+            return _parts_of_function(value)
         case contextvars.ContextVar():
             return [value.get(None)]
         case threading.local():
@@ -60,7 +76,7 @@ def _parts(value: Any, world: dict[str, Any]) -> list[Any]:
             return gc.get_referents(value)
 
 
-def _parts_of_function(function: types.FunctionType, world: dict[str, Any]) -> list[Any]:
+def _parts_of_function(function: types.FunctionType) -> list[Any]:
     if function.__module__ is not None and function.__module__.startswith("foregrad."):
         return []
     held: list[Any] = [function.__defaults__, function.__kwdefaults__, function.__dict__, *(function.__closure__ or ())]

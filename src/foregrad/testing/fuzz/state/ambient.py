@@ -5,6 +5,7 @@ world puts its own in place when it acts and takes them along when it stops. So 
 that a program does outlives it.
 """
 
+import pickle
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -131,6 +132,11 @@ class Ambient:
 
     values: dict[str, Any] = field(default_factory=lambda: {setting.name: setting.get() for setting in SETTINGS})
 
+    def compared(self) -> dict[str, Any]:
+        """The values in a form that is quick to compare: the state of a generator is long."""
+        random_ones = {setting.name for setting in SETTINGS if setting.is_random}
+        return {name: _bytes(value) if name in random_ones else value for name, value in self.values.items()}
+
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Put everything in place, and take along what it has become."""
@@ -148,3 +154,13 @@ def _put(values: dict[str, Any], current: dict[str, Any]) -> None:
         value, now = values[setting.name], current[setting.name]
         if value is not now and (setting.is_random or value != now):
             setting.put(value)
+
+
+def _bytes(state: Any) -> bytes:
+    match state:
+        case torch.Tensor():
+            return state.numpy().tobytes()
+        case ("MT19937", numpy.ndarray() as key, *rest):
+            return key.tobytes() + repr(rest).encode()
+        case _:
+            return pickle.dumps(state)

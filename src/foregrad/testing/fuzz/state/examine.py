@@ -2,7 +2,6 @@
 
 import builtins
 import functools
-import gc
 import linecache
 import pathlib
 import types
@@ -57,15 +56,11 @@ def _examine(script: str, name: str, compile: Compile | None = None) -> Outcome:
     with warnings.catch_warnings(), _lines_shown(script, filename):
         warnings.simplefilter("ignore")
         code = _compiled_code(script, filename)
-        # What was there before is not looked at when a world lets go of something.
-        gc.freeze()
         try:
             return _Comparison(name, code, compile).run()
         except Exception as error:
             text = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
             return Outcome(name, broken=f"comparing raised {anonymous(text)}")
-        finally:
-            gc.unfreeze()
 
 
 @functools.lru_cache(8)
@@ -150,7 +145,7 @@ class _Comparison:
             return
         eager, compiled = self._eager, self._compiled
         self._count_hooks_alike()
-        here, there = ({**world.names, "process": world.ambient.values} for world in (eager, compiled))
+        here, there = ({**world.names, "process": world.ambient.compared()} for world in (eager, compiled))
         found = differences(here, there, self._versions, GIVEN)
         after = " after a refusal" if run.endswith(_REFUSED) else ""
         for unlike in found:

@@ -25,6 +25,7 @@ from .rows import (
     COMPUTE,
     EFFECTS,
     GLOBAL_EVENTS,
+    MENTIONED,
     MODES,
     QUESTIONS,
     RANDOM,
@@ -372,13 +373,15 @@ class _Generator:
             if self._rng.random() < 0.6:
                 self._add(world, program, Part(f"backward(r{call})", "step", "backward"))
             if call < calls - 1:
-                for _ in range(self._rng.choice([0, 1, 1, 1, 2])):
+                for _ in range(self._rng.choice([0, 1, 1, 1, 2, 2])):
                     for _ in range(_TRIES):
                         event = self._event(program)
                         if event is not None and self._add(world, program, event):
                             break
         if self._rng.random() < 0.15 and self._drawing.results:
-            names = ", ".join(repr(name) for name in [*self._drawing.held, *self._drawing.results])
+            # Objects that are arguments go too; others are the program's for as long as there is one.
+            objects = program.roots if program.form == "argument" else ()
+            names = ", ".join(repr(name) for name in [*self._drawing.held, *self._drawing.results, *objects])
             self._drawing.steps.append(Part(f"forget({names})", "step", "forget"))
         return replace(program, steps=tuple(self._drawing.steps))
 
@@ -427,7 +430,9 @@ class _Generator:
         if drawing.results:
             tables["result"] = RESULT_EVENTS
         kind = rng.choice(list(tables))
-        template = rng.choice(tables[kind])
+        text = program.script()
+        fitting = [t for t in tables[kind] if t not in MENTIONED or re.search(MENTIONED[t], text)]
+        template = rng.choice(fitting or tables[kind])
         return Part(drawing.fill(template), "event", template)
 
     def _object_event(self, program: StateProgram) -> Part | None:

@@ -79,6 +79,10 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
 
 _LAYER_EVENTS = (
     "{p}.eval()",
+    "{p}.eval()",
+    "{p}.train(not {p}.training)",
+    "{p}.train(not {p}.training)",
+    "{p}.eval()",
     "{p}.train()",
     "{p}.train(not {p}.training)",
     "{p}.requires_grad_(False)",
@@ -112,8 +116,6 @@ _LAYER_EVENTS = (
     "{p}.momentum = 0.5",
     "{p}.running_mean = torch.ones(4)",
     "{p}.num_batches_tracked.add_(1)",
-    "{p}.padding_mode = {p}.padding_mode",
-    "{p}.stride = {p}.stride",
     "torch.nn.utils.parametrize.register_parametrization({p}, 'weight', Halved())",
     "torch.nn.utils.parametrize.remove_parametrizations({p}, 'weight')",
     "{p}._parameters['bias'] = None",

@@ -111,7 +111,7 @@ _COMPILE = """def compile(program):
 
 def _imports(text: str) -> Iterator[str]:
     for module in MODULES:
-        if re.search(rf"\b{module}\.", text):
+        if re.search(rf"(?<![\w.]){re.escape(module)}\.", text):
             yield f"import {module}"
 
 

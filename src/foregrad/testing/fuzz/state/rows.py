@@ -140,6 +140,25 @@ GLOBAL_EVENTS = (
     "gradients.clear()",
 )
 
+# What a program must mention for an event to be worth drawing.
+MENTIONED = {
+    "torch.sin = lambda v: v * 3": r"torch\.sin\(",
+    "torch.sin = original_sin": r"torch\.sin\(",
+    "torch.Tensor.cos = lambda self: self * 4": r"\.cos\(",
+    "torch.nn.functional.relu = lambda v, inplace=False: v * 5": r"relu|ReLU",
+    "torch.nn.functional.linear = lambda v, weight, bias=None: v @ weight": r"linear|Linear",
+    "torch.nn.Linear.forward = lambda self, v: v * 2": r"Linear",
+    "torch.add = lambda v, w: v - w": r"torch\.add",
+    "{h} = torch.nn.modules.module.register_module_forward_hook(double_output)": r"nn\.[A-Z]",
+    "{h} = torch.nn.modules.module.register_module_forward_hook(count_calls)": r"nn\.[A-Z]",
+    "{h} = torch.nn.modules.module.register_module_forward_pre_hook(lambda module, inputs: None)": r"nn\.[A-Z]",
+    "{h} = torch.nn.modules.module.register_module_full_backward_hook(count_backward)": r"nn\.[A-Z]",
+    "totals['n'] = {i}": r"totals|count_calls",
+    "shelf.n = {f}": r"shelf|double_output",
+    "activations.clear()": r"collect",
+    "gradients.clear()": r"gradients",
+}
+
 ARGUMENT_EVENTS = (
     "{arg}.data.mul_({f})",
     "{arg}.detach().add_({f})",
@@ -179,7 +198,7 @@ SUPPORT: dict[str, str] = {
     "double_output": "def double_output(module, inputs, output):\n    return output * 2 if shelf.n else output",
     "count_calls": "def count_calls(module, inputs, output):\n    totals['n'] += 1",
     "count_backward": "def count_backward(module, grad_inputs, grad_outputs):\n    totals['n'] += 1",
-    "pack": "def pack(tensor):\n    totals['packed'] += 1\n    return tensor",
+    "pack": "def pack(tensor):\n    return tensor * 1",
     "unpack": "def unpack(tensor):\n    return tensor",
     "original_sin": "original_sin = torch.sin",
     "Halved": "class Halved(torch.nn.Module):\n    def forward(self, v):\n        return v / 2",

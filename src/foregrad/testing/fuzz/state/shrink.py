@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from .program import Part, StateProgram
 
@@ -21,42 +22,69 @@ def shrink(program: StateProgram, fails: Fails) -> StateProgram:
         program: A program that fails.
         fails: Says whether a smaller one still fails in the same way.
     """
-    tried: set[StateProgram] = set()
+    asked = _Asked(fails)
     while True:
-        for smaller in _smaller(program):
-            if smaller not in tried and smaller != program:
-                tried.add(smaller)
-                if fails(smaller):
-                    program = smaller
-                    break
-        else:
+        before = program
+        program = _fewer(program, "steps", asked)
+        program = _fewer(program, "objects", asked)
+        program = _plainer(program, asked)
+        if program == before:
             return program
 
 
-def _smaller(program: StateProgram) -> Iterator[StateProgram]:
-    """Programs that are one step smaller, the largest steps first."""
-    yield from _with_fewer_steps(program)
-    yield from _with_fewer_statements(program)
-    yield from _without_objects(program)
-    yield from _with_less_returned(program)
-    yield from _with_plainer_steps(program)
+class _Asked:
+    """Remembers which programs were tried."""
+
+    def __init__(self, fails: Fails) -> None:
+        self._fails = fails
+        self._tried: set[StateProgram] = set()
+
+    def fails(self, smaller: StateProgram, than: StateProgram) -> bool:
+        """Whether something that is smaller, and was not tried before, fails."""
+        if smaller == than or smaller in self._tried:
+            return False
+        self._tried.add(smaller)
+        return self._fails(smaller)
+
+
+def _fewer(program: StateProgram, what: str, asked: _Asked) -> StateProgram:
+    """Without as many parts as possible: half of them at a time, then a quarter, down to single ones."""
+    width = max(len(getattr(program, what)) // 2, 1)
+    while width:
+        end = len(getattr(program, what))
+        while end > 0:
+            parts, start = getattr(program, what), max(0, end - width)
+            changes: dict[str, Any] = {what: parts[:start] + parts[end:]}
+            smaller = _legal(replace(program, **changes))
+            if asked.fails(smaller, program):
+                program = smaller
+            end = min(start, len(getattr(program, what)))
+        width //= 2
+    return program
+
+
+def _plainer(program: StateProgram, asked: _Asked) -> StateProgram:
+    """With everything else that can be made plainer, one thing after another."""
+    for rewrite in (_with_fewer_statements, _with_less_returned, _with_plainer_steps, _with_plainer_compilation):
+        again = True
+        while again:
+            again = False
+            for smaller in rewrite(program):
+                if asked.fails(smaller, program):
+                    program, again = smaller, True
+                    break
+    return program
+
+
+def _with_plainer_compilation(program: StateProgram) -> Iterator[StateProgram]:
     if program.options:
         yield replace(program, options="")
     if program.form in ("closure", "method", "callable"):
-        yield _legal(replace(_in_form(program, "function")))
-
-
-def _with_fewer_steps(program: StateProgram) -> Iterator[StateProgram]:
-    count = len(program.steps)
-    width = count
-    while width:
-        for start in range(count - width, -1, -width):
-            yield _legal(replace(program, steps=program.steps[:start] + program.steps[start + width :]))
-        width //= 2
+        yield _legal(_in_form(program, "function"))
 
 
 def _with_fewer_statements(program: StateProgram) -> Iterator[StateProgram]:
-    for position, statement in enumerate(program.statements):
+    for position, statement in reversed([*enumerate(program.statements)]):
         left = program.statements[:position] + program.statements[position + 1 :]
         if not statement.makes and not re.search(r"\bv\d+ = ", statement.source):
             yield _legal(replace(program, statements=left))
@@ -81,11 +109,6 @@ def _renamed(program: StateProgram, names: dict[str, str]) -> StateProgram:
 
 def _put(items: tuple[Part, ...], position: int, item: Part) -> tuple[Part, ...]:
     return (*items[:position], item, *items[position + 1 :])
-
-
-def _without_objects(program: StateProgram) -> Iterator[StateProgram]:
-    for position in range(len(program.objects)):
-        yield _legal(replace(program, objects=program.objects[:position] + program.objects[position + 1 :]))
 
 
 def _with_less_returned(program: StateProgram) -> Iterator[StateProgram]:
@@ -143,12 +166,15 @@ def _without(step: Part, gone: list[str]) -> Part:
     source = step.source
     if "call(" in source or "__defaults__ = (" in source or "forget(" in source:
         for root in gone:
-            source = re.sub(rf", {root}\b(?=[,)])", "", source)
+            source = re.sub(rf", '?{root}\b'?(?=[,)])", "", source)
     return replace(step, source=source)
 
 
 def _kept(parts: tuple[Part, ...], known: set[str]) -> Iterator[Part]:
     for part in parts:
+        if found := re.match(r"forget\((.*)\)$", part.source):
+            names = [name for name in found[1].split(", ") if name.strip("'") in known]
+            part = replace(part, source=f"forget({', '.join(names)})")
         inner = set(re.findall(r"\b(v\d+)(?= = )", part.source))
         if known.issuperset(name for name in part.needs if _is_ours(name) and name not in inner):
             known.update(

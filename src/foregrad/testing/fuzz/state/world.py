@@ -12,6 +12,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from .alive import tensors_of
 from .ambient import Ambient
 from .same import MODULE_NAME
 
@@ -91,7 +92,19 @@ def backward(result: Any) -> None:
 
 
 def _forget(names: dict[str, Any], *forgotten: str) -> None:
-    """Let go of some names, and note which of their tensors live on."""
-    watched = [weakref.ref(tensor) for name in forgotten for tensor in tensors_in(names.pop(name, None))]
-    gc.collect()
+    """Let go of some names, and note which of the tensors and objects behind them live on."""
+    watched = [reference for name in forgotten for reference in _references(names.pop(name, None))]
+    names["alive"] = []
+    # A compiled call is one node of the tape: as long as one of its results lives, so does what the others need.
+    if any(tensor.grad_fn is not None for _, _, tensor in tensors_of(names)):
+        return
+    if any(reference() is not None for reference in watched):
+        gc.collect()
     names["alive"] = [reference() is not None for reference in watched]
+
+
+def _references(value: Any) -> list[weakref.ref[Any]]:
+    try:
+        return [weakref.ref(part) for part in tensors_in(value) or [value]]
+    except TypeError:
+        return []
