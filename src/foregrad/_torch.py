@@ -9,8 +9,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import ctypes
 import functools
 import gc
+import itertools
 import sys
 import threading
 import weakref
@@ -42,6 +44,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorConverter,
     FakeTensorMode,
+    UnsupportedFakeTensorException,
     UnsupportedOperatorException,
     in_kernel_invocation_manager,
 )
@@ -78,6 +81,7 @@ __all__ = [
     "ShapeEnv",
     "TorchDispatchMode",
     "TracingContext",
+    "UnsupportedFakeTensorException",
     "UnsupportedOperatorException",
     "artifact_logger",
     "auto_functionalized",
@@ -583,7 +587,29 @@ def script_object_identity(real: Any) -> int:
 
 _call_script_method = torch.ScriptMethod.__call__
 _recordings_lock = threading.Lock()
-_recordings = 0
+
+
+class _Replaced:
+    """A class of torch's has another method as long as any thread is inside."""
+
+    def __init__(self, owner: type, name: str, method: Callable[..., Any]) -> None:
+        self._owner, self._name, self._method = owner, name, method
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = vars(owner).get(name)  # None if it is inherited
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            setattr(self._owner, self._name, self._method)
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside and self._before is None:
+                delattr(self._owner, self._name)
+            elif not self._inside:
+                setattr(self._owner, self._name, self._before)
 
 
 def _call_or_record(method: Any, *args: Any, **kwargs: Any) -> Any:
@@ -593,20 +619,8 @@ def _call_or_record(method: Any, *args: Any, **kwargs: Any) -> Any:
     return _call_script_method(method, *args, **kwargs)
 
 
-@contextlib.contextmanager
-def script_calls_seen() -> Iterator[None]:
-    """Methods of script objects run in C++, where no mode sees them; patching the call is what torch itself does."""
-    global _recordings
-    with _recordings_lock:
-        _recordings += 1
-        torch.ScriptMethod.__call__ = _call_or_record  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        with _recordings_lock:
-            _recordings -= 1
-            if not _recordings:
-                torch.ScriptMethod.__call__ = _call_script_method  # type: ignore[method-assign]
+# Methods of script objects run in C++, where no mode sees them; patching the call is what torch itself does.
+script_calls_seen = _Replaced(torch.ScriptMethod, "__call__", _call_or_record)
 
 
 PythonNode = torch.autograd.function.BackwardCFunction  # of a custom function, on autograd's tape
@@ -760,8 +774,8 @@ def make_fake(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) ->
 
 _make_subclass = torch.Tensor._make_subclass
 _make_wrapper_subclass: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
-_forbid_data_pointer = torch._C._set_throw_on_mutable_data_ptr
-_warn_of_data_pointer = torch._C._set_warn_deprecated_on_mutable_data_ptr  # as the constructor does
+_forbid_writing = torch._C._set_throw_on_mutable_data_ptr
+_storage_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
 
 
 def fake_attributes(mode: FakeTensorMode, device: torch.device) -> dict[str, Any]:
@@ -778,17 +792,130 @@ def fake_attribute_names() -> frozenset[str]:
 def fake_shell(meta: torch.Tensor, device: torch.device) -> Any:
     """A fake tensor around a meta tensor, without its attributes: the constructor takes three times as long."""
     shell = _make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
-    _forbid_data_pointer(shell)
+    _forbid_writing(shell)
     return shell
 
 
-def null_tensor(size: Any, stride: Any, dtype: torch.dtype, device: torch.device, forbid_data: bool = True) -> Any:
+NO_DATA = "Cannot access data pointer of"  # what the error of a storage begins with that refuses to be read, or written
+_FLAGS_END = 64  # flags of a storage lie before this byte of it
+
+
+def _place_of_reading_flag() -> int | None:
+    """Where in a storage the flag lies that lets any access to its data raise; None if that cannot be told.
+
+    Builds without CUDA have no function that sets it. They have functions for the flags on both sides of it, which show
+    where it lies; whether it does what it should is tried on a storage that has data.
+    """
+    near, tried = torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu")
+    snapshots = [ctypes.string_at(_storage_address(near), _FLAGS_END)]
+    for set_flag in (_forbid_writing, torch._C._set_warn_deprecated_on_mutable_data_ptr):
+        set_flag(near)
+        snapshots.append(ctypes.string_at(_storage_address(near), _FLAGS_END))
+    before, behind = (
+        [i for i, (old, new) in enumerate(zip(a, b, strict=True)) if (old, new) == (0, 1)]
+        for a, b in itertools.pairwise(snapshots)
+    )
+    if len(before) != 2 or len(behind) != 1 or behind[0] != before[-1] + 2:
+        return None
+    place = before[-1] + 1
+    ctypes.c_bool.from_address(_storage_address(tried) + place).value = True
+    try:
+        tried.untyped_storage()[0]
+    except RuntimeError as error:
+        return place if NO_DATA in str(error) else None
+    return None
+
+
+_READING_FLAG = _place_of_reading_flag()
+DATA_CAN_BE_FORBIDDEN = _READING_FLAG is not None
+
+
+def _reading_flag(address: int) -> ctypes.c_bool:
+    return ctypes.c_bool() if _READING_FLAG is None else ctypes.c_bool.from_address(address + _READING_FLAG)
+
+
+def forbid_data(tensor: torch.Tensor) -> None:
+    """Let whoever asks the storage of a tensor for its data, to read or to write, get an error and no pointer.
+
+    Kernels, numpy, dlpack and pickle all ask the storage: there is no other way to the data.
+    """
+    _forbid_writing(tensor)
+    _reading_flag(_storage_address(tensor)).value = True
+
+
+class Withheld:
+    """Storages of genuine fake tensors, which refuse to be read as long as a program runs.
+
+    These tensors say that they are on a device, and kernels may believe it. FakeTensorMode itself and compilers compare
+    their storages and copy them, with pointers to nothing.
+    """
+
+    def __init__(self) -> None:
+        self._storages: dict[int, torch.UntypedStorage] = {}  # by address
+        self._running = False
+
+    def add(self, value: object) -> None:
+        """A tensor that the program may get."""
+        if type(value) is FakeTensor and value.layout is torch.strided:
+            with without_function_modes():
+                storage = value.untyped_storage()
+            self._storages[storage._cdata] = storage
+            _reading_flag(storage._cdata).value = self._running
+
+    def while_running(self) -> contextlib.AbstractContextManager[None]:
+        """Let the program, and nobody else, be refused."""
+        return self._switched(True)
+
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """Let FakeTensorMode do as it likes with all of them."""
+        return self._switched(False) if self._running else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _switched(self, running: bool) -> Iterator[None]:
+        before, self._running = self._running, running
+        self._set()
+        try:
+            yield
+        finally:
+            self._running = before
+            self._set()
+
+    def _set(self) -> None:
+        for address in self._storages:
+            _reading_flag(address).value = self._running
+
+
+@contextlib.contextmanager
+def data_allowed(*storages: torch.UntypedStorage) -> Iterator[None]:
+    """`set_` compares how storages would free their data, and that counts as reading."""
+    flags = [_reading_flag(storage._cdata) for storage in storages]
+    before = [flag.value for flag in flags]
+    for flag in flags:
+        flag.value = False
+    try:
+        yield
+    finally:
+        for flag, value in zip(flags, before, strict=True):
+            flag.value = value
+
+
+def _is_shared(storage: torch.UntypedStorage) -> bool:
+    if _reading_flag(storage._cdata).value:
+        raise RuntimeError(f"{NO_DATA} a recorded tensor.")
+    return bool(torch._C.StorageBase.is_shared(storage))  # type: ignore[attr-defined]
+
+
+# The one method of storages out of which C++ lets no error come: the process would end.
+storages_asked_first = _Replaced(torch.UntypedStorage, "is_shared", _is_shared)
+
+
+def null_tensor(size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Any:
     """A fake tensor, without its attributes, in a storage of its own that has a device, a size, and no data.
 
     C++ knows its device; it asks Python for that of one around a meta tensor, about three times for each operator.
     """
     tensor = _make_wrapper_subclass(FakeTensor, size, stride, 0, None, dtype, torch.strided, device)
-    (_forbid_data_pointer if forbid_data else _warn_of_data_pointer)(tensor)
+    forbid_data(tensor)
     return tensor
 
 
@@ -806,7 +933,15 @@ def null_view(base: Any, size: Any, stride: Any, offset: int) -> Any:
 def put_into(tensor: torch.Tensor, storage: torch.UntypedStorage, offset: Any, size: Any, stride: Any) -> None:
     """Let a tensor look at other memory. Neither autograd nor any mode is told."""
     key = getattr(torch._C.DispatchKey, tensor.device.type.upper())
-    torch.ops.aten.set_.source_Storage_storage_offset._op_dk(key, tensor, storage, offset, size, stride)
+    with data_allowed(tensor.untyped_storage(), storage):
+        torch.ops.aten.set_.source_Storage_storage_offset._op_dk(key, tensor, storage, offset, size, stride)
+
+
+def looking_at(storage: torch.UntypedStorage, dtype: torch.dtype, offset: Any, size: Any, stride: Any) -> torch.Tensor:
+    """A plain tensor that looks at a storage, which may be one without data."""
+    plain = torch.empty(0, dtype=dtype, device=storage.device)
+    with data_allowed(storage):
+        return plain.set_(storage, offset, size, stride)
 
 
 def put_gate(mode: FakeTensorMode, gate: Callable[..., Any]) -> None:

@@ -12,7 +12,7 @@ import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx, nn
 
 from .._torch import FakeTensor
-from ..errors import DataDependentError, ForegradError, GraphOutputError, StateChangeError, UnsupportedError
+from ..errors import ForegradError, GraphOutputError, StateChangeError, UnsupportedError
 from ..joint.build import Joint, build_joint
 from ..locks import recording_lock
 from ..options import AOTConfig
@@ -32,6 +32,7 @@ from ..record.memory import (
 )
 from ..record.mirror import genuine
 from ..record.recording import GradNeeded, InputsFoundLate, Recording
+from ..record.refusals import explained
 from ..record.stand_ins import Argument
 from ..slots import Buffer, Hidden, Input, Param, Primal, Tangent
 from .attributes import HeldTensors
@@ -284,22 +285,9 @@ def settle(
         shared = plan if len(plan) > len(shared) else shared
         last = attempt(shared, early, grads)
     if last.error is not None:
-        if "its data is not allocated yet" in str(last.error):
-            raise DataDependentError(
-                "an operator of the program asks for the values of a tensor, which has none while it is recorded. Pass "
-                "them as plain Python numbers, or compile with fallback='eager'."
-            ) from last.error
-        if "Please convert all Tensors to FakeTensors" in str(last.error):
-            raise UnsupportedError(
-                "an operator of the program meets a tensor that the program finds by itself where recording cannot see "
-                "it (a custom function saves it, and the program differentiates that function). Pass the tensor as an "
-                "argument, or compile with fallback='eager'."
-            ) from last.error
-        if "INTERNAL ASSERT FAILED" in str(last.error):
-            raise UnsupportedError(
-                "autograd cannot follow the program on abstract tensors (views of a tensor that was detached in place "
-                "are one reason). Compile with fallback='eager'."
-            ) from last.error
+        refusal = explained(last.error)
+        if refusal is not None:
+            raise refusal from last.error
         raise last.error
     assert last.joint is not None and last.result is not None
     return last.joint, last.result, shared

@@ -346,6 +346,10 @@ def _random_fill(walk: Functionalizer, step: Step) -> None:
 def _copy(walk: Functionalizer, step: Step) -> None:
     target, source = step.args[0], step.args[1]
     state = walk.state_of(target)
+    if not isinstance(source, Tensor):  # a number: torch takes it for a tensor of no dimensions
+        node = walk.graph.call(aten.copy.default, (walk.read(state), *walk.args((source,))), {}, state.tensor)
+        walk.store(step, state, node, exact=not has_gaps(target))
+        return
     same_kind = target.dtype == source.dtype and walk.device(target) == walk.device(source)
     if same_kind and target.shape == source.shape:
         node = walk.node_of(source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .._torch import FakeTensor, ShapeEnv, new_fake_mode, running_fake_mode
+from .._torch import DATA_CAN_BE_FORBIDDEN, FakeTensor, ShapeEnv, new_fake_mode, running_fake_mode
 from ..errors import FakeModeError
 from ..slots import Primal
 from ..subclasses.layout import is_wrapper, leaves_of
@@ -29,4 +29,6 @@ def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool) -> FakeEngin
         return FakeEngine(mode, "a front end has a fake mode of its own")
     if dynamic:
         return FakeEngine(new_fake_mode(ShapeEnv()), "sizes are symbols")
+    if not DATA_CAN_BE_FORBIDDEN:
+        return FakeEngine(new_fake_mode(None), "this build of torch has no storages that refuse to be read")
     return LeanEngine(new_fake_mode(None))

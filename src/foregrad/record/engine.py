@@ -6,7 +6,7 @@ also serves symbolic sizes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +20,8 @@ from .._torch import (
     HigherOrderOperator,
     OpOverload,
     ShapeEnv,
+    Withheld,
+    data_allowed,
     dispatch_with_symbols,
     is_static,
     local_source,
@@ -29,7 +31,7 @@ from .._torch import (
     symbolic_context,
 )
 from ..errors import MissingInputError, UnsupportedError
-from ..ops import aten
+from ..ops import Kind, aten, op_info
 from ..slots import Primal
 from ..subclasses.layout import is_wrapper, leaves_of, require_traceable
 
@@ -88,6 +90,7 @@ class Engine(Protocol):
     """What the recorder needs of abstract tensors."""
 
     name: str
+    withheld: Withheld
 
     def is_abstract(self, value: object) -> bool:
         """Whether a value is one of this engine's tensors."""
@@ -107,8 +110,8 @@ class Engine(Protocol):
     def device_of(self, tensor: Tensor) -> torch.device:
         """The device that an abstract tensor pretends to be on."""
 
-    def knows_value(self, tensor: Tensor) -> bool:
-        """Whether the tensor is a constant of the program, so that its value may be read."""
+    def value_of(self, tensor: Tensor) -> Tensor | None:
+        """The value of a tensor that is a constant of the program, which may be read."""
 
     def run(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The abstract result of an operator."""
@@ -134,6 +137,7 @@ class FakeEngine:
     def __init__(self, mode: FakeTensorMode, reason: str = "") -> None:
         self.mode = mode
         self.reason = reason  # why not the lean engine
+        self.withheld = Withheld()
         self._static = mode.shape_env is None
         self._dispatch = mode.dispatch if self._static else dispatch_with_symbols(mode)  # it runs for every operator
 
@@ -189,10 +193,23 @@ class FakeEngine:
         return self._strided(tensor.shape, stride, 0, tensor.dtype, tensor.fake_device)
 
     def run(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = self._answer(op, types, args, kwargs)
+        for tensor in out if isinstance(out, (list, tuple)) else (out,):
+            self.withheld.add(tensor)
+        return out
+
+    def _answer(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._static and op in DIRECT:
             device = _common_device(args)
             if device is not None:
                 return make_fake(self.mode, run_on_meta(self.mode, DIRECT[op], args, kwargs), device)
+        given = list(_tensors_in((args, list(kwargs.values()))))
+        if op_info(op).kind is Kind.RESHAPE or any(map(_has_value, given)):  # the mode puts tensors into storages
+            with self.withheld.paused():
+                return self._dispatch(op, types, args, kwargs)
+        if self.mode.cache_enabled:  # which puts results into the storages of arguments
+            with data_allowed(*(tensor.untyped_storage() for tensor in given if tensor.layout is torch.strided)):
+                return self._dispatch(op, types, args, kwargs)
         return self._dispatch(op, types, args, kwargs)
 
     def run_higher_order(self, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -216,15 +233,30 @@ class FakeEngine:
         assert isinstance(tensor, FakeTensor)
         return tensor.fake_device
 
-    def knows_value(self, tensor: Tensor) -> bool:
-        return getattr(tensor, "constant", None) is not None
+    def value_of(self, tensor: Tensor) -> Tensor | None:
+        return getattr(tensor, "constant", None)
 
     def _strided(self, size: Any, stride: Any, offset: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         meta = torch.empty_strided(size, stride, dtype=dtype, device="meta")
         if offset != 0:
             reach = offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
             meta = torch.empty((reach,), dtype=dtype, device="meta").as_strided(size, stride, offset)
-        return make_fake(self.mode, meta, device)
+        twin = make_fake(self.mode, meta, device)
+        self.withheld.add(twin)
+        return twin
+
+
+def _tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors_in(value)
+
+
+def _has_value(tensor: Tensor) -> bool:
+    """Whether a tensor is a constant, or is about to be made one."""
+    return type(tensor) is not FakeTensor or tensor.constant is not None
 
 
 def _common_device(args: tuple[Any, ...]) -> torch.device | None:

@@ -97,7 +97,7 @@ class LeanEngine(FakeEngine):
         super().__init__(without_own_cache(mode))
         put_gate(mode, gate)
         self.counts = Counts()
-        self._maker = Maker(mode)
+        self._maker = Maker(mode, self.withheld)
 
     def report(self) -> EngineReport:
         counts = self.counts
@@ -124,9 +124,9 @@ class LeanEngine(FakeEngine):
         meta = interned(tuple(size), tuple(stride), offset, dtype, device, False, False)
         if torch.is_inference_mode_enabled() or not meta.native:
             return super()._strided(size, stride, offset, dtype, device)
-        if offset:  # C++ that is given inputs may look at their data, to no avail
-            return self._maker.at(null_storage(meta.reach * dtype.itemsize, device, forbid_data=False), meta)
-        return self._maker.fresh(meta, forbid_data=False)
+        if offset:
+            return self._maker.at(null_storage(meta.reach * dtype.itemsize, device), meta)
+        return self._maker.fresh(meta)
 
     def run(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kept = _KEPT.get(id(op)) or _kept(op)
@@ -211,7 +211,7 @@ class LeanEngine(FakeEngine):
 
     # ---------------------------------------------------------------------------------------------- learning
     def _direct(self, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return run_mirrored(self._maker, super().run, op, types, args, kwargs)
+        return run_mirrored(self._maker, self._answer, op, types, args, kwargs)
 
     def _run_unknown(self, op: Any, types: Any, args: Any, kwargs: Any, reason: str) -> Any:
         self.counts.by_operator.setdefault(str(op), reason)

@@ -102,6 +102,16 @@ def _place(code: CodeType, number: int) -> str:
     return f"{code.co_filename}:{number}" + (f": {text}" if text else "")
 
 
+def place_of(error: BaseException) -> str:
+    """The user's line on which an error came about: the innermost of its traceback, or of those who ask now."""
+    place, trace = None, error.__traceback__
+    while trace is not None:
+        if is_users_code(trace.tb_frame.f_code):
+            place = _place(trace.tb_frame.f_code, trace.tb_lineno)
+        trace = trace.tb_next
+    return place or where(user_stack(2))
+
+
 def passes_through(error: Exception, package: str) -> bool:
     """Whether an error came out of, or through, a package."""
     trace = error.__traceback__

@@ -147,6 +147,7 @@ class Crossing:
             return maker.at(memory.storage, meta)
         stays = out.constant is not None or out.is_inference() or not meta.native
         if stays or storage._cdata in self._stay:
+            maker.withheld.add(out)
             return out
         first = self._made.get(storage._cdata)
         if first is not None:

@@ -30,6 +30,7 @@ class ScriptObjects:
         self._objects: dict[int, Any] = {}  # the real ones, by identity
         self._states: dict[int, Any] = {}  # the fake ones
         self._after_forward: dict[int, Any] | None = None
+        self._held: list[Tensor] = []  # what stands for the tensors that the real ones held
 
     def replaced(self, values: Any, stack: Stack) -> Any:
         """Arguments of an operator, with fake objects in place of real ones."""
@@ -53,7 +54,8 @@ class ScriptObjects:
         return self._states[key]
 
     def _tensor(self, real: Tensor) -> Tensor:
-        return self._engine.twin(real, Hidden("state of a script object"), dynamic=False)
+        self._held.append(self._engine.twin(real, Hidden("state of a script object"), dynamic=False))
+        return self._held[-1]
 
     def rewind(self, steps: Sequence[Step]) -> None:
         """Every backward starts from the state that the forward left behind; `steps` are all so far."""
@@ -63,7 +65,7 @@ class ScriptObjects:
             self._after_forward = self._states
         # Tensors are what they are; only what holds them is copied.
         known = list(tensors_in([(step.args, list(step.kwargs.values()), step.out) for step in steps]))
-        same = {id(tensor): tensor for tensor in [*known, *kept_by_objects(known)]}
+        same = {id(tensor): tensor for tensor in [*known, *kept_by_objects(known), *self._held]}
         with disable_modes():
             self._states = copy.deepcopy(self._after_forward, same)
 

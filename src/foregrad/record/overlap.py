@@ -98,12 +98,20 @@ def ask_eager(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 _SMALL = 1 << 24  # bytes; more are not made only to ask for an error
+_QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+
+
+def can_be_asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether eager can be asked about a call: its tensors are strided, and not too large to be made for that."""
+    given = list(tensors_in((*args, *kwargs.values())))
+    if any(tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype in _QUANTIZED for tensor in given):
+        return False
+    return sum(hint_of(tensor.untyped_storage().nbytes()) for tensor in given) <= _SMALL
 
 
 def error_of_eager(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
     """What eager says to a call that an abstract kernel refuses: kernels do not all look at the same things first."""
-    given = list(tensors_in((*args, *kwargs.values())))
-    if sum(hint_of(tensor.untyped_storage().nbytes()) for tensor in given) > _SMALL:
+    if not can_be_asked(args, kwargs):
         return None
     try:
         ask_eager(op, args, kwargs)

@@ -17,13 +17,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .._torch import disable_modes, is_functorch_wrapped, set_version, without_function_modes
-from ..errors import DataDependentError, UnsupportedError
+from ..errors import DataDependentError, ForegradError, UnsupportedError
 from ..ops import aten
 from ..values import PLAIN
 from .engine import Engine
 from .hooks import REGISTERING, Hooks
 from .inner_backward import INNER_BACKWARDS
 from .lines import user_stack, where
+from .refusals import WAY_OUT, Refusals, explained
 
 # Properties that read no data and give no tensor are answered by the real tensor itself.
 _TENSOR_PROPERTIES = frozenset(getattr(Tensor, name).__get__ for name in ("data", "T", "mT", "H", "mH", "real", "imag"))
@@ -32,11 +33,6 @@ _GRAD_FN = vars(Tensor.__base__)["grad_fn"].__get__
 _GRAD_SETTER = vars(Tensor.__base__)["grad"].__set__
 _DATA_SETTER = vars(Tensor.__base__)["data"].__set__
 _SETTERS = frozenset(getattr(Tensor, name).__set__ for name in ("data", "grad", "requires_grad"))
-
-_WAY_OUT = (
-    "Compute with the tensor instead of reading it (torch.where for a condition), pass the value as a plain Python "
-    "argument, or compile with fallback='eager'."
-)
 
 # What asks for data, or for memory, of a tensor that has none.
 NEEDS_DATA: dict[Any, str] = {
@@ -54,7 +50,13 @@ NEEDS_DATA: dict[Any, str] = {
     Tensor.storage: "storage()",
     Tensor.__dlpack__: "dlpack",
     Tensor.share_memory_: "share_memory_()",
+    Tensor.is_shared: "is_shared()",
+    Tensor.__deepcopy__: "a deep copy",
+    Tensor.__reduce_ex__: "pickle",
+    Tensor.__repr__: "the text",
+    Tensor.__format__: "the text",
 }
+_TEXT = (Tensor.__repr__, Tensor.__format__)
 
 
 # All functions that are looked at before they are called.
@@ -79,10 +81,12 @@ class RealTensors(TorchFunctionMode):
         need_grad: Callable[[Tensor], None],
         before_requiring_grad: Callable[[Tensor, Tensor], None],
         before_detaching: Callable[[Tensor], None],
+        refusals: Refusals,
     ) -> None:
         super().__init__()
+        self._refusals = refusals
         self._abstract = engine.is_abstract
-        self._knows_value = engine.knows_value
+        self._value_of = engine.value_of
         self._need_grad = need_grad  # raises if a tensor holds a gradient that is no input
         self._before_requiring_grad = before_requiring_grad  # raises if eager's views would see it otherwise
         self._before_detaching = before_detaching
@@ -153,10 +157,11 @@ class RealTensors(TorchFunctionMode):
         return value
 
     def _refuse_reading(self, func: Any, args: tuple[Any, ...]) -> None:
-        if args and isinstance(args[0], Tensor) and not (self._abstract(args[0]) and self._knows_value(args[0])):
+        tensor = args[0] if args else None
+        if isinstance(tensor, Tensor) and (not self._abstract(tensor) or self._value_of(tensor) is None):
             raise DataDependentError(
                 f"{NEEDS_DATA[func]} of a recorded tensor, at {where(user_stack(3))}. While a program is recorded its "
-                f"tensors have no data. {_WAY_OUT}"
+                f"tensors have no data. {WAY_OUT}"
             )
 
     def _is_input(self, tensor: Tensor) -> bool:
@@ -193,11 +198,24 @@ class RealTensors(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        try:
+            return self._handle(func, args, kwargs or {})
+        except ForegradError as error:
+            self._refusals.note(error)
+            raise
+        except RuntimeError as error:
+            refusal = explained(error)
+            if isinstance(refusal, DataDependentError):  # others may have to do with how inputs share memory
+                raise self._refusals.note(refusal) from error
+            raise
+
+    def _handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func not in _SPECIAL and getattr(func, "__name__", None) != "__get__":
             return self._call(func, args, kwargs)
         if func in NEEDS_DATA:
             self._refuse_reading(func, args)
+            if func in _TEXT:
+                return func(self._value_of(args[0]), *args[1:], **kwargs)
         elif getattr(func, "__name__", None) == "__get__" and func not in _TENSOR_PROPERTIES:
             if func == _GRAD:
                 return func(self._look_at_grad(args[0]), *args[1:])

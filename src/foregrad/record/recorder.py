@@ -23,6 +23,7 @@ from .._torch import (
     HigherOrderOperator,
     OpOverload,
     TorchDispatchMode,
+    UnsupportedFakeTensorException,
     UnsupportedOperatorException,
     accumulates_gradient,
     accumulating_into,
@@ -43,8 +44,9 @@ from .lenient import error_missed, may_miss_errors, twin_of_refused
 from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
 from .lists import lists_share_memory, one_after_another
 from .objects import ScriptObjects
-from .overlap import error_of_eager, tensors_in
+from .overlap import can_be_asked, error_of_eager, tensors_in
 from .randomness import Generators
+from .refusals import Refusals
 from .step import AutogradNode, Step
 from .wrappers import PLAIN_TYPES, WrapperCalls
 
@@ -52,6 +54,7 @@ get_default_dtype = torch.get_default_dtype  # asked for every operator
 _DEVICE_OF = torch.ops.prim.device.default
 _SIZES_OF = torch.ops.aten.size.default
 _COPY = torch.ops.aten.copy_.default
+_NOT_EAGERS = (NotImplementedError, AssertionError, AttributeError, KeyError, UnsupportedFakeTensorException)
 
 
 class Recorder(TorchDispatchMode):
@@ -63,6 +66,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.steps: list[Step] = []
         self.backward = False
+        self.refusals = Refusals()
         self.runs_backward = False  # the program differentiates something by itself
         self.changes = Changes(engine, self.steps)
         self.objects = ScriptObjects(engine)
@@ -93,9 +97,15 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, op: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        try:
+            return self._dispatch(op, types, args, kwargs or {})
+        except ForegradError as error:
+            self.refusals.note(error)
+            raise
+
+    def _dispatch(self, op: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if op is _DEVICE_OF and type(args[0]) is FakeTensor:  # of genuine ones, autograd asks it all the time
             return self._engine.device_of(args[0])
-        kwargs = kwargs or {}
         if id(op) in self._plain and PLAIN_TYPES.issuperset(types) and get_default_dtype() is self._default_dtype:
             stack, node = self._stack(), self._node
             if "device" in kwargs:
@@ -164,14 +174,21 @@ class Recorder(TorchDispatchMode):
                 f"{op}, at {where(stack)}, has no shape inference. Register one (torch.library.register_fake), or "
                 "compile with fallback='eager'."
             ) from error
-        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        except ForegradError:
+            raise
+        except Exception as error:
             told = error_of_eager(op, args, kwargs) if op.namespace == "aten" else None
             twin = twin_of_refused(op, args) if told is None else None
             if twin is not None:
                 return self._result(twin[0], types, twin[1], {}, stack)
-            if told is None or isinstance(error, ForegradError):
-                raise
-            raise told from error
+            if told is not None and "Could not run 'aten::" not in str(told):  # eager was asked with plain tensors
+                raise told from error
+            if op.namespace == "aten" and (isinstance(error, _NOT_EAGERS) or can_be_asked(args, kwargs)):
+                raise UnsupportedError(
+                    f"{op}, at {where(stack)}: its shape inference refuses what the operator itself takes, so that it "
+                    f"cannot be compiled. Compile with fallback='eager'. ({type(error).__name__}: {error})"
+                ) from error
+            raise
 
     def _note(
         self,

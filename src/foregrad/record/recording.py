@@ -30,6 +30,7 @@ from .._torch import (
     recording_autograd,
     script_calls_seen,
     shares_version_counter,
+    storages_asked_first,
 )
 from ..errors import StateChangeError, UnsupportedError
 from ..slots import GradOf, Hidden, Inner, Input, Primal
@@ -139,6 +140,7 @@ class Recording:
             self._need_grad,
             self._refuse_late_requires_grad,
             self.recorder.changes.note_detached,
+            self.recorder.refusals,
         )
         self._reals = reals
         for argument in state:
@@ -156,7 +158,9 @@ class Recording:
                 with self.recorder.running():
                     self.result = program(seen)
                 self.recorder.generators.check()
+                self.recorder.refusals.raise_caught()
             except Exception as error:
+                self.recorder.refusals.raise_caught(error)
                 _refuse_higher_order(error)
                 raise
             finally:
@@ -233,7 +237,7 @@ class Recording:
 
     def _need_grad(self, real: Tensor) -> None:
         if real.grad is not None and id(real) not in self._with_grads:
-            raise GradNeeded(real)
+            raise self.recorder.refusals.note(GradNeeded(real))
 
     def _refuse_late_requires_grad(self, real: Tensor, seen: Tensor) -> None:
         """A view requires grad when its base does, and the base of a view of a view is not the view.
@@ -321,8 +325,16 @@ class Recording:
     def _modes(self, reals: RealTensors) -> Iterator[None]:
         with ambient_state_kept():
             try:
-                watched = autograd_watched(reals)
-                with recording_autograd(), script_calls_seen(), dynamo_aside(), watched, reals, self.recorder:
+                with (
+                    recording_autograd(),
+                    script_calls_seen,
+                    storages_asked_first,
+                    self.engine.withheld.while_running(),
+                    dynamo_aside(),
+                    autograd_watched(reals),
+                    reals,
+                    self.recorder,
+                ):
                     yield
             finally:
                 self.recorder.generators.restore()
@@ -350,6 +362,7 @@ class Recording:
         """
         self.recorder.backward = True
         self._reals.found_in_backward.clear()
+        self.recorder.refusals.clear()
         self.recorder.objects.rewind(self.steps)
         self.recorder.watch_gradient_sums(self._edges(targets))
         differentiable = self.differentiable_inputs
@@ -379,6 +392,7 @@ class Recording:
                 if extra is not None:
                     known = by_slot[item.slot]
                     by_slot[item.slot] = extra if known is None else known + extra
+        self.recorder.refusals.raise_caught()
         self.backward_state = None if code is None else self._state_read_by(code)
         return by_slot, beside
 

@@ -2,8 +2,9 @@
 
 Autograd's C++ asks every tensor for its device, about three times for each operator. A FakeTensor as torch makes it is
 a meta tensor that pretends, so that each of these questions comes back to Python. A lean one truly is on its device:
-nothing is asked. For the same reason no kernel may ever see it, FakeTensorMode's own included. Where those are needed a
-genuine FakeTensor, around a meta tensor, takes its place (see `mirror`).
+nothing is asked. For the same reason no kernel may ever see it, FakeTensorMode's own included: its storage refuses
+whoever asks for data. Where kernels are needed a genuine FakeTensor, around a meta tensor, takes its place (see
+`mirror`).
 
 Some tensors are genuine from the start: those with a known value, of another layout, made in inference mode, or on a
 device that this machine lacks.
@@ -23,11 +24,13 @@ from torch import Tensor
 from .._torch import (
     FakeTensor,
     FakeTensorMode,
+    Withheld,
     below_autograd,
     disable_modes,
     dispatch_mode_depth,
     fake_attributes,
     fake_shell,
+    looking_at,
     null_alias,
     null_tensor,
     null_view,
@@ -83,8 +86,9 @@ def lies_alone(tensor: Tensor) -> bool:
 class Maker:
     """Makes the tensors of one recording."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, withheld: Withheld) -> None:
         self._mode = mode
+        self.withheld = withheld
         self._attributes: dict[torch.device, dict[str, Any]] = {}  # of genuine tensors
         self._lean_attributes: dict[torch.device, dict[str, Any]] = {}
         self._made: list[weakref.ref[FakeTensor]] = []
@@ -95,11 +99,13 @@ class Maker:
         return self
 
     # --------------------------------------------------------------------------------------------- lean tensors
-    def fresh(self, meta: Meta, forbid_data: bool = True) -> FakeTensor:
+    def fresh(self, meta: Meta) -> FakeTensor:
         """A tensor in memory of its own, which it fills."""
         if meta.has_bits or not meta.native:
-            return self._apart(meta)
-        return self._lean(null_tensor(meta.size, meta.stride, meta.dtype, meta.device, forbid_data), meta)
+            made = self._apart(meta)
+            self.withheld.add(made)
+            return made
+        return self._lean(null_tensor(meta.size, meta.stride, meta.dtype, meta.device), meta)
 
     def view(self, base: FakeTensor, meta: Meta) -> FakeTensor:
         """A tensor that looks at the memory of another one, and is as lean as that."""
@@ -205,16 +211,15 @@ class Maker:
         return found
 
 
-def null_storage(nbytes: int, device: torch.device, forbid_data: bool = True) -> torch.UntypedStorage:
+def null_storage(nbytes: int, device: torch.device) -> torch.UntypedStorage:
     """A storage without data."""
-    storage: torch.UntypedStorage = null_tensor((nbytes,), (1,), torch.uint8, device, forbid_data).untyped_storage()
+    storage: torch.UntypedStorage = null_tensor((nbytes,), (1,), torch.uint8, device).untyped_storage()
     return storage
 
 
 def _looking_at(storage: torch.UntypedStorage, meta: Meta) -> Tensor:
     with _normal_tensors():
-        plain = torch.empty(0, dtype=meta.dtype, device=storage.device)
-    plain.set_(storage, meta.offset, meta.size, meta.stride)
+        plain = looking_at(storage, meta.dtype, meta.offset, meta.size, meta.stride)
     return set_lazy_bits(plain, meta.conj, meta.neg)
 
 

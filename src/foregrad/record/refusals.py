@@ -1,0 +1,79 @@
+"""What cannot be recorded: refusals that a program must not catch, and torch's own errors about recorded tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._torch import NO_DATA
+from ..errors import DataDependentError, ForegradError, UnsupportedError
+from .lines import place_of
+
+WAY_OUT = (
+    "Compute with the tensor instead of reading it (torch.where for a condition), pass the value as a plain Python "
+    "argument, or compile with fallback='eager'."
+)
+
+_READ = (
+    DataDependentError,
+    f"the data of a recorded tensor is asked for, at {{place}}. While a program is recorded its tensors have no data. "
+    f"{WAY_OUT}",
+)
+
+# What torch says to tensors without data, and would not say to real ones.
+_WORDS: dict[str, tuple[type[ForegradError], str]] = {
+    NO_DATA: _READ,
+    "its data is not allocated yet": _READ,
+    "is not supported for tensor subclasses": _READ,
+    "Please convert all Tensors to FakeTensors": (
+        UnsupportedError,
+        "an operator of the program meets a tensor that the program finds by itself where recording cannot see it (a "
+        "custom function saves it, and the program differentiates that function), at {place}. Pass the tensor as an "
+        "argument, or compile with fallback='eager'.",
+    ),
+    "INTERNAL ASSERT FAILED": (
+        UnsupportedError,
+        "autograd cannot follow the program on abstract tensors (views of a tensor that was detached in place are one "
+        "reason), at {place}. Compile with fallback='eager'.",
+    ),
+    "already associated to a python object of type FakeTensor": (
+        UnsupportedError,
+        "a tensor of another class is made of a recorded one, at {place}: this cannot be compiled yet. Compile with "
+        "fallback='eager'.",
+    ),
+    "because it has weakref associated with it": (
+        UnsupportedError,
+        "recorded tensors cannot be swapped, at {place}. Write to them in place, or compile with fallback='eager'.",
+    ),
+}
+
+
+def explained(error: BaseException) -> ForegradError | None:
+    """The refusal behind an error that torch raises about recorded tensors only; none if it may be eager's own."""
+    if isinstance(error, ForegradError):
+        return None
+    text = str(error)
+    for words, (kind, message) in _WORDS.items():
+        if words in text:
+            return kind(message.format(place=place_of(error)))
+    return None
+
+
+class Refusals:
+    """The first refusal of a recording: a program that catches it would go on in another way than in eager."""
+
+    def __init__(self) -> None:
+        self._first: Exception | None = None
+
+    def note(self, error: Exception) -> Exception:
+        """Remember an error that is about to be raised."""
+        self._first = self._first or error
+        return error
+
+    def raise_caught(self, error: Any = None) -> None:
+        """Raise what the program has caught; `error` is what came out of it instead, if anything did."""
+        if self._first is not None and self._first is not error:
+            raise self._first from error
+
+    def clear(self) -> None:
+        """Start again."""
+        self._first = None
