@@ -10,7 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from foregrad.record.lean import LeanEngine
+from foregrad.record.lean import Kept, LeanEngine
+from foregrad.record.metas import LIMIT, Table
+from foregrad.record.trials import Case
 from foregrad.slots import Input
 
 
@@ -47,7 +49,19 @@ def shown(values: Any, tensors: list[Any]) -> list[Any]:
     return found
 
 
-class CheckedEngine(LeanEngine):
+class Believing(LeanEngine):
+    """The lean engine without trials: what shape inference says, right or wrong."""
+
+    results = Table(LIMIT)
+
+    def _believes(self, kept: Kept, metas: Any) -> bool:
+        return True
+
+    def _despite_error(self, case: Case) -> Any:
+        return None
+
+
+class CheckedEngine(Believing):
     """Runs each operator a second time, on copies of its arguments under a fake mode of its own."""
 
     def __init__(self) -> None:

@@ -318,12 +318,6 @@ def lock_view(view: torch.Tensor) -> None:
     _autograd._set_creation_meta(view, _autograd.CreationMeta.MULTI_OUTPUT_NODE)
 
 
-def overrides_functions(kind: type[torch.Tensor]) -> bool:
-    """Whether torch's functions ask a tensor class what they give: a subclass of its own type, by default."""
-    disabled: Any = torch._C._disabled_torch_function_impl
-    return kind.__torch_function__ is not disabled
-
-
 def made_in_mode(tensor: torch.Tensor, inference: bool) -> torch.Tensor:
     """A tensor in the same memory that is an inference tensor, or none, wherever the given one was made."""
     with torch.inference_mode(inference), torch.no_grad():
@@ -965,6 +959,23 @@ def put_gate(mode: FakeTensorMode, gate: Callable[..., Any]) -> None:
 
 # Views of the meta tensors inside fake ones must not share a version counter, as autograd would have it.
 below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
+
+
+_cpu_autocast: Any = torch._C._parse_dispatch_key("AutocastCPU")
+_cuda_autocast: Any = torch._C._parse_dispatch_key("AutocastCUDA")
+_AUTOCAST = torch._C.DispatchKeySet(_cpu_autocast) | torch._C.DispatchKeySet(_cuda_autocast)
+
+
+@contextlib.contextmanager
+def kernels_only() -> Iterator[None]:
+    """Operators go straight to their kernels, past modes, autograd and autocast, which came before."""
+    with (
+        disable_modes(),
+        torch._C.DisableTorchFunction(),
+        torch._C._ExcludeDispatchKeyGuard(_AUTOCAST),
+        below_autograd(),
+    ):
+        yield
 
 
 def without_own_cache(mode: FakeTensorMode) -> FakeTensorMode:

@@ -127,7 +127,7 @@ CALLS = {
 def test_rules_say_what_fake_tensor_mode_says(name):
     function, *args = CALLS[name]()
     keywords = args.pop() if isinstance(args[-1], dict) else {}
-    lean.RESULTS.clear()
+    CheckedEngine.results.clear()
     engine, reason = run_twice(function, tuple(args), keywords)
     assert engine.checked and reason is None
 
@@ -150,10 +150,10 @@ def test_what_torch_refuses_is_refused(call):
 def test_the_check_can_fail(monkeypatch):
     """A rule that is wrong is found."""
     monkeypatch.setitem(RULES, torch.ops.aten.relu.default, lambda x: (1, *x.size))
-    lean.RESULTS.clear()
+    CheckedEngine.results.clear()
     with pytest.raises(Unfaithful):
         run_twice(torch.ops.aten.relu, (plain(2, 3),), {})
-    lean.RESULTS.clear()
+    CheckedEngine.results.clear()
 
 
 def test_every_rule_is_for_an_operator():

@@ -95,9 +95,10 @@ def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
         values = [walk.graph.call(operator.getitem, (node, i), {}, None) for i in range(returns)]
     fresh = len(values) - len(targets)
     outs = step.out if isinstance(step.out, (list, tuple)) else (step.out,)
-    for value, out in zip(values[:fresh], outs, strict=False):
-        value.value = out
-        walk.add_fresh(out, value)
+    made = _abstract_results(walk, variant, args, kwargs) if fresh else []
+    for value, out, twin in zip(values[:fresh], outs, made, strict=False):
+        value.value = out if _lie_alike(twin, out) else twin
+        walk.add_fresh(out, value if value.value is out else walk.with_layout(value, out))
     for value, target, result in zip(values[fresh:], targets, results or [None] * len(targets), strict=True):
         _store(walk, step, value, target, result)
 
@@ -232,10 +233,18 @@ def _several(
     walk: Functionalizer, step: Step, variant: Variant, args: list[Any], kwargs: dict[str, Any]
 ) -> list[Any] | None:
     """The abstract results of an operator with several `out=` tensors, which may lie otherwise than these."""
-    if not op_info(step.op).has_out:
-        return None
+    return _abstract_results(walk, variant, args, kwargs) if op_info(step.op).has_out else None
+
+
+def _abstract_results(walk: Functionalizer, variant: Variant, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    named = {name: value for name, value in kwargs.items() if name != "generator"}
     with torch.no_grad():
-        return list(walk.engine.run(variant.op, (), tuple(walk.shape_now(a) for a in args), kwargs))
+        return list(walk.engine.run(variant.op, (), tuple(walk.shape_now(a) for a in args), named))
+
+
+def _lie_alike(a: Any, b: Any) -> bool:
+    """Whether results of an operator and of its functional twin have the same layout: they may be other kernels."""
+    return not isinstance(a, Tensor) or a.stride() == b.stride()
 
 
 # Pointwise operators that were seen to give the dtype of their tensors, if these are all of one.

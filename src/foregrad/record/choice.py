@@ -11,6 +11,7 @@ from ..slots import Primal
 from ..subclasses.layout import is_wrapper, leaves_of
 from .engine import FakeEngine
 from .lean import LeanEngine
+from .witnessed import WitnessedEngine
 
 
 def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool) -> FakeEngine:
@@ -23,12 +24,12 @@ def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool) -> FakeEngin
                 f"{fakes[0][0]} and {slot} belong to two fake modes. Make them under one FakeTensorMode and call again."
             )
     if fakes:
-        return FakeEngine(fakes[0][1].fake_mode, "the inputs are fake tensors of a mode of their own")
+        return WitnessedEngine(fakes[0][1].fake_mode, "the inputs are fake tensors of a mode of their own")
     mode = running_fake_mode()
     if mode is not None:
-        return FakeEngine(mode, "a front end has a fake mode of its own")
+        return WitnessedEngine(mode, "a front end has a fake mode of its own")
     if dynamic:
-        return FakeEngine(new_fake_mode(ShapeEnv()), "sizes are symbols")
+        return WitnessedEngine(new_fake_mode(ShapeEnv()), "sizes are symbols")
     if not DATA_CAN_BE_FORBIDDEN:
-        return FakeEngine(new_fake_mode(None), "this build of torch has no storages that refuse to be read")
+        return WitnessedEngine(new_fake_mode(None), "this build of torch has no storages that refuse to be read")
     return LeanEngine(new_fake_mode(None))

@@ -199,6 +199,10 @@ class FakeEngine:
         return out
 
     def _answer(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.infer(op, types, args, kwargs)
+
+    def infer(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What torch's shape inference says that an operator gives."""
         if self._static and op in DIRECT:
             device = _common_device(args)
             if device is not None:

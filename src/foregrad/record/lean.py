@@ -19,9 +19,12 @@ import torch
 from torch import Tensor
 
 from .._torch import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
     OpOverload,
+    UnsupportedOperatorException,
     backend_settings,
     deterministic_enabled,
     put_gate,
@@ -29,29 +32,41 @@ from .._torch import (
 )
 from ..ops import Kind, op_info
 from .engine import EngineReport, FakeEngine
-from .metas import RESULTS, Fresh, Meta, Result, Same, Several, Shared, intern, interned
+from .layouts import NOTHING_KNOWN, contiguous, table_for
+from .metas import RESULTS, Fresh, Meta, Part, Same, Several, Shared, described, intern, interned, why_unkept
 from .mirror import gate, run_mirrored
-from .rules import LOOSE_RULES, RULES, contiguous, results_by_rule
+from .rules import LOOSE_RULES, RULES, results_by_rule
 from .tensors import Maker, is_lean, null_storage
+from .trials import Case, can_be_tried, may_be_tried, settle, tried_twice
 
 
 class Kept:
     """What the engine knows about an operator, and what stands for it in keys: to hash an operator takes longer."""
 
-    __slots__ = ("op", "reads_backends", "ruled", "why_not")
+    __slots__ = ("name", "op", "reads_backends", "ruled", "triable", "why_not")
 
     def __init__(self, op: OpOverload) -> None:
         self.op = op  # kept, so that its id stays its own
+        self.name = str(op)
         self.why_not = why_not(op)
         self.reads_backends = reads_backends(op)
         self.ruled = op in RULES or op in LOOSE_RULES
+        self.triable = may_be_tried(op)
+
+    def believed(self, metas: Sequence[Meta]) -> bool:
+        """Whether shape inference is known to be right for such arguments, or there is no kernel to ask."""
+        if not self.triable or not can_be_tried(self.op, metas):
+            return True
+        row = table_for(metas[0].device.type).get(self.name, NOTHING_KNOWN)
+        return row.covers([meta.layout_class for meta in metas], [meta.dtype for meta in metas])
 
 
 _KEPT: dict[int, Kept] = {}  # by id of the operator
 
 
-def _kept(op: OpOverload) -> Kept:
-    return _KEPT.setdefault(id(op), Kept(op))
+def kept(op: OpOverload) -> Kept:
+    """What the engine knows about an operator."""
+    return _KEPT.get(id(op)) or _KEPT.setdefault(id(op), Kept(op))
 
 
 def why_not(op: OpOverload) -> str | None:
@@ -77,6 +92,7 @@ def reads_backends(op: OpOverload) -> bool:
 _BY_VALUE = frozenset({int, str, type(None), torch.dtype, torch.layout, torch.memory_format})
 _BY_TYPE_AND_VALUE = frozenset({float, bool, complex})  # 1.0 and True are equal to 1, and give other dtypes
 _UNKNOWN = object()
+NO_SHAPES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 
 @dataclass
@@ -92,6 +108,7 @@ class LeanEngine(FakeEngine):
     """The fake engine behind a table of what it has answered before."""
 
     name = "lean"
+    results = RESULTS
 
     def __init__(self, mode: FakeTensorMode) -> None:
         super().__init__(without_own_cache(mode))
@@ -129,11 +146,11 @@ class LeanEngine(FakeEngine):
         return self._maker.fresh(meta)
 
     def run(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        kept = _KEPT.get(id(op)) or _kept(op)
-        if kept.why_not is not None:
-            return self._run_unknown(op, types, args, kwargs, kept.why_not)
+        known_of = _KEPT.get(id(op)) or kept(op)
+        if known_of.why_not is not None:
+            return self._run_unknown(op, types, args, kwargs, known_of.why_not)
         tensors: list[FakeTensor] = []
-        key: list[Any] = [kept, torch.get_default_dtype(), deterministic_enabled(), torch.is_grad_enabled()]
+        key: list[Any] = [known_of, torch.get_default_dtype(), deterministic_enabled(), torch.is_grad_enabled()]
         known = self._describe(args, key, tensors)
         if known and kwargs:
             key.append(len(kwargs))
@@ -142,10 +159,10 @@ class LeanEngine(FakeEngine):
         if not known or torch.is_inference_mode_enabled():
             reason = "inference mode" if known else "an argument with a value, or of an unknown kind"
             return self._run_unknown(op, types, args, kwargs, reason)
-        if kept.reads_backends:
+        if known_of.reads_backends:
             key.append(backend_settings())
         whole = tuple(key)
-        entry = RESULTS.get(whole, _UNKNOWN)
+        entry = self.results.get(whole, _UNKNOWN)
         if entry is _UNKNOWN:
             return self._fill(whole, op, types, args, kwargs, tensors)
         self.counts.hits += 1
@@ -206,12 +223,20 @@ class LeanEngine(FakeEngine):
         if kind is Same:
             return tensors[entry.argument]
         if kind is Several:
-            return entry.kind([self._build(result, tensors) for result in entry.results])
-        return None
+            storages: dict[int, torch.UntypedStorage] = {}
+            return entry.kind([self._build_part(result, tensors, storages) for result in entry.results])
+        return None if entry is None else self._build_part(entry, tensors, {})
+
+    def _build_part(self, entry: Any, tensors: Sequence[FakeTensor], storages: dict[int, torch.UntypedStorage]) -> Any:
+        if type(entry) is not Part:
+            return self._build(entry, tensors)
+        if entry.number not in storages:
+            storages[entry.number] = null_storage(entry.nbytes, entry.meta.device)
+        return self._maker.at(storages[entry.number], entry.meta)
 
     # ---------------------------------------------------------------------------------------------- learning
     def _direct(self, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return run_mirrored(self._maker, self._answer, op, types, args, kwargs)
+        return run_mirrored(self._maker, self.infer, op, types, args, kwargs)
 
     def _run_unknown(self, op: Any, types: Any, args: Any, kwargs: Any, reason: str) -> Any:
         self.counts.by_operator.setdefault(str(op), reason)
@@ -226,21 +251,80 @@ class LeanEngine(FakeEngine):
     ) -> Any:
         self.counts.misses += 1
         metas: list[Meta] = [tensor._foregrad_meta for tensor in tensors]  # type: ignore[attr-defined]
+        believed = self._believes(key[0], metas)
         plain = key[0].ruled and not any(meta.has_bits for meta in metas)
-        ruled = _by_rule(op, args, kwargs, tensors) if plain else None
+        ruled = _by_rule(op, args, kwargs, tensors) if plain and believed else None
         if ruled is not None:
-            return self._build(RESULTS.add(key, ruled), tensors)
-        out = self._direct(op, types, args, kwargs)
+            return self._build(self.results.add(key, ruled), tensors)
+        try:
+            out = self._direct(op, types, args, kwargs)
+        except NO_SHAPES:
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError):
+            entry = self._despite_error(_case(op, args, kwargs))
+            if entry is None:
+                raise
+            return self._build(self.results.add(key, entry), tensors)
         if op_info(op).written and not all(m.describes(t) for m, t in zip(metas, tensors, strict=True)):
             for tensor in tensors:
                 self.forget(tensor)
             return out
-        described, reason = _results(out, tensors)
+        inferred = entry = described(out, tensors, intern)
+        if not believed:
+            entry = settle(_case(op, args, kwargs), inferred, self._inferred)
+        reason = why_unkept(entry)
         if reason is None:
-            RESULTS.add(key, described)
+            self.results.add(key, entry)
         else:
             self.counts.by_operator.setdefault(str(op), reason)
-        return out
+        return out if entry == inferred else self._corrected(out, inferred, entry, tensors)
+
+    def _believes(self, kept: Kept, metas: Sequence[Meta]) -> bool:
+        """Whether what shape inference says needs no trial."""
+        return kept.believed(metas)
+
+    def _despite_error(self, case: Case) -> Any:
+        """What an operator gives that shape inference refuses, if its kernel does not."""
+        entry = tried_twice(case)
+        return entry if entry is not None and why_unkept(entry) is None else None
+
+    def at(self, meta: Meta) -> FakeTensor:
+        """A fresh tensor with this metadata."""
+        return self._maker.at(null_storage(meta.reach * meta.dtype.itemsize, meta.device), meta)
+
+    def _inferred(self, case: Case) -> Any:
+        """What shape inference says to a case."""
+        tensors: list[FakeTensor] = []
+
+        def lean(value: Any) -> Any:
+            if isinstance(value, Meta):
+                tensors.append(self.at(value))
+                return tensors[-1]
+            return value
+
+        args, kwargs = case.mapped(lean)
+        return described(self._direct(case.op, (FakeTensor,), tuple(args), kwargs), tensors, intern)
+
+    def _corrected(self, out: Any, inferred: Any, entry: Any, tensors: Sequence[FakeTensor]) -> Any:
+        """What an operator gave, with the results that lie otherwise in reality made anew."""
+        if why_unkept(entry) is None:
+            return self._build(entry, tensors)
+        if not isinstance(entry, Several):
+            return out
+        storages: dict[int, torch.UntypedStorage] = {}
+        results = zip(out, inferred.results, entry.results, strict=True)
+        return entry.kind([o if a == b else self._build_part(b, tensors, storages) for o, a, b in results])
+
+
+def _case(op: OpOverload, args: Any, kwargs: Any) -> Case:
+    """A call, with metadata in the places of its tensors."""
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, FakeTensor):
+            return vars(value).get("_foregrad_meta") or intern(value)
+        return [replaced(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    return Case(op, [replaced(a) for a in args], {name: replaced(a) for name, a in kwargs.items()})
 
 
 def _by_rule(op: OpOverload, args: Sequence[Any], kwargs: Any, tensors: Sequence[FakeTensor]) -> Fresh | Several | None:
@@ -257,38 +341,6 @@ def _by_rule(op: OpOverload, args: Sequence[Any], kwargs: Any, tensors: Sequence
     if isinstance(sizes, list):
         return Several(tuple, tuple(None if size is None else fresh(size) for size in sizes))
     return fresh(sizes)
-
-
-def _results(out: Any, tensors: Sequence[FakeTensor]) -> tuple[Any, str | None]:
-    """What an operator gave, in the words of the table, or why there are none for it."""
-    memories = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(tensors)))}
-    if isinstance(out, (tuple, list)):  # a decomposition gives a named tuple
-        results = [_result(item, tensors, memories) for item in out]
-        reason = next((why for _, why in results if why is not None), None)
-        fresh = [t.untyped_storage()._cdata for t, (r, _) in zip(out, results, strict=True) if type(r) is Fresh]
-        if reason is None and len(set(fresh)) < len(fresh):
-            reason = "its results share memory"
-        return Several(list if isinstance(out, list) else tuple, tuple(result for result, _ in results)), reason
-    return _result(out, tensors, memories)
-
-
-def _result(out: Any, tensors: Sequence[FakeTensor], memories: dict[int, int]) -> tuple[Result, str | None]:
-    if out is None:
-        return None, None
-    if type(out) is not FakeTensor:
-        return None, "it gives a value that is no tensor"
-    for i, tensor in enumerate(tensors):
-        if tensor is out:
-            return Same(i), None
-    if out.constant is not None or out.layout is not torch.strided:
-        return None, "it gives a tensor with a value, or of another layout"
-    meta = intern(out)
-    base = memories.get(out.untyped_storage()._cdata)
-    if base is not None:
-        return Shared(base, meta), None
-    if not meta.fills(out.untyped_storage().nbytes()) or out.requires_grad:
-        return None, "its result lies in more memory than it needs"
-    return Fresh(meta), None
 
 
 def _tensors_in(values: Any) -> list[FakeTensor]:

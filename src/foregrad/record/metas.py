@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from .._torch import FakeTensor
+from .._torch import FakeTensor, hint_of
+from .layouts import layout_class
 
 LIMIT = 1 << 16  # entries; a GPT of any depth needs some hundred
 
@@ -21,7 +24,10 @@ def is_native(device: torch.device) -> bool:
 class Meta:
     """All that there is to know about a dense tensor. Equal ones are one object."""
 
-    __slots__ = ("conj", "device", "dtype", "has_bits", "native", "neg", "offset", "own_bytes", "size", "stride")
+    __slots__ = (
+        *("conj", "device", "dtype", "has_bits", "native", "neg", "offset", "own_bytes", "size", "stride"),
+        "layout_class",
+    )
 
     def __init__(
         self,
@@ -43,6 +49,7 @@ class Meta:
         self.has_bits = conj or neg
         self.native = is_native(device)
         self.own_bytes = -1 if offset or self.has_bits else self.reach * dtype.itemsize
+        self.layout_class = layout_class(size, stride, self.has_bits)
 
     def describes(self, tensor: FakeTensor) -> bool:
         """Whether a tensor still looks like this."""
@@ -93,7 +100,23 @@ class Same:
     argument: int
 
 
-Result = Fresh | Shared | Same | None
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A result in new memory that it does not fill, or that other results look at: those with the same number."""
+
+    number: int
+    nbytes: int
+    meta: Meta
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A result that there is no word for, and why. Nothing is said about it."""
+
+    reason: str = field(compare=False)
+
+
+Result = Fresh | Shared | Same | Part | Other | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +170,68 @@ def interned(*key: Any) -> Meta:
     """The one object for size, stride, offset, dtype, device, and conj and neg bits."""
     found = METAS.get(key)
     return found if found is not None else METAS.add(key, Meta(*key))
+
+
+def metas_in(value: Any) -> Iterator[Meta]:
+    """Metadata among arguments or results."""
+    if isinstance(value, Meta):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from metas_in(item)
+    elif isinstance(value, Several):
+        yield from metas_in(value.results)
+    elif isinstance(value, (Fresh, Shared, Part)):
+        yield value.meta
+
+
+def described(out: Any, tensors: Sequence[Tensor], meta_of: Callable[[Any], Meta]) -> Result | Several:
+    """What an operator gave to tensors, in the words of the table."""
+    given = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(tensors)))}
+    several = isinstance(out, (tuple, list))  # a decomposition gives a named tuple
+    items = list(out) if several else [out]
+    memories = [_memory(item) for item in items]
+    numbers = {memory: number for number, memory in enumerate(dict.fromkeys(memories))}
+
+    def word(item: Any, memory: int | None) -> Result:
+        if item is None:
+            return None
+        if not isinstance(item, Tensor):
+            return Other("it gives a value that is no tensor")
+        for i, tensor in enumerate(tensors):
+            if tensor is item:
+                return Same(i)
+        if memory is None:
+            return Other("it gives a tensor with a value, or of another layout")
+        meta, base = meta_of(item), given.get(memory)
+        if base is not None:
+            return Shared(base, meta)
+        if item.requires_grad:
+            return Other("it gives a leaf")
+        nbytes = hint_of(item.untyped_storage().nbytes())  # a symbol may not be compared: that would be a guard
+        if memories.count(memory) == 1 and meta.fills(nbytes):
+            return Fresh(meta)
+        return Part(numbers[memory], nbytes, meta)
+
+    results = tuple(map(word, items, memories))
+    return Several(list if isinstance(out, list) else tuple, results) if several else results[0]
+
+
+def _memory(value: Any) -> int | None:
+    if (
+        not isinstance(value, Tensor)
+        or value.layout is not torch.strided
+        or getattr(value, "constant", None) is not None
+    ):
+        return None
+    return int(value.untyped_storage()._cdata)
+
+
+def why_unkept(entry: Result | Several) -> str | None:
+    """Why an answer cannot be kept, if it cannot."""
+    for result in entry.results if isinstance(entry, Several) else (entry,):
+        if isinstance(result, Other):
+            return result.reason
+        if isinstance(result, Part) and not result.meta.native:
+            return "its result lies in more memory than it needs"
+    return None

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from ..ops import aten
+from .layouts import contiguous
 
 
 class Described(Protocol):
@@ -31,15 +32,6 @@ Rule = Callable[..., Sizes | tuple[int, ...] | None]
 
 _DTYPES = (torch.float32, torch.float64)
 _DEVICES = ("cpu", "cuda")
-
-
-def contiguous(size: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
-    stride, step = [0] * len(size), 1
-    for d in range(len(size) - 1, -1, -1):
-        stride[d] = step
-        step *= max(size[d], 1)
-    return tuple(stride)
 
 
 def is_plain(meta: Described) -> bool:

@@ -1,0 +1,222 @@
+"""What an operator really gives: it is run on real tensors that lie as its arguments do.
+
+Shape inference describes kernels, and not all of it is right: strides above all. Where it is not known to be right (see
+`layouts`) the kernel itself is asked, once for each case, and its answer is what is recorded. Small arguments are tried
+as they are. For large ones smaller tensors of the same class stand in, and the answer is carried over.
+
+A trial touches nothing of the user's: its tensors are its own, and random numbers that it draws are put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._torch import OpOverload, kernels_only, set_lazy_bits
+from ..errors import UnsupportedError
+from ..ops import Kind, op_info
+from .layouts import DTYPES
+from .metas import Meta, Result, Several, described, interned, metas_in
+from .shrinking import alike, carried_over, shrinkings, smaller
+
+SMALL = 1 << 16  # elements of arguments and results together that are tried as they are
+LARGE = 1 << 25  # and where nothing smaller can stand in
+
+Answer = Result | Several
+Infer = Callable[["Case"], Answer]  # what shape inference says to a case
+
+
+def may_be_tried(op: OpOverload) -> bool:
+    """Whether an operator can be run on tensors that stand in for its arguments: torch's own, without side effects.
+
+    The fake kernel of somebody's own operator is a contract that they have signed.
+    """
+    info = op_info(op)
+    makes_something = any(result.alias_info is None for result in op._schema.returns)
+    computes = info.kind is Kind.VIEW or (info.kind in (Kind.PURE, Kind.WRITE) and makes_something)
+    return op.namespace == "aten" and computes and not (info.has_out or info.identity or info.takes_objects)
+
+
+def can_be_tried(op: OpOverload, metas: Sequence[Meta]) -> bool:
+    """Whether there is a kernel to ask about tensors like these, for an operator that may be tried.
+
+    Not every kernel of torch survives tensors without elements: some divide by their number.
+    """
+    if not metas or not all(meta.native for meta in metas):
+        return False
+    return not any(0 in meta.size for meta in metas) or survives_emptiness(op)
+
+
+def survives_emptiness(op: OpOverload) -> bool:
+    """Whether an operator can be tried on tensors without elements."""
+    info = op_info(op)
+    return info.pointwise or info.kind is Kind.VIEW
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of an operator: metadata stands in the places of its tensors."""
+
+    op: OpOverload
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+
+    @property
+    def metas(self) -> list[Meta]:
+        """The metadata of its tensors, in their order; a tensor that is given twice is there twice."""
+        return list(metas_in((self.args, list(self.kwargs.values()))))
+
+    @property
+    def elements(self) -> int:
+        """How much memory its tensors take."""
+        return sum(meta.reach for meta in self.metas)
+
+    def mapped(self, change: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Its arguments, each of them changed."""
+
+        def inside(value: Any) -> Any:
+            return [inside(item) for item in value] if isinstance(value, (list, tuple)) else change(value)
+
+        return [inside(a) for a in self.args], {name: inside(a) for name, a in self.kwargs.items()}
+
+
+def settle(case: Case, inferred: Answer, infer: Infer) -> Answer:
+    """What an operator gives, by trial, where shape inference says `inferred`."""
+    room = case.elements + sum(meta.reach for meta in metas_in([inferred]))
+    answer: Answer | None = None
+    if room > SMALL and op_info(case.op).kind is not Kind.VIEW:
+        answer = _by_stand_ins(case, inferred, infer)
+        if answer is None and room > LARGE:
+            raise UnsupportedError(_unknown(case.op, "the tensors are too large"))
+    return answer if answer is not None else tried(case)
+
+
+def tried(case: Case) -> Answer:
+    """What an operator gives to tensors like these, if it does not refuse all values that come to mind."""
+    for fill in fills(case.metas):
+        try:
+            return run_for_real(case, fill)
+        except Exception as error:
+            failure = error
+    text = next(iter(str(failure).splitlines()), "")
+    raise UnsupportedError(_unknown(case.op, f"{type(failure).__name__}: {text}")) from failure
+
+
+def tried_twice(case: Case) -> Answer | None:
+    """What an operator gives where there is no shape inference to compare with: it must not depend on values."""
+    metas = case.metas
+    if not may_be_tried(case.op) or not can_be_tried(case.op, metas) or case.elements > LARGE:
+        return None
+    answers: list[Answer] = []
+    for fill in fills(metas):
+        with contextlib.suppress(Exception):
+            answers.append(run_for_real(case, fill))
+    return answers[0] if len(answers) > 1 and all(answer == answers[0] for answer in answers) else None
+
+
+def _unknown(op: OpOverload, why: str) -> str:
+    return (
+        f"{op}: torch's shape inference is not known to be right about how its results lie in memory for arguments "
+        f"like these, and it could not be tried ({why}). Pass contiguous tensors, or compile with fallback='eager'."
+    )
+
+
+# ------------------------------------------------------------------------------------------------ real tensors
+Fill = Callable[[Tensor], Any]
+
+
+def _ordinary(flat: Tensor) -> Any:
+    return flat.fill_(0.5 if flat.is_floating_point() or flat.is_complex() else flat.dtype is torch.bool)
+
+
+def _alternating(flat: Tensor) -> Any:
+    flat.fill_(0)
+    if flat.is_floating_point() or flat.is_complex() or flat.dtype is torch.bool:
+        flat[::2] = 1
+
+
+def _ones(flat: Tensor) -> Any:
+    return flat.fill_(1)
+
+
+def fills(metas: Sequence[Meta]) -> list[Fill]:
+    """Values to try. Integers may be indices, and a kernel that is given one out of range may end the process."""
+    in_range = all(meta.device.type == "cpu" and min(meta.size, default=2) > 1 for meta in metas)
+    return [_ordinary, _alternating, *([_ones] if in_range else [])]
+
+
+def run_for_real(case: Case, fill: Fill) -> Answer:
+    """What an operator gives to real tensors."""
+    views = op_info(case.op).kind is Kind.VIEW
+    tensors: list[Tensor] = []
+
+    def real(value: Any) -> Any:
+        if isinstance(value, Meta):
+            tensors.append(_untouched(value) if views else _filled(value, fill))
+            return tensors[-1]
+        return torch.Generator(value.device) if isinstance(value, torch.Generator) else value
+
+    metas = case.metas
+    with _unnoticed(metas):
+        args, kwargs = case.mapped(real)
+        out = case.op(*args, **kwargs)
+        return described(out, tensors, lambda tensor: _meta_of(tensor, metas[0].device if views else tensor.device))
+
+
+def _filled(meta: Meta, fill: Fill) -> Tensor:
+    offset = meta.offset % 4  # what a kernel makes anew does not depend on more of it
+    flat = torch.zeros(meta.reach - meta.offset + offset, dtype=meta.dtype, device=meta.device)
+    if meta.dtype in DTYPES:
+        fill(flat)
+    return set_lazy_bits(flat.as_strided(meta.size, meta.stride, offset), meta.conj, meta.neg)
+
+
+def _untouched(meta: Meta) -> Tensor:
+    """Views look at no data, and are the same on all devices."""
+    device = "cpu" if meta.reach <= LARGE else "meta"
+    flat = torch.empty(meta.reach, dtype=meta.dtype, device=device)
+    return set_lazy_bits(flat.as_strided(meta.size, meta.stride, meta.offset), meta.conj, meta.neg)
+
+
+def _meta_of(tensor: Tensor, device: torch.device) -> Meta:
+    size, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+    return interned(size, stride, offset, tensor.dtype, device, tensor.is_conj(), tensor.is_neg())
+
+
+@contextlib.contextmanager
+def _unnoticed(metas: Sequence[Meta]) -> Iterator[None]:
+    """No mode, no generator and no reader of warnings sees what is done. The grad mode stays: some kernels read it."""
+    with kernels_only(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        generators = [torch.default_generator]
+        generators += [
+            torch.cuda.default_generators[d] for d in {m.device.index or 0 for m in metas if m.device.type == "cuda"}
+        ]
+        before = [generator.get_state() for generator in generators]
+        try:
+            yield
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                if not torch.equal(generator.get_state(), state):
+                    generator.set_state(state)
+
+
+# -------------------------------------------------------------------------------------------- smaller stand-ins
+def _by_stand_ins(case: Case, inferred: Answer, infer: Infer) -> Answer | None:
+    """What smaller tensors of the same class tell about large ones."""
+    for sizes in shrinkings(case.metas):
+        with contextlib.suppress(Exception):
+            small = Case(case.op, *case.mapped(functools.partial(smaller, sizes=sizes)))
+            guess, real = infer(small), tried(small)
+            if alike(guess, inferred):
+                found = carried_over(real, guess, small.metas, inferred, case.metas)
+                if found is not None:
+                    return found
+    return None

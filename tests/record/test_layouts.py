@@ -1,0 +1,263 @@
+"""Results lie in memory as the kernels lay them, whatever torch's shape inference says."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import foregrad
+from foregrad import check
+from foregrad.errors import UnsupportedError
+from foregrad.record import layouts, trials
+from foregrad.record.layouts import NOTHING_KNOWN, Row, layout_class, rows_in
+from foregrad.record.lean import LeanEngine
+from foregrad.record.metas import Fresh, interned
+from foregrad.record.shrinking import shrinkings, smaller
+from helpers import leaf, nop, plain
+
+CPU = torch.device("cpu")
+symbolic = functools.partial(foregrad.aot_function, fw_compiler=nop, dynamic=True)
+
+
+def turned(*shape):
+    """A tensor whose first dimension is the innermost one."""
+    return plain(*shape[::-1]).permute(*reversed(range(len(shape)))).requires_grad_()
+
+
+def channels_last(*shape):
+    form = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    return plain(*shape).to(memory_format=form).requires_grad_()
+
+
+PROGRAMS = {
+    "batch norm 1d": (lambda x: F.batch_norm(x, None, None, training=True), lambda: turned(4, 3)),
+    "batch norm of sequences": (lambda x: F.batch_norm(x, None, None, training=True), lambda: turned(4, 3, 5)),
+    "batch norm 2d": (lambda x: F.batch_norm(x, None, None, training=True), lambda: turned(2, 3, 4, 5)),
+    "batch norm 3d": (lambda x: F.batch_norm(x, None, None, training=True), lambda: turned(2, 3, 2, 4, 5)),
+    "batch norm 2d, channels last": (nn.BatchNorm2d(3), lambda: channels_last(2, 3, 4, 5)),
+    "batch norm, evaluation": (nn.BatchNorm1d(3).eval(), lambda: turned(4, 3, 5)),
+    "rrelu": (lambda x: F.rrelu(x, training=True), lambda: turned(4, 5)),
+    "channel shuffle": (lambda x: F.channel_shuffle(x, 2), lambda: channels_last(2, 4, 3, 3)),
+    "max pool 1d": (lambda x: F.max_pool1d(x, 2), lambda: turned(2, 3, 8)),
+    "group norm with ones": (lambda x: F.group_norm(x, 2), lambda: leaf(2, 4, 1, 1)),
+    "group norm, channels last": (lambda x: F.group_norm(x, 2), lambda: channels_last(1, 4, 3, 1)),
+    "log sigmoid": (F.logsigmoid, lambda: turned(3, 4)),
+    "a product with ones": (lambda x: x * x[0], lambda: turned(1, 1, 5)),
+    "an upsampled image of one channel": (
+        lambda x: F.interpolate(x, size=(3, 3), mode="bilinear"),
+        lambda: turned(2, 1, 4, 4),
+    ),
+    "a part of a larger tensor": (lambda x: torch.ones_like(x[:, :1]) * x[:, :1], lambda: leaf(1, 4)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_results_lie_as_in_eager(name):
+    program, make = PROGRAMS[name]
+    compiled = foregrad.aot_module(program, nop) if isinstance(program, nn.Module) else None
+    x = make()
+    if compiled is None:
+        check(program, x)
+        compiled = foregrad.aot_function(program, nop)
+    expected, got = ((program)(x), compiled(x))
+    assert got.stride() == expected.stride() and got.storage_offset() == expected.storage_offset()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (program, _) in PROGRAMS.items() if not isinstance(program, nn.Module)]
+)
+def test_results_of_symbolic_sizes_lie_as_in_eager(name):
+    program, make = PROGRAMS[name]
+    x = make()
+    assert symbolic(program)(x).stride() == program(x).stride()
+
+
+def test_other_sizes_lie_alike():
+    """The strides of a symbolic result are computed from its sizes."""
+    compiled = symbolic(lambda x: F.logsigmoid(x).view(-1))
+    for shape in ((3, 4), (5, 6)):
+        x = plain(*shape).t()
+        assert torch.equal(compiled(x), F.logsigmoid(x).view(-1))
+
+
+def branch(x):
+    y = F.batch_norm(x, None, None, training=True)
+    return y * 2 if y.is_contiguous() else y * 3
+
+
+def drop(x):
+    return F.dropout(F.batch_norm(x, None, None, training=True), 0.5)
+
+
+def write_through_a_view(x):
+    y = F.logsigmoid(x)
+    y.view(-1)[0] = 1.0
+    return y
+
+
+def reshape_and_write(x):
+    y = F.channel_shuffle(x, 2)
+    y.reshape(2, -1).zero_()  # a copy, or a view
+    return y
+
+
+BEHAVIOUR = {
+    "a branch on contiguity": (branch, lambda: turned(4, 3, 5)),
+    "random numbers": (drop, lambda: turned(4, 3, 5)),
+    "a view that only some layouts allow": (write_through_a_view, lambda: turned(4, 3)),
+    "a reshape that is a view or a copy": (reshape_and_write, lambda: channels_last(2, 4, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", BEHAVIOUR)
+def test_what_depends_on_the_layout_is_as_in_eager(name):
+    program, make = BEHAVIOUR[name]
+    check(program, make())
+    check(program, make().detach(), compile=symbolic)
+
+
+def test_values_of_the_graph_lie_as_the_results_do():
+    """Compilers see the real strides."""
+    graph = foregrad.capture(lambda x: F.logsigmoid(x), plain(3, 4).t()).joint_graph.graph
+    (node,) = (n for n in graph.nodes if n.target is torch.ops.aten.log_sigmoid_forward.default)
+    assert node.meta["val"][0].stride() == F.logsigmoid(plain(3, 4).t()).stride()
+
+
+@pytest.mark.parametrize("shape", [(700, 300), (3, 70000)])
+def test_large_tensors_are_told_by_small_ones(shape, monkeypatch):
+    monkeypatch.setattr(trials, "LARGE", 1 << 16)  # nothing of this size may be tried
+    x = plain(*shape).t()
+    compiled = foregrad.aot_function(lambda x: F.logsigmoid(x), nop)
+    assert compiled(x).stride() == F.logsigmoid(x).stride()
+
+
+def test_a_kernel_that_shape_inference_does_not_know_is_asked():
+    """Shape inference refuses float32, the kernel does not."""
+    a, b = plain(6, 8), plain(2, 8, 4)
+    offsets = torch.tensor([2, 6], dtype=torch.int32)
+    try:
+        torch._grouped_mm(a, b, offs=offsets)
+    except RuntimeError as error:
+        pytest.skip(f"eager refuses it too: {error}")
+    check(lambda a, b: torch._grouped_mm(a, b, offs=offsets), a, b)
+
+
+# --------------------------------------------------------------------------------------------------- trials
+@pytest.fixture
+def nothing_known(monkeypatch):
+    """Every operator is tried."""
+    monkeypatch.setattr(Row, "covers", lambda self, layouts, dtypes: False)
+    LeanEngine.results.clear()
+    yield
+    LeanEngine.results.clear()
+
+
+def test_random_numbers_are_put_back(nothing_known):
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    foregrad.capture(lambda x: torch.bernoulli(F.rrelu(x, training=True)), turned(3, 4))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_generator_of_the_user_is_left_alone(nothing_known):
+    generator = torch.Generator().manual_seed(3)
+    before = generator.get_state()
+    foregrad.capture(lambda x: torch.bernoulli(x, generator=generator), torch.full((3,), 0.5))
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_arguments_are_not_written(nothing_known):
+    x, mean, var = turned(4, 3), torch.zeros(3), torch.ones(3)
+    foregrad.capture(lambda x: F.batch_norm(x, mean, var, training=True), x)
+    assert torch.equal(mean, torch.zeros(3)) and torch.equal(var, torch.ones(3))
+
+
+def test_autocast_does_not_reach_a_trial(nothing_known):
+    with torch.autocast("cpu", torch.bfloat16):
+        check(lambda x, w: F.linear(x, w).softmax(-1), plain(3, 4), plain(5, 4))
+
+
+def test_custom_operators_are_not_tried(nothing_known):
+    """Their fake kernel is the author's word."""
+    ran = []
+
+    @torch.library.custom_op("foregrad_layouts::note", mutates_args=())
+    def note(x: torch.Tensor) -> torch.Tensor:
+        ran.append(x.shape)
+        return x.clone()
+
+    note.register_fake(lambda x: torch.empty_like(x))
+    foregrad.capture(lambda x: note(x), turned(2, 3))
+    assert not ran
+
+
+def test_what_cannot_be_tried_is_refused_by_name(nothing_known, monkeypatch):
+    monkeypatch.setattr(trials, "run_for_real", lambda case, fill: (_ for _ in ()).throw(RuntimeError("bad values")))
+    with pytest.raises(UnsupportedError, match=r"aten\.sin\.default.*bad values.*fallback='eager'"):
+        foregrad.capture(lambda x: x.sin(), turned(2, 3))
+
+
+def test_a_whole_model_without_a_table(nothing_known):
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 5)
+    )
+    check(model, plain(2, 3, 8, 8))
+
+
+# ------------------------------------------------------------------------------------------------ the table
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (plain(2, 3), "contiguous"),
+        (plain(2, 3).t(), "permuted"),
+        (plain(2, 1), "contiguous with ones"),
+        (torch.empty_strided((2, 1), (1, 7)), "permuted with ones"),
+        (channels_last(2, 3, 4, 5), "channels last 4d"),
+        (channels_last(2, 3, 2, 4, 5), "channels last 5d"),
+        (turned(2, 3, 4, 5), "permuted 4d"),
+        (plain(3).expand(2, 3), "expanded"),
+        (plain(8)[::2], "with gaps"),
+        (plain(0, 3), "empty"),
+        (plain(), "contiguous"),
+    ],
+)
+def test_classes_of_layout(tensor, expected):
+    assert layout_class(tensor.shape, tensor.stride()) == expected
+
+
+def test_a_row_covers_what_it_names():
+    group = {"layouts": ["contiguous"], "dtypes": ["float32"], "operators": ["aten.sin.default"]}
+    row = rows_in({"agree": [group]})["aten.sin.default"]
+    assert row.covers(["contiguous"], [torch.float32])
+    assert not row.covers(["contiguous", "permuted"], [torch.float32])
+    assert not row.covers(["contiguous"], [torch.float64])
+    assert not NOTHING_KNOWN.covers(["contiguous"], [torch.float32])
+
+
+def test_there_is_a_table_for_this_torch():
+    """CONTRIBUTING.md says how to make one for a new release."""
+    table = layouts.table_for("cpu")
+    assert len(table) > 300 and table["aten.mm.default"].covers(["contiguous", "permuted"], [torch.float32])
+    assert not table["aten.native_batch_norm.default"].covers(["permuted"], [torch.float32])
+
+
+def test_stand_ins_keep_the_class_of_layout():
+    metas = [
+        interned((64, 300, 1), (1, 64, 64), 0, torch.float32, CPU, False, False),
+        interned((64, 300), (0, 2), 5, torch.float32, CPU, False, False),
+    ]
+    for sizes in shrinkings(metas):
+        for meta in metas:
+            small = smaller(meta, sizes)
+            assert small.layout_class == meta.layout_class and small.reach <= meta.reach
+
+
+def test_an_answer_is_what_is_recorded(nothing_known, monkeypatch):
+    """The test above would pass if trials were not asked: here one answers something else."""
+    odd = Fresh(interned((2, 3), (1, 2), 0, torch.float32, CPU, False, False))
+    monkeypatch.setattr(trials, "run_for_real", lambda case, fill: odd)
+    graph = foregrad.capture(lambda x: x.sin(), plain(2, 3)).joint_graph.graph
+    (node,) = (n for n in graph.nodes if n.target is torch.ops.aten.sin.default)
+    assert node.meta["val"].stride() == (1, 2)

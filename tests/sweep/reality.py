@@ -1,0 +1,250 @@
+"""Every operator that a program runs, on real tensors and on abstract ones: do they lie alike?"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from foregrad.record.engine import FakeEngine
+from foregrad.record.layouts import DTYPES
+from foregrad.record.lean import NO_SHAPES
+from foregrad.record.metas import Several, described, intern, interned
+from foregrad.slots import Input
+from sweep.layouts import LAYOUTS, is_dense, with_layouts, with_sizes
+from sweep.operators import Call, database
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One operator, once on real and once on abstract tensors: an answer or an error of each."""
+
+    op: Any
+    tensors: tuple[Any, ...]  # metadata
+    text: str
+    real: Any
+    abstract: Any
+
+    @property
+    def layouts(self) -> frozenset[str]:
+        return frozenset(meta.layout_class for meta in self.tensors)
+
+    @property
+    def dtypes(self) -> frozenset[str]:
+        return frozenset(DTYPES.get(meta.dtype, str(meta.dtype)) for meta in self.tensors)
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether the two are alike; None where there is nothing to compare."""
+        if isinstance(self.real, Exception) or isinstance(self.abstract, NO_SHAPES):
+            return None
+        return self.real == self.abstract
+
+    def __str__(self) -> str:
+        given = ", ".join(
+            f"{m.dtype}{list(m.size)} {m.stride} +{m.offset}".removeprefix("torch.") for m in self.tensors
+        )
+        return (
+            f"{self.op}({self.text}) of {given}\n    real     {shown(self.real)}\n    abstract {shown(self.abstract)}"
+        )
+
+
+def shown(answer: Any) -> str:
+    if isinstance(answer, Several):
+        return ", ".join(map(shown, answer.results))
+    meta = getattr(answer, "meta", None)
+    if meta is None:
+        return repr(answer)[:200]
+    bits = " conj" * meta.conj + " neg" * meta.neg
+    where = {name: getattr(answer, name) for name in ("argument", "number", "nbytes") if hasattr(answer, name)}
+    return f"{type(answer).__name__}({meta.dtype}{list(meta.size)} {meta.stride} +{meta.offset}{bits} {where or ''})"
+
+
+class Observer(TorchDispatchMode):
+    """Runs each operator on real tensors, and asks an engine what it makes of it."""
+
+    def __init__(self, engine: FakeEngine, note: Callable[[Seen], None], dynamic: bool = False) -> None:
+        super().__init__()
+        self._engine = engine
+        self._note = note
+        self._dynamic = dynamic
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if op.namespace != "aten" or not all(map(is_dense, tensors)) or any(t.device.type == "meta" for t in tensors):
+            return op(*args, **kwargs)
+        metas = tuple(map(_real_meta, tensors))
+        twins: dict[int, Tensor] = {}
+
+        def twin(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if id(value) not in twins:
+                twins[id(value)] = self._engine.twin(value, Input(f"x{len(twins)}"), dynamic=self._dynamic)
+            return twins[id(value)]
+
+        given, named = tree_map(twin, (args, kwargs))
+        out, error = None, None
+        try:
+            out = op(*args, **kwargs)
+        except Exception as raised:
+            error = raised
+        real = error or described(out, tensors, _real_meta)
+        text = str(tree_map(lambda v: "_" if isinstance(v, Tensor) else v, (*args, *kwargs.items())))[1:-1]
+        self._note(Seen(op, metas, text, real, self._answer(op, given, named, [twins[id(t)] for t in tensors])))
+        if error is not None:
+            raise error
+        return out
+
+    def _answer(self, op: Any, args: Any, kwargs: Any, twins: list[Any]) -> Any:
+        try:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                out = self._engine.run(op, (type(twins[0]),) if twins else (), tuple(args), kwargs)
+                return described(out, twins, _hinted if self._dynamic else intern)
+        except Exception as raised:
+            return raised
+
+
+def _real_meta(tensor: Tensor) -> Any:
+    size, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+    return interned(size, stride, offset, tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
+
+
+def _hinted(tensor: Any) -> Any:
+    """The metadata of a tensor whose sizes may be symbols, with numbers in their places."""
+    size, stride = (tuple(int(n) for n in numbers) for numbers in (tensor.shape, tensor.stride()))
+    bits = tensor.is_conj(), tensor.is_neg()
+    return interned(size, stride, int(tensor.storage_offset()), tensor.dtype, tensor.fake_device, *bits)
+
+
+# ------------------------------------------------------------------------------------------------- what is run
+OTHER_DTYPES = (torch.float64, torch.bfloat16, torch.complex64, torch.int64, torch.bool)
+FEW_LAYOUTS = ("contiguous", "transposed", "channels last", "expanded", "gaps")
+WITH_ONES = ("contiguous", "transposed", "rotated", "channels last", "sliced")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function of torch, called with certain layouts."""
+
+    name: str
+    function: Callable[..., Any]
+    call: Call
+
+    def run(self, observer: Any) -> None:
+        """Forward and backward. Many calls with changed sizes are refused, which is as good as any answer."""
+        with contextlib.suppress(Exception), observer:
+            out = self.call.made_by(self.function)
+            outs = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.requires_grad]
+            if outs and all(t.layout is torch.strided for t in outs):
+                torch.autograd.backward(outs, [torch.ones_like(t) for t in outs])
+
+
+def programs(info: Any, device: str, calls: int = 3) -> Iterator[Program]:
+    """The calls that torch's database has for an operator, in all layouts, with sizes of one as well.
+
+    Not with sizes of zero: some kernels of torch end the process then.
+    """
+    supported = info.supported_dtypes(device)
+    main = next((d for d in (torch.float32, torch.complex64, torch.int64) if d in supported), None)
+    for dtype in dict.fromkeys([main, *(d for d in OTHER_DTYPES if d in supported)]):
+        if dtype is None:
+            continue
+        number, layouts = (calls, tuple(LAYOUTS)) if dtype is main else (1, FEW_LAYOUTS)
+        for call in _calls(info, device, dtype, number):
+            for laid in with_layouts(call, layouts):
+                yield Program(f"{info.name}, {dtype}, {laid.name}", info.op, laid.call)
+            for changed in itertools.islice(with_sizes(call, 1), 3):
+                for laid in with_layouts(changed, WITH_ONES, mixed=False):
+                    yield Program(f"{info.name}, ones, {dtype}, {laid.name}", info.op, laid.call)
+
+
+def _calls(info: Any, device: str, dtype: torch.dtype, limit: int) -> list[Call]:
+    differentiable = info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    try:
+        samples = info.sample_inputs_func(info, device, dtype, differentiable)
+        calls = [Call(s.input, s.args, s.kwargs) for s in samples]
+    except Exception:  # the database has no samples of this dtype
+        return []
+    distinct = list({str(call): call for call in calls if _is_laid_out(call)}.values())
+    return distinct[:: max(1, len(distinct) // limit)][:limit]
+
+
+def _is_laid_out(call: Call) -> bool:
+    tensors = [leaf for leaf in tree_leaves((call.input, call.args, call.kwargs)) if isinstance(leaf, Tensor)]
+    return bool(tensors) and all(map(is_dense, tensors)) and sum(t.numel() for t in tensors) < 1 << 16
+
+
+SHAPES = (
+    *((3,), (2, 3), (2, 3, 4), (2, 3, 4, 5), (2, 3, 2, 4, 5)),
+    *((3, 1), (1, 4, 1), (2, 1, 4, 5), (1, 3, 1, 4, 5)),
+    *((0, 3), (2, 0, 1)),
+)
+
+
+def lifted(op: Any, args: Any, kwargs: Any) -> Iterator[Program]:
+    """A pointwise operator on tensors of other ranks, all of the same shape."""
+    for shape in SHAPES:
+
+        def fit(value: Any, shape: tuple[int, ...] = shape) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            with torch.no_grad():
+                return value.detach().flatten()[:1].expand(shape).contiguous()
+
+        call = Call(None, *tree_map(fit, (tuple(args), kwargs)))
+        for laid in with_layouts(call):
+            yield Program(f"{op} {shape}, {laid.name}", lambda _, *a, **k: op(*a, **k), laid.call)
+
+
+class Pointwise(TorchDispatchMode):
+    """Collects calls of pointwise operators, one of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[Any, tuple[Any, Any]] = {}
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves = tree_leaves((args, kwargs or {}))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if torch.Tag.pointwise in op.tags and tensors and all(is_dense(t) and t.numel() for t in tensors):
+            key = op, tuple(t.dtype for t in tensors)
+            if key not in self.calls and not op._schema.is_mutable:
+                kept = tree_map(
+                    lambda v: v.detach().flatten()[:1].clone() if isinstance(v, Tensor) else v, (args, kwargs or {})
+                )
+                self.calls[key] = kept
+        return op(*args, **(kwargs or {}))
+
+
+def observe(
+    infos: Sequence[Any],
+    device: str,
+    engine: Callable[[], FakeEngine],
+    note: Callable[[Seen], None],
+    dynamic: bool = False,
+) -> None:
+    """Run operators of torch's database in all layouts."""
+    pointwise = Pointwise()
+    for info in infos:
+        torch.manual_seed(0)
+        for number, program in enumerate(programs(info, device)):
+            program.run(Observer(engine(), note, dynamic))
+            if number % 40 == 0:
+                program.run(pointwise)
+    for (op, _), (args, kwargs) in pointwise.calls.items():
+        for program in lifted(op, args, kwargs):
+            program.run(Observer(engine(), note, dynamic))
+
+
+def part_of_database(device: str = "cpu") -> list[Any]:
+    """The operators that a type of device has."""
+    return [info for info in database() if info.supported_dtypes(device)]

@@ -1,0 +1,172 @@
+"""Make the tables that say with which layouts torch's shape inference is right (see CONTRIBUTING.md).
+
+    PYTHONPATH=src:tests python -m sweep.tables --device cpu
+
+compares shape inference with the kernels of the installed torch over its database of operators, and writes
+`src/foregrad/record/layout_tables/torch-<version>-<device>.json`. The work is done by processes that are replaced when
+a kernel ends one: the operator is then left out, and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+Observation = tuple[str, frozenset[str], frozenset[str], bool]  # operator, layouts, dtypes, whether they agree
+
+
+# ------------------------------------------------------------------------------------------------- one process
+def work(device: str, share: slice, file: Path) -> None:
+    """Observe a share of the database, one line of text for each operator of it."""
+    logging.disable(logging.ERROR)  # fake kernels log what they refuse
+    warnings.simplefilter("ignore")
+    import torch
+
+    from fidelity import Believing
+    from foregrad._torch import new_fake_mode
+    from sweep.reality import Seen, observe, part_of_database
+
+    torch.set_num_threads(1)
+    seen: set[Observation] = set()
+    examples: list[str] = []
+
+    def note(one: Seen) -> None:
+        agrees = one.agrees
+        if agrees is not None:
+            observation = str(one.op), one.layouts, one.dtypes, agrees
+            if not agrees and observation not in seen:
+                examples.append(str(one))
+            seen.add(observation)
+
+    with file.open("a") as lines:
+        for info in part_of_database(device)[share]:
+            observe([info], device, lambda: Believing(new_fake_mode(None)), note)
+            found = [[op, sorted(layouts), sorted(dtypes), agrees] for op, layouts, dtypes, agrees in seen]
+            lines.write(json.dumps([info.name, found, examples]) + "\n")
+            lines.flush()
+            seen.clear()
+            examples.clear()
+
+
+# ------------------------------------------------------------------------------------------------- all of them
+def gather(device: str, number: int, of: int, size: int, until: float) -> Iterator[list[Any]]:
+    """What one share of the database shows; a process that was ended is followed by another, while there is time."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "observed"
+        file.touch()
+        start, done = number, 0
+        while start < size and time.time() < until:
+            command = [sys.executable, "-m", "sweep.tables", "--device", device, "--work", f"{start}:{of}"]
+            try:
+                left = until - time.time()
+                code = subprocess.run([*command, "--into", str(file)], check=False, timeout=left).returncode
+            except subprocess.TimeoutExpired:
+                break
+            done_before, done = done, len(file.read_text().splitlines())
+            if not code:
+                break
+            start += (done - done_before + 1) * of
+            print(f"ended by signal or error {code}, one operator is left out: number {start - of}", file=sys.stderr)
+        yield from map(json.loads, file.read_text().splitlines())
+
+
+def table(seen: Iterable[Observation], version: str, device: str) -> dict[str, Any]:
+    """The table of what was observed."""
+    by_operator: dict[str, list[Observation]] = defaultdict(list)
+    for one in seen:
+        by_operator[one[0]].append(one)
+    groups: dict[tuple[Any, Any], list[str]] = defaultdict(list)
+    differ: dict[str, list[str]] = {}
+    for op, of_op in sorted(by_operator.items()):
+        layouts, dtypes = agreeing(of_op)
+        if layouts:
+            groups[tuple(sorted(layouts)), tuple(sorted(dtypes))].append(op)
+        wrong = sorted({" + ".join(sorted(layouts)) for _, layouts, _, agrees in of_op if not agrees})
+        if wrong:
+            differ[op] = wrong
+    agree = [{"layouts": k[0], "dtypes": k[1], "operators": ops} for k, ops in sorted(groups.items())]
+    return {"torch": version, "device": device, "agree": agree, "differ": differ}
+
+
+def agreeing(seen: Iterable[Observation]) -> tuple[set[str], set[str]]:
+    """Layouts and dtypes such that all that was observed with them, and nothing else, agrees."""
+    seen = list(seen)
+    every = {dtype for one in seen for dtype in one[2]}
+    first = {dtype for one in seen if "float32" in one[2] for dtype in one[2]} or every
+    layouts: set[str] = set()
+    dtypes = set(first)
+
+    def holds(layouts: set[str], dtypes: set[str], new: str) -> bool:
+        within = [one for one in seen if one[1] <= layouts and one[2] <= dtypes]
+        return all(one[3] for one in within) and any(new in one[1] | one[2] for one in within)
+
+    for layout in sorted({layout for one in seen for layout in one[1]}, key=lambda text: (len(text.split()), text)):
+        if holds(layouts | {layout}, dtypes, layout):
+            layouts.add(layout)
+    for dtype in sorted(every - dtypes):
+        if holds(layouts, dtypes | {dtype}, dtype):
+            dtypes.add(dtype)
+    return layouts, dtypes
+
+
+def text_of(made: dict[str, Any]) -> str:
+    """A table as text, with a line for each group of operators and for each operator that differs."""
+    agree = ",\n".join(f"  {json.dumps(group)}" for group in made["agree"])
+    differ = ",\n".join(f"  {json.dumps(op)}: {json.dumps(layouts)}" for op, layouts in made["differ"].items())
+    head = f'"torch": {json.dumps(made["torch"])}, "device": {json.dumps(made["device"])}'
+    return f'{{{head},\n "agree": [\n{agree}\n ],\n "differ": {{\n{differ}\n }}}}\n'
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--first", type=int, help="only that many shares of a hundred, for a quick look")
+    parser.add_argument("--seconds", type=float, default=7200, help="stop then, with what was seen")
+    parser.add_argument("--into", type=Path, help="the folder for the table")
+    parser.add_argument("--examples", type=Path, help="where to write what differs, at length")
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        start, step = map(int, options.work.split(":"))
+        work(options.device, slice(start, None, step), options.into)
+        return
+    from foregrad.record.layouts import table_file, torch_version
+    from sweep.reality import part_of_database
+
+    started, size = time.time(), len(part_of_database(options.device))
+    shares = 100 if options.first else options.jobs
+    with ThreadPoolExecutor(options.jobs) as pool:
+        numbers = range(options.first or shares)
+        until = started + options.seconds
+        lines = list(pool.map(lambda n: list(gather(options.device, n, shares, size, until)), numbers))
+    found = [line for some in lines for line in some]
+    seen = {(op, frozenset(a), frozenset(b), agrees) for line in found for op, a, b, agrees in line[1]}
+    made = table(seen, torch_version(), options.device)
+    file = table_file(torch_version(), options.device)
+    file = options.into / file.name if options.into else file
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text_of(made))
+    if options.examples:
+        options.examples.write_text("\n".join(sorted(text for line in found for text in line[2])))
+    operators = len({one[0] for one in seen})
+    print(
+        f"{len(found)} of {size} entries of the database, {operators} operators, {len(made['differ'])} differ "
+        f"somewhere, {time.time() - started:.0f} s: {file}"
+    )
+
+
+if __name__ == "__main__":
+    main()
