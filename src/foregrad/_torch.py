@@ -15,6 +15,7 @@ import gc
 import itertools
 import sys
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -122,6 +123,27 @@ any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 deterministic_enabled: Callable[[], bool] = torch._C._get_deterministic_algorithms
 dispatch_mode_depth: Callable[[], int] = torch._C._len_torch_dispatch_stack
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled  # without the context object of the public one
+
+
+SettingProperty = torch.backends.ContextProp  # what the settings in torch.backends are
+
+
+def settings_modules() -> list[Any]:
+    """Namespaces of torch with functions that say how it is set: one by one, for a program that names them."""
+    backends = [value for value in vars(torch.backends).values() if isinstance(value, types.ModuleType)]
+    return [torch, torch.autograd, torch.cuda, torch.compiler, *backends]
+
+
+def attention_settings() -> tuple[Any, ...]:
+    """Which kernels attention may use: the choice is made while recording."""
+    return (
+        torch._C._get_flash_sdp_enabled(),
+        torch._C._get_mem_efficient_sdp_enabled(),
+        torch._C._get_math_sdp_enabled(),
+        torch._C._get_cudnn_sdp_enabled(),
+        torch._C._get_math_sdp_allow_fp16_bf16_reduction(),
+        tuple(torch._C._get_sdp_priority_order()),
+    )
 
 
 def global_module_hooks() -> list[Any]:

@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
-import copy
-import math
+import datetime
+import decimal
+import fractions
+import pathlib
+import re
+import types
+import uuid
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-PLAIN: frozenset[type] = frozenset(
+SETTLED = frozenset({bool, int, float, complex, str, bytes, type(None)})
+"""Plain values of Python itself that cannot change as long as they stay where they are."""
+
+_BY_EQUALITY: frozenset[type] = frozenset(
     {
-        int,
-        float,
-        complex,
-        bool,
-        str,
-        bytes,
-        type(None),
-        torch.dtype,
-        torch.device,
-        torch.layout,
-        torch.memory_format,
+        *(int, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented)),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+        *(fractions.Fraction, uuid.UUID, re.Pattern, datetime.date, datetime.timedelta),
+        *(pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath),
     }
 )
+
+# Types whose equality says too little, and what tells their values apart: the sign of a zero, the bits of a nan.
+_EXACT: dict[type, Callable[[Any], Any]] = {
+    float: float.hex,
+    complex: lambda value: (value.real.hex(), value.imag.hex()),
+    decimal.Decimal: decimal.Decimal.as_tuple,
+    datetime.datetime: repr,
+    datetime.time: repr,
+    range: lambda value: frozen((value.start, value.stop, value.step)),
+    slice: lambda value: frozen((value.start, value.stop, value.step)),
+    torch.finfo: repr,
+    torch.iinfo: repr,
+}
+PLAIN: frozenset[type] = _BY_EQUALITY | _EXACT.keys()
+"""Types whose values are fully described by comparing them."""
+
+_CONTAINERS = frozenset({list, tuple, set, frozenset})
+_LONGEST = 256  # containers with more items are looked at one item at a time
 
 
 def is_plain(value: Any) -> bool:
@@ -32,34 +53,61 @@ def is_plain(value: Any) -> bool:
     (True, False)
     """
     kind = type(value)
-    if kind in (list, tuple, set, frozenset):
-        return len(value) <= 256 and all(map(is_plain, value))
+    if kind in PLAIN:
+        return kind is not slice or is_plain((value.start, value.stop, value.step))
+    if kind in _CONTAINERS:
+        return len(value) <= _LONGEST and all(map(is_plain, value))
     if kind is dict:
-        return len(value) <= 256 and all(is_plain(k) and is_plain(v) for k, v in value.items())
-    return kind in PLAIN
+        return len(value) <= _LONGEST and all(is_plain(k) and is_plain(v) for k, v in value.items())
+    return _is_numpy_value(kind)
+
+
+def _is_numpy_value(kind: type) -> bool:
+    """Whether a type is one of numpy's scalars that hold no Python object, or describes them."""
+    module = getattr(kind, "__module__", None)
+    if module == "numpy":
+        return any(base.__name__ == "generic" for base in kind.__mro__[1:]) and kind.__name__ not in ("object_", "void")
+    return module == "numpy.dtypes"
+
+
+def frozen(value: Any) -> Any:
+    """What a plain value is to a program, as a value that does not change: equal only for values of the same type.
+
+    >>> frozen(0.0) == frozen(-0.0), frozen(1) == frozen(True), frozen({2, 1}) == frozen({1, 2})
+    (False, False, True)
+    >>> frozen([1, {"k": float("nan")}]) == frozen([1, {"k": float("nan")}])
+    True
+    """
+    kind = type(value)
+    exact = _EXACT.get(kind)
+    if exact is not None:
+        return kind, exact(value)
+    if kind in _CONTAINERS:  # sets too: a program may see the order of their elements
+        return kind, tuple(map(frozen, value))
+    if kind is dict:
+        return kind, tuple([(frozen(k), frozen(v)) for k, v in value.items()])
+    if kind not in _BY_EQUALITY and _is_numpy_value(kind) and hasattr(value, "tobytes"):
+        return kind, str(value.dtype), value.tobytes()
+    return kind, value
 
 
 def same_value(a: Any, b: Any) -> bool:
     """Equality that tells 0 from False and 0.0 from -0.0, takes nan for nan, and looks into containers.
 
-    >>> same_value([0, {"k": math.nan}], [0, {"k": math.nan}]), same_value(0, False), same_value((0.0,), (-0.0,))
-    (True, False, False)
+    >>> same_value([0, {"k": float("nan")}], [0, {"k": float("nan")}])
+    True
+    >>> same_value(0, False), same_value((0.0,), (-0.0,)), same_value({1}, {True})
+    (False, False, False)
     """
     kind = type(a)
     if kind is not type(b):
         return False
-    if kind is float:
-        return (a == b and math.copysign(1, a) == math.copysign(1, b)) or (a != a and b != b)
-    if kind is complex:
-        return same_value(a.real, b.real) and same_value(a.imag, b.imag)
     if kind in (list, tuple):
         return len(a) == len(b) and all(map(same_value, a, b))
     if kind is dict:
         return len(a) == len(b) and all(map(same_value, a.items(), b.items()))
-    if kind in (set, frozenset):
-        return bool(a == b) and {(type(x), x) for x in a} == {(type(x), x) for x in b}
     try:
-        return bool(a == b)
+        return bool(frozen(a) == frozen(b))
     except Exception:  # an equality that raises tells nothing: the values count as different
         return False
 
@@ -74,22 +122,37 @@ def is_unchanged(now: Any, before: Any) -> bool:
 
 
 class Remembered:
-    """A value as it was while recording: compared by equality, or by identity where that says nothing."""
+    """A value as it was while recording: compared by equality if it is plain, and by identity if not.
+
+    An object is not kept alive by being remembered, where Python allows to refer to it weakly.
+    """
+
+    __slots__ = ("_is", "_value")
 
     def __init__(self, value: Any) -> None:
-        by_equality = getattr(type(value), "__eq__", None) is not object.__eq__ and same_value(value, value)
-        snapshot = _copy(value) if by_equality else value
-        self._by_identity = not by_equality or not same_value(value, snapshot)
-        self._value = value if self._by_identity else snapshot
+        self._is: Callable[[], Any] | None = None if is_plain(value) else weakly(value)
+        self._value: Any = frozen(value) if self._is is None else None
 
     def equals(self, value: Any) -> bool:
         """Whether a value is the remembered one."""
-        return value is self._value if self._by_identity else same_value(value, self._value)
+        if self._is is not None:
+            return value is self._is()
+        return type(value) is self._value[0] and bool(frozen(value) == self._value)
 
 
-def _copy(value: Any) -> Any:
-    """A copy that does not change when the user's object does; what cannot be copied is taken as it is."""
+def weakly(value: Any) -> Callable[[], Any]:
+    """A way to an object that does not keep it alive, if there is one; it leads to nothing when the object is gone.
+
+    >>> weakly(len)() is len
+    True
+    """
+    if value is None:
+        return lambda: None
     try:
-        return copy.deepcopy(value)
-    except Exception:
-        return value
+        found = weakref.ref(value)
+    except TypeError:
+        return lambda: value
+    return lambda: _GONE if (now := found()) is None else now
+
+
+_GONE = types.SimpleNamespace()

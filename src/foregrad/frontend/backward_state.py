@@ -23,8 +23,7 @@ from ..slots import Primal
 from ..values import PLAIN, Remembered
 from .calls import in_a_library
 from .module_guard import ModuleGuard
-from .places import Place, Surroundings
-from .table_guard import TableGuard
+from .places import Place, Surroundings, refuse_unknown
 
 
 class ReadInBackward:
@@ -36,7 +35,9 @@ class ReadInBackward:
         functions = list(_functions_of(calls))
         root = _holding(*functions, *_objects_of(calls))
         code = {id(c): c for c in (root.__code__, *(f.__code__ for f in functions))}
-        self._checks = list(_checks(Surroundings(root, (), code)))
+        around = Surroundings(root, (), code)
+        refuse_unknown(around.unknown)
+        self._checks = list(_checks(around))
 
     @property
     def tensors(self) -> Sequence[Primal]:
@@ -66,7 +67,9 @@ def read_in_backward(code: UserCode, place_of: Callable[[Primal, Tensor], Place]
     if not calls:
         return None
     places = {slot: place_of(slot, tensor) for slot, tensor in code.tensors.items()}
-    return ReadInBackward(calls, {slot: place for slot, place in places.items() if place.how != "held"})
+    return ReadInBackward(
+        calls, {slot: place for slot, place in places.items() if place.how not in ("held", "argument")}
+    )
 
 
 def _is_torchs_own(module: str) -> bool:
@@ -120,7 +123,9 @@ def _copied(call: Call) -> types.FunctionType:
 def _objects_of(calls: Iterable[Call]) -> Iterator[Any]:
     """What functions were given and may look into; of custom functions, what the forward has left in `ctx`."""
     seen: set[int] = set()
-    for value in itertools.chain.from_iterable(call.values.values() for call in calls):
+    for name, value in itertools.chain.from_iterable(call.values.items() for call in calls):
+        if name.startswith("."):  # what a comprehension goes over
+            continue
         parts = (custom_function_of(value), *vars(value).values()) if isinstance(value, PythonNode) else (value,)
         for part in parts:
             if id(part) not in seen and not isinstance(part, Tensor) and type(part) not in PLAIN:
@@ -133,8 +138,8 @@ def _checks(around: Surroundings) -> Iterator[Callable[[], bool]]:
         yield _comparing(place, Remembered(value).equals)
     for place, value in around.fixed:
         yield _comparing(place, partial(operator.is_, value))
-    if around.items or around.whole_tables:
-        yield TableGuard(around.items, around.whole_tables).holds
+    if around.guards_state:
+        yield around.state.holds
     if around.modules:
         yield ModuleGuard(list(around.modules.values())).holds
 
@@ -150,7 +155,6 @@ def _read(place: Place) -> Any:
         case "item":
             return place.owner[place.key]
         case "attribute":
-            value = place.owner
-            return len(value) if place.key == "__len__()" else getattr(value, place.key)
-        case "held":
+            return getattr(place.owner, place.key)
+        case "held" | "argument":
             return place.owner

@@ -7,12 +7,13 @@ import dis
 import functools
 import sys
 import types
+import weakref
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-_LIBRARIES = frozenset({"torch", "foregrad", *sys.stdlib_module_names})
+_LIBRARIES = frozenset({"torch", "foregrad", "numpy", *sys.stdlib_module_names})
 
 
 @functools.cache
@@ -59,19 +60,78 @@ def _names_of(classes: tuple[type, ...]) -> frozenset[str]:
 class Names(NamedTuple):
     """Names that stand in a function and in the functions inside it."""
 
-    loaded: frozenset[str]  # globals
-    stored: frozenset[str]  # globals that it assigns
-    attributes: frozenset[str]  # of anything, also where they are written as text
+    loaded: frozenset[str] = frozenset()  # globals
+    stored: frozenset[str] = frozenset()  # globals that it assigns
+    attributes: frozenset[str] = frozenset()  # of anything, also where they are written as text
+    imported: frozenset[str] = frozenset()  # Python modules
+    computed: bool = False  # others may be put together when it runs
 
 
-_names: dict[int, tuple[types.CodeType, Names]] = {}  # by id: Python computes the hash of code anew each time
+_LOOK_UP = frozenset(
+    {"attrgetter", "methodcaller", "vars", "eval", "exec", "globals", "locals", "getmembers", "__dict__"}
+)
+_READ_ALL = _LOOK_UP | {
+    "getattr",
+    "__getattribute__",
+    "asdict",
+    "astuple",
+    "fields",
+    "copy",
+    "deepcopy",
+    "dumps",
+    "dir",
+}
+
+
+def may_read_all(names: Names) -> bool:
+    """Whether code may read attributes whose names do not stand in it."""
+    return not _READ_ALL.isdisjoint(names.attributes)
+
+
+def _computes_names(code: types.CodeType) -> bool:
+    """Whether code may call methods by names that do not stand in it. A class that finds attributes its own way does
+    not: whoever asks it names them."""
+    if code.co_name in ("__getattr__", "__getattribute__", "__setattr__", "__delattr__"):
+        return False
+    return not _LOOK_UP.isdisjoint(code.co_names) or ("getattr" in code.co_names and not _names_are_written_out(code))
+
+
+def _names_are_written_out(code: types.CodeType) -> bool:
+    """Whether `getattr` is called with a name that stands there, wherever it is called."""
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "PRECALL", "EXTENDED_ARG")]
+    return all(
+        _second_argument_is_text(instructions[at + 1 :])
+        for at, instruction in enumerate(instructions)
+        if instruction.argval == "getattr" and instruction.opname.startswith("LOAD")
+    )
+
+
+def _second_argument_is_text(rest: list[dis.Instruction]) -> bool:
+    """Follow the stack up to the call: the second argument must be a constant that nothing is done to."""
+    depth, text_at = 0, None
+    for at, instruction in enumerate(rest):
+        if instruction.opname == "CALL" and instruction.argval == depth:
+            return text_at is not None
+        if instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs:
+            return False
+        depth += dis.stack_effect(instruction.opcode, instruction.arg)
+        if depth < 1:
+            return False
+        if depth == 2 and text_at is None and instruction.opname == "LOAD_CONST" and type(instruction.argval) is str:
+            text_at = at
+        elif depth == 2 or (depth == 1 and at > 0):
+            text_at = None
+    return False
+
+
+_names: dict[int, tuple[weakref.ref[types.CodeType], Names]] = {}  # by id: Python computes the hash of code each time
 
 
 def names_in(code: types.CodeType) -> Names:
     """The names in a function."""
     known = _names.get(id(code))
-    if known is None:
-        known = _names[id(code)] = code, _read_names(code)
+    if known is None or known[0]() is not code:  # the id may have belonged to code that is gone
+        known = _names[id(code)] = weakref.ref(code), _read_names(code)
     return known[1]
 
 
@@ -85,19 +145,23 @@ def _read_names(code: types.CodeType) -> Names:
     loaded = [names[number >> 1] for number in _arguments_of(_LOAD_GLOBAL, operations, arguments)]
     loaded += [names[number] for number in _arguments_of(_LOAD_NAME, operations, arguments)]
     stored = [names[number] for number in _arguments_of(_STORE_GLOBAL, operations, arguments)]
+    imported = [names[number] for number in _arguments_of(_IMPORT_NAME, operations, arguments)]
     texts = [constant for constant in constants if type(constant) is str and constant.isidentifier()]
     inner = [names_in(constant) for constant in constants if type(constant) is types.CodeType]
     if not inner:
-        return Names(frozenset(loaded), frozenset(stored), frozenset((*texts, *names)))
+        attributes = frozenset((*texts, *names))
+        return Names(frozenset(loaded), frozenset(stored), attributes, frozenset(imported), _computes_names(code))
     return Names(
         frozenset(loaded).union(*(found.loaded for found in inner)),
         frozenset(stored).union(*(found.stored for found in inner)),
         frozenset((*texts, *names)).union(*(found.attributes for found in inner)),
+        frozenset(imported).union(*(found.imported for found in inner)),
+        _computes_names(code) or any(found.computed for found in inner),
     )
 
 
-_LOAD_GLOBAL, _LOAD_NAME, _STORE_GLOBAL, _EXTENDED_ARG = map(
-    dis.opmap.__getitem__, ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "EXTENDED_ARG")
+_LOAD_GLOBAL, _LOAD_NAME, _STORE_GLOBAL, _IMPORT_NAME, _EXTENDED_ARG = map(
+    dis.opmap.__getitem__, ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "IMPORT_NAME", "EXTENDED_ARG")
 )
 
 

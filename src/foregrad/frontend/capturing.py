@@ -41,7 +41,7 @@ from .calls import code_that_runs
 from .escapes import Snapshot, refuse_assigned_attributes
 from .hook_state import refuse_private_state
 from .module_guard import ModuleGuard
-from .places import Place, Surroundings
+from .places import Place, Surroundings, refuse_unknown
 from .tree import Flat, Items, Leaf, flatten, unflatten
 
 P = ParamSpec("P")
@@ -185,6 +185,7 @@ def _capture(
 ) -> Capture:
     arguments = list(zip(flat.paths, flat.leaves, strict=True))
     surroundings = Surroundings(function, arguments)
+    refuse_unknown(surroundings.unknown_arguments)  # before anything runs: an iterator would be used up
     modules = ModuleGuard(list(surroundings.modules.values())) if surroundings.modules else None
     found = [argument for argument, _ in state]
     hidden: dict[Hidden, Place] = {}
@@ -242,10 +243,11 @@ def _capture(
             raise refusal
         return Attempt(recording, joint, result)
 
-    with code_that_runs(exact_guards) as ran:
+    with code_that_runs(exact_guards or surroundings.needs_code_that_runs) as ran:
         joint, result, shared = settle(attempt)
     if ran is not None:
         surroundings = Surroundings(function, arguments, ran)
+    refuse_unknown(surroundings.unknown)
     places = tuple((a.slot, place) for a, place in state)
     return Capture(joint, flat, result, places, hidden, surroundings, modules, tuple(shared))
 

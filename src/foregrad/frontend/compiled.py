@@ -175,6 +175,7 @@ class Compiled:
             capture = self._capture(args, kwargs)
             program = assemble(capture.joint, self.config, guarded_entry(capture))
             capture.joint.recording.release_arguments()
+            capture.surroundings.release()
         self.specializations.append(Specialization(program))
         self._calls = (program.call, *self._calls)
         return program.call

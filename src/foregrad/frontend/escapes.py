@@ -17,6 +17,7 @@ from ..errors import AssignedAttributeError, EscapeError, StateChangeError, Unsu
 from ..joint.effects import Escape
 from ..record.lines import where
 from ..record.recording import Recording
+from .kinds import DICT, LIST, OBJECT
 from .noted import Noted, NotedCell, NotedGlobal, NotedList, NotedTable
 from .places import Place, Surroundings
 
@@ -38,10 +39,11 @@ class Snapshot:
             self._tables += [(table, v, dict(table), path, name, "module") for name, table, v in parts.filled]
             for name, container in parts.containers:
                 self._note(path, name, "module", container)
-        for path, attributes in surroundings.objects:
-            self._note(path, "", "object", attributes)
-        for path, container in surroundings.containers:
-            self._note(path, "", "container", container)
+        for holder in surroundings.holders:
+            if holder.kind is OBJECT:
+                self._note(holder.path, "", "object", getattr(holder.owner, "__dict__", None))
+            elif holder.kind in (LIST, DICT):
+                self._note(holder.path, "", "container", holder.owner)
         self._noted += [NotedCell(path, cell) for path, cell in surroundings.cells]
         self._noted += [NotedGlobal(*place) for place in surroundings.stored_globals]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from torch import SymInt, Tensor
 from .._torch import (
     FakeTensor,
     GlobalStateGuard,
+    attention_settings,
+    backend_settings,
     dispatch_mode_depth,
     expression_of,
     foreign_function_mode,
@@ -33,6 +35,7 @@ from .._torch import (
 from ..joint.build import Joint
 from ..joint.inputs import InputFacts
 from ..record.hooks import has_hooks
+from ..record.lean import chosen_by_backends
 from ..record.memory import SharedMemory, root_of
 from ..runtime.entry import (
     lies_in_gradient,
@@ -47,10 +50,10 @@ from ..runtime.text import literal
 from ..runtime.writer import Writer, tuple_of
 from ..slots import GradOf, Hidden, Inner, Output, Primal, Slot
 from ..subclasses.layout import Fixed, FromLeaf, Layout
-from ..values import Remembered, is_plain, same_value
+from ..values import Remembered, is_plain, same_value, weakly
 from .module_guard import ModuleGuard
-from .places import Place, Surroundings
-from .table_guard import TableGuard
+from .patterns import ObjectPattern
+from .places import Place, Surroundings, own_attributes
 from .tree import Tree, build_expression, write_take_apart
 
 MISS = object()  # what a program returns when a call is not for it
@@ -107,7 +110,17 @@ class GuardedEntry:
             conditions.append(f"not {writer.bind(foreign_function_mode, 'foreign_function_mode')}()")
             device = writer.bind(torch.get_default_device, "get_default_device")
             conditions.append(f"{device}() == {writer.bind(torch.get_default_device(), 'default_device')}")
+        for read in self._settings_of_kernels():
+            conditions.append(f"{writer.bind(read, read.__name__)}() == {writer.bind(read(), 'settings')}")
         _require(writer, conditions, miss)
+
+    def _settings_of_kernels(self) -> Iterator[Callable[[], Any]]:
+        """Settings that decide which operators run, or how their results lie in memory."""
+        recording = self.joint.recording
+        if recording.attends:
+            yield attention_settings
+        if any(chosen_by_backends(step.op) for step in recording.steps):
+            yield backend_settings
 
     def _take_arguments(self, writer: Writer, miss: str) -> None:
         names = [writer.variable(slot) for slot in self.inputs]
@@ -118,7 +131,7 @@ class GuardedEntry:
     def _look_around(self, writer: Writer, miss: str) -> None:
         """What the program finds by itself; a place that no longer exists is another fact too."""
         around = self.surroundings
-        found = around.plain or around.fixed or around.items or around.whole_tables
+        found = around.plain or around.fixed or around.guards_state
         if not (self.state or self.hidden or found or self.modules):
             return
         with writer.block("try:"):
@@ -143,22 +156,27 @@ class GuardedEntry:
         conditions = [equality(writer, self._read(writer, place), value) for place, value in around.plain]
         for place, value in around.fixed:
             conditions.append(f"{self._read(writer, place)} is {writer.bind(value, 'fixed')}")
-        if around.items or around.whole_tables:
-            guard = TableGuard(around.items, around.whole_tables)
-            conditions.append(f"{writer.bind(guard.holds, 'tables_unchanged')}()")
+        if around.guards_state:
+            conditions.append(f"{writer.bind(around.state.holds, 'state_unchanged')}()")
         if self.modules is not None:
             conditions.append(f"{writer.bind(self.modules.holds, 'modules_unchanged')}()")
         _require(writer, conditions, miss)
 
     def _check_constants(self, writer: Writer, miss: str) -> None:
         conditions = []
+        objects = {self.inputs[i]: pattern for i, pattern in self.surroundings.patterns.items()}
         for facts in self.joint.inputs:
-            seen = facts.recorded.seen
+            slot, seen = facts.recorded.slot, facts.recorded.seen
             if isinstance(seen, SymInt):
-                conditions.append(f"type({writer.variable(facts.recorded.slot)}) is int")
-            elif not isinstance(seen, Tensor):
-                conditions.append(equality(writer, writer.variable(facts.recorded.slot), seen))
+                conditions.append(f"type({writer.variable(slot)}) is int")
+            elif not isinstance(seen, Tensor) and slot not in objects:
+                conditions.append(equality(writer, writer.variable(slot), seen))
         _require(writer, conditions, miss)
+        for slot, pattern in objects.items():  # of a tensor, these are the attributes that it was given
+            name, match = writer.variable(slot), writer.bind(pattern.match, f"match_{pattern.kind.__name__}")
+            value = f"getattr({name}, '__dict__', None)" if slot in self._tensor_slots() else name
+            writer.line(f"{name}_tensors = {match}({value})")
+            writer.line(f"if {name}_tensors is None: {miss}")
 
     def _take_inner_tensors(self, writer: Writer, miss: str, in_gradients: bool) -> None:
         """Tensors in wrapper subclasses: of the same type, put together in the same way."""
@@ -200,10 +218,15 @@ class GuardedEntry:
                 _require(writer, [f"{writer.variable(slot)}.grad is None"], miss)
 
     def _read(self, writer: Writer, place: Place) -> str:
+        if place.how == "argument":
+            return place.expression(f"{writer.variable(self.inputs[place.owner])}_tensors", str(place.key))
         return place.expression(writer.bind(place.owner, "place"), literal(writer, place.key))
 
     def _real(self, facts: InputFacts) -> Tensor:
         return self.joint.recording.real_tensors[facts.recorded.slot]
+
+    def _tensor_slots(self) -> set[Primal]:
+        return {facts.recorded.slot for facts in self.joint.inputs if facts.recorded.is_tensor}
 
     def _tensors(self) -> list[InputFacts]:
         return [facts for facts in self.joint.inputs if facts.recorded.is_tensor]
@@ -219,6 +242,7 @@ class GuardedEntry:
         listed = writer.listed(facts.recorded.slot for facts in tensors)
         _require(writer, [f"{writer.bind(check, 'tensors_match')}({', '.join(listed)})"], miss)
         self._check_places(writer, tensors, reals, miss)
+        self._check_attributes(writer, tensors, reals, miss)
         self._check_sharing(writer, tensors, miss)
 
     def _check_places(self, writer: Writer, tensors: Sequence[InputFacts], reals: Sequence[Tensor], miss: str) -> None:
@@ -229,6 +253,13 @@ class GuardedEntry:
             for facts, real in zip(tensors, reals, strict=True):
                 if real.requires_grad:
                     conditions.append(f"{check}({writer.variable(facts.recorded.slot)}) is {has_hooks(real)}")
+        for facts, real in zip(tensors, reals, strict=True):
+            for read in sorted(self.joint.recording.properties_read(facts.recorded)):
+                found = f"{writer.variable(facts.recorded.slot)}.{read}"
+                kind = type(real.grad_fn)
+                conditions.append(
+                    f"type({found}) is {writer.bind(kind, 'Node')}" if read == "grad_fn" else f"not {found}"
+                )
         plainly = [lie_plainly(real) for real in reals] if not lie_plainly(*reals) else [True] * len(reals)
         special = [i for i, facts in enumerate(tensors) if not plainly[i] or _has_symbolic_offset(facts)]
         for facts, real in ((tensors[i], reals[i]) for i in special):
@@ -240,6 +271,30 @@ class GuardedEntry:
         if len(special) < len(tensors):
             slots = [facts.recorded.slot for i, facts in enumerate(tensors) if i not in special]
             conditions.append(f"{writer.bind(lie_plainly, 'lie_plainly')}({', '.join(writer.listed(slots))})")
+        _require(writer, conditions, miss)
+
+    def _check_attributes(
+        self, writer: Writer, tensors: Sequence[InputFacts], reals: Sequence[Tensor], miss: str
+    ) -> None:
+        """What the user has put on tensors: nothing, on nearly all."""
+        bare, conditions = [], []
+        arguments = {self.inputs[i] for i in self.surroundings.patterns}
+        for facts, real in zip(tensors, reals, strict=True):
+            slot, held = facts.recorded.slot, own_attributes(real)
+            if isinstance(slot, Inner):  # what is on it is the wrapper's own matter
+                continue
+            if held is None and type(real) in (Tensor, torch.nn.Parameter):
+                bare.append(slot)
+            elif held is not None and slot not in arguments:
+                pattern, name = ObjectPattern(held), writer.variable(slot)
+                conditions.append(f"{writer.bind(pattern.match, 'match_attributes')}({name}.__dict__) is not None")
+                if pattern.tensors:  # which are read from this very tensor
+                    conditions.append(f"{name} is {writer.bind(weakly(real), 'the_tensor')}()")
+                pattern.release()
+        if bare:
+            conditions.append(
+                f"{writer.bind(have_no_attributes, 'have_no_attributes')}({', '.join(writer.listed(bare))})"
+            )
         _require(writer, conditions, miss)
 
     def _check_sharing(self, writer: Writer, tensors: Sequence[InputFacts], miss: str) -> None:
@@ -356,6 +411,20 @@ def lie_plainly(*tensors: Tensor) -> bool:
     (True, False)
     """
     return all(map(_is_leaf, tensors)) and not any(map(_is_view, tensors)) and not any(map(_offset, tensors))
+
+
+_attributes = operator.attrgetter("__dict__")
+
+
+def have_no_attributes(*tensors: Tensor) -> bool:
+    """Whether the user has put nothing on any of these tensors.
+
+    >>> x = torch.ones(4)
+    >>> x.tag = 1
+    >>> have_no_attributes(torch.ones(2)), have_no_attributes(x, torch.ones(2))
+    (True, False)
+    """
+    return not any(map(_attributes, tensors)) or all(own_attributes(tensor) is None for tensor in tensors)
 
 
 def sharing_pattern(tensors: Sequence[Tensor]) -> tuple[int, ...]:

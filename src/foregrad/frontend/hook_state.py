@@ -41,7 +41,7 @@ def _check(value: Any, effect: HookAdded, around: Surroundings, recording: Recor
         parts = [value.__self__, value.__func__]
     elif isinstance(value, (list, dict, set, bytearray)):
         parts = []
-        if not any(value is known for _, known in around.containers):
+        if not any(value is holder.owner for holder in around.holders):
             reason = f"holds a {type(value).__name__} of the program"
     else:
         parts = list(value) if type(value) is tuple else []

@@ -10,6 +10,7 @@ attributes. One that is of no kind cannot be followed, and a program that reache
 
 from __future__ import annotations
 
+import abc
 import array
 import collections
 import contextvars
@@ -93,6 +94,12 @@ def _restore_deque(owner: collections.deque[Any], items: Items) -> None:
 
 LIST = Kind("list", lambda owner: dict(enumerate(list.__iter__(owner))), _restore_list, list.__setitem__)
 DICT = Kind("dict", _read_dict, restore_dict, _put_dict)
+FACTORY = Kind(  # of a defaultdict
+    "default factory",
+    lambda owner: {"default_factory": owner.default_factory},
+    lambda owner, items: setattr(owner, "default_factory", items["default_factory"]),
+    is_attribute=True,
+)
 SET = Kind("set", lambda owner: {item: item for item in set.__iter__(owner)}, _restore_set)
 DEQUE = Kind(
     "deque",
@@ -327,6 +334,8 @@ GENERATOR = Kind(
 # ----------------------------------------------------------------------------------------------------- the table
 KINDS: dict[type, Kind] = {
     list: LIST,
+    collections.OrderedDict: DICT,
+    collections.defaultdict: DICT,
     dict: DICT,
     set: SET,
     tuple: TUPLE,
@@ -378,12 +387,22 @@ OPAQUE: tuple[type, ...] = (
     threading.Event,
     threading.Condition,
     threading.Semaphore,
-    # Random state that is followed while recording.
+    type(vars(abc.ABC)["_abc_impl"]),
+    # Random state and objects in C++ that are followed while recording.
     torch.Generator,
+    torch.ScriptObject,
 )
 """Objects whose state is not looked into, on purpose; those of some modules of torch come on top."""
 
-_OPAQUE_MODULES = ("torch._", "torch.cuda", "torch.distributed", "torch.fx", "torch.jit", "torch.library", "typing")
+_OPAQUE_MODULES = (
+    *("torch._", "torch.cuda", "torch.distributed", "torch.fx", "torch.jit", "torch.library", "torch.utils"),
+    *("foregrad", "typing", "_typing"),
+)
+
+
+def is_a(value: Any, kind: type | tuple[type, ...]) -> bool:
+    """Whether a value is of a type, whatever it says of itself: to ask an object for its class may run its code."""
+    return issubclass(type(value), kind)
 
 
 def kinds_of(value: Any) -> tuple[Kind, ...] | None:
@@ -395,14 +414,15 @@ def kinds_of(value: Any) -> tuple[Kind, ...] | None:
     kind = type(value)
     known = KINDS.get(kind)
     if known is not None:
-        return (known,)
-    if isinstance(value, type):
+        return (known,) if kind is not collections.defaultdict else (DICT, FACTORY)
+    if is_a(value, type):
         return (CLASS,)
-    if kind is object or isinstance(value, OPAQUE) or kind.__module__.startswith(_OPAQUE_MODULES):
+    if kind is object or is_a(value, OPAQUE) or str(kind.__module__).startswith(_OPAQUE_MODULES):
         return ()
     base, found = _builtin_kind(kind)
     if _hides_state(kind, base):
-        return None
+        is_function = callable(value) and type(getattr(value, "__name__", None)) is str  # one written in C
+        return () if is_function else None
     if hasattr(value, "__dict__") or _slot_names(kind):
         found = (*found, OBJECT)
     return found or None
@@ -412,7 +432,7 @@ def _builtin_kind(kind: type) -> tuple[type, tuple[Kind, ...]]:
     """The base of a class that is in the table, and its kind."""
     for base in kind.__mro__:
         if base in KINDS:
-            return base, (KINDS[base],)
+            return base, (KINDS[base], FACTORY) if base is collections.defaultdict else (KINDS[base],)
         if base.__module__ == "numpy" and base.__name__ in NUMPY_KINDS:
             return base, (NUMPY_KINDS[base.__name__],)
         if base.__module__.startswith("numpy.random") and base.__name__ in NUMPY_RANDOM_KINDS:

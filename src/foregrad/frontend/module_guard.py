@@ -72,6 +72,7 @@ class ModuleGuard:
     def __init__(self, modules: Sequence[ModuleParts]) -> None:
         self._modules = [parts.module for parts in modules]
         self._types = list(map(type, self._modules))
+        self._attributes = list(map(vars, self._modules))
         self._note_tables(modules)
         self._facts = list(map(_Facts, modules))
         values = [value for parts in modules for _, value in parts.containers]
@@ -79,6 +80,7 @@ class ModuleGuard:
 
     def _note_tables(self, modules: Sequence[ModuleParts]) -> None:
         hooks = global_module_hooks()
+        self._global_hooks = list(map(dict, hooks))
         self._versions = [(table, dict_version(table)) for table in hooks if table]
         self._versions += [(table, version) for parts in modules for _, table, version in parts.filled]
         self._empty = [table for table in hooks if not table]
@@ -92,6 +94,8 @@ class ModuleGuard:
                 return False
         if list(map(type, self._modules)) != self._types:
             return False
+        if not all(map(operator.is_, map(vars, self._modules), self._attributes)):
+            return False
         if any(self._empty):
             return self._look_again()
         for table, version in self._versions:
@@ -101,7 +105,8 @@ class ModuleGuard:
 
     def _look_again(self) -> bool:
         modules = [ModuleParts("", module) for module in self._modules]
-        if any(global_module_hooks()) or not all(facts.hold() for facts in self._facts):
+        same_hooks = all(map(same_items, global_module_hooks(), self._global_hooks))
+        if not same_hooks or not all(facts.hold() for facts in self._facts):
             return False
         self._note_tables(modules)
         return True

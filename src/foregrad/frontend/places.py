@@ -1,35 +1,75 @@
 """Where a program finds things by itself: closures, globals, defaults, modules, attributes.
 
-A tensor that the program finds in one of these places is a hidden input: it is read from its place at each call. A
-plain value is guarded by equality, anything else by identity. What is reached through a container or an object is
-guarded as well, a few levels deep.
+One walk goes over everything that the program can reach, whatever its kind (see `kinds`). A tensor that is found there
+is a hidden input: it is read from its place at each call. Everything else is compared at each call (see `state_guard`).
+Arguments are walked as well, for the functions that are reached through them; what they hold is compared with the
+call's own arguments (see `patterns`).
 """
 
 from __future__ import annotations
 
+import builtins
+import collections
 import functools
 import itertools
+import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
+from .._torch import FakeTensor, SettingProperty, global_module_hooks, settings_modules
+from ..errors import UnsupportedError
 from ..record.lines import is_users_code
-from ..values import is_plain
-from .calls import in_a_library, methods_of, names_in
+from ..subclasses.layout import is_wrapper
+from ..values import PLAIN, SETTLED, is_plain
+from .calls import Names, in_a_library, may_read_all, methods_of, names_in
+from .kinds import (
+    ACCESSOR,
+    ARRAY,
+    BYTES,
+    CACHE,
+    CELL,
+    CLASS,
+    DEQUE,
+    DICT,
+    FACTORY,
+    FROZENSET,
+    FUNCTION,
+    KINDS,
+    LIST,
+    MAPPING,
+    METHOD,
+    NAMESPACE,
+    NDARRAY,
+    OBJECT,
+    PARTIAL,
+    SET,
+    TUPLE,
+    VARIABLE,
+    WEAK,
+    Kind,
+    is_a,
+    kinds_of,
+)
 from .module_parts import ModuleParts
-from .table_guard import SETTLED
+from .patterns import ObjectPattern
+from .state_guard import ABSENT, StateGuard
 
-_DEPTH = 3
-_MOST_ITEMS = 4096  # of a container that is looked into
+_MOST_HOLDERS = 20_000  # that are walked before the code that runs has to tell what is read
+_MOST_BYTES = 1 << 20  # of an array of numbers that is compared at each call
 
 
 class Place(NamedTuple):
-    """A place that can be read again: a cell, an item of a container, an attribute, or the object itself."""
+    """A place that can be read again: a cell, an item of a container, an attribute, or the object itself.
+
+    "argument" is a tensor in an argument that is an object: the owner is the number of the leaf, the key that of the
+    tensor in it.
+    """
 
     owner: Any
-    how: Literal["cell", "item", "attribute", "held"]
+    how: Literal["cell", "item", "attribute", "held", "argument"]
     key: Any
     path: str  # in the user's words
 
@@ -38,12 +78,21 @@ class Place(NamedTuple):
         match self.how:
             case "cell":
                 return f"{owner}.cell_contents"
-            case "item":
+            case "item" | "argument":
                 return f"{owner}[{key}]"
             case "attribute":
                 return f"{owner}.{self.key}"
             case "held":
                 return owner
+
+
+class Holder(NamedTuple):
+    """An object of the user's that holds state, as one of the kinds that it is of."""
+
+    path: str  # in the user's words
+    owner: Any
+    kind: Kind
+    in_argument: bool = False  # it is reached through an argument only: each call has its own
 
 
 class Surroundings:
@@ -56,44 +105,87 @@ class Surroundings:
     def __init__(
         self,
         root: Callable[..., Any],
-        arguments: Iterable[tuple[str, Any]] = (),
+        arguments: Sequence[tuple[str, Any]] = (),
         ran: Mapping[int, types.CodeType] | None = None,
     ) -> None:
-        self.plain: list[tuple[Place, Any]] = []
-        self.fixed: list[tuple[Place, Any]] = []
-        self.items: list[tuple[dict[Any, Any], Any, Any]] = []  # plain and fixed values in dicts
-        self.whole_tables: list[dict[Any, Any]] = []  # to which nothing may be added
-        self.containers: list[tuple[str, Any]] = []  # lists, dicts and sets
-        self.objects: list[tuple[str, dict[str, Any]]] = []  # attributes of objects that are not modules
+        self.plain: list[tuple[Place, Any]] = []  # containers of plain values, compared as a whole
         self.cells: list[tuple[str, types.CellType]] = []
+        self.fixed: list[tuple[Place, Any]] = []  # what is in cells
         self.stored_globals: list[tuple[str, dict[str, Any], str]] = []
+        self.state = StateGuard()
+        self.holders: list[Holder] = []
         self.modules: dict[int, ModuleParts] = {}  # by id
+        self.modules_in_arguments: dict[int, ModuleParts] = {}
+        self.patterns: dict[int, ObjectPattern] = {}  # of arguments that are objects, by the number of the leaf
+        self.unknown: list[tuple[str, str]] = []  # what cannot be followed: its path, and why
+        self.unknown_arguments: list[tuple[str, str]] = []
         self._tensors: dict[int, Place] = {}
         self._state: dict[int, Place] = {}  # parameters and buffers of modules, once somebody asks
         self._tables: list[
             tuple[str, dict[str, Any], list[tuple[str, int]]]
         ] = []  # those that are not in it yet, by id
-        self._seen: set[int] = set()
+        self._seen: dict[int, Any] = {}  # by id; kept, so that an id stays its own
         self._ran = ran
+        self._reads: Names | None = None if ran is None else _names_of(ran.values())
         self._names: set[str] = {"forward"}  # that the program may look up in an object
         self._unnamed: dict[str, list[Any]] = {}  # members of classes that no function has named yet
         self._functions: list[types.FunctionType] = []  # still to be looked at
+        self._namespaces: list[tuple[types.ModuleType, str, set[str]]] = []  # with the names looked up so far
         self._seen_classes: set[tuple[int, bool]] = set()
         self._seen_globals: dict[int, set[str]] = {}  # by the id of a namespace
-        self._enter_callable(root, "")
-        for path, value in arguments:  # guarded as arguments; here for what is reached through them
-            if isinstance(value, (nn.Module, types.FunctionType, types.MethodType, functools.partial)):
-                self._enter_callable(value, path)
-            elif not isinstance(value, Tensor) and not is_plain(value):
-                self._visit_parts(path, value, 1)
+        self._computes_names = False
+        self._in_argument = False
+        self._private: set[int] = set()  # ids of functions that are reached through arguments only
+        self._walk(root, arguments)
+        self.guards_state = self.state.finish()
+
+    def _walk(self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]]) -> None:
+        self.state.add_class(Tensor)
+        if isinstance(root, nn.Module):
+            self._enter_module(root, "")
+        else:
+            self._visit(Place(root, "held", None, ""), root)
         self._look_at_functions()
+        if self.modules:
+            self._enter_hooks("all modules", global_module_hooks())
+            self._look_at_functions()
+        known = frozenset(self._seen)
+        state, self.state, self._in_argument = self.state, StateGuard(), True  # arguments are compared by patterns
+        for i, (path, value) in enumerate(arguments):
+            looked_into = own_attributes(value) if is_a(value, Tensor) else value
+            if looked_into is not None and not is_plain(value):
+                pattern = self.patterns[i] = ObjectPattern(looked_into, known)
+                self.unknown_arguments += [(path, f"is or holds a {kind.__name__}") for kind in pattern.unknown]
+                for j, tensor in enumerate(pattern.tensors):
+                    self._tensors.setdefault(id(tensor), Place(i, "argument", j, path))
+                self._visit(Place(value, "held", None, path), looked_into)
+        self.state, self._in_argument = state, False
+        self._look_at_functions()
+        self._note_settings()
+
+    @property
+    def needs_code_that_runs(self) -> bool:
+        """Whether names in code tell too little, so that what runs has to be noted."""
+        return self._ran is None and (self._computes_names or bool(self.unknown))
+
+    def release(self) -> None:
+        """Let go of everything that only a recording needs; no argument stays alive."""
+        self.holders.clear()
+        self.cells.clear()
+        self._seen.clear()
+        self._tensors.clear()
+        self.modules_in_arguments.clear()
+        self._functions.clear()
+        self._unnamed.clear()
+        for pattern in self.patterns.values():
+            pattern.release()
 
     def place_of(self, tensor: Tensor) -> Place:
         """Where a tensor was found; one that is nowhere to be found is held as it is."""
         found = self._known_place(tensor)
         if found is None:  # a method was called by a name that stands nowhere
             for member in itertools.chain.from_iterable(self._unnamed.values()):
-                self._enter_function(member)
+                self._enter_function(member, "")
             self._unnamed.clear()
             self._look_at_functions()
             found = self._known_place(tensor)
@@ -107,69 +199,129 @@ class Surroundings:
         self._tables.clear()
         return self._state.get(id(tensor)) or self._tensors.get(id(tensor))
 
-    # ----------------------------------------------------------------------------------------- callables
-    def _enter_callable(self, value: Any, path: str) -> None:
-        if isinstance(value, nn.Module):
-            self._enter_module(value, path)
-        elif isinstance(value, types.MethodType):
-            self._visit(Place(value, "attribute", "__self__", path or "self"), value.__self__, 1)
-            self._enter_function(value.__func__)
-        elif isinstance(value, functools.partial):
-            self._enter_callable(value.func, path)
-            self._visit_parts(f"{path}.args", value.args, 1)
-            self._visit_parts(f"{path}.keywords", value.keywords, 1)
-        elif isinstance(value, types.FunctionType):
-            self._enter_function(value)
-        elif not isinstance(value, type) and callable(value):
-            self._visit(Place(value, "held", None, path or "self"), value, 1)
-
-    def _enter_function(self, function: Any) -> None:
-        if not isinstance(function, types.FunctionType) or id(function) in self._seen:
+    # ----------------------------------------------------------------------------------------- functions
+    def _enter_function(self, function: Any, path: str) -> None:
+        if not is_a(function, types.FunctionType) or id(function) in self._seen:
             return
         if self._ran is None or id(function.__code__) in self._ran:
-            self._seen.add(id(function))
+            self._seen[id(function)] = function
             self._functions.append(function)
+            if self._in_argument:
+                self._private.add(id(function))
 
     def _look_at_functions(self) -> None:
         while self._functions:
-            self._look_at(self._functions.pop())
+            while self._functions:
+                function = self._functions.pop()
+                before = self._in_argument
+                self._in_argument = before or id(function) in self._private
+                self._look_at(function)
+                self._in_argument = before
+            for module, path, seen in self._namespaces:
+                self._look_up(module, path, seen)
 
     def _look_at(self, function: types.FunctionType) -> None:
         name, code = function.__name__, function.__code__
         if function.__closure__:
             for variable, cell in zip(code.co_freevars, function.__closure__, strict=True):
-                if _is_filled(cell):
-                    path = f"{variable} (closure of {name})"
-                    self.cells.append((path, cell))
-                    self._visit(Place(cell, "cell", None, path), cell.cell_contents, 1)
-        if not is_users_code(code) or in_a_library(function.__module__):  # a wrapper around the user's function
+                self._look_at_cell(f"{variable} (closure of {name})", cell)
+        in_library = not is_users_code(code) or in_a_library(function.__module__)
+        if in_library:  # a wrapper around the user's function, or a function of torch that the program calls
             return
+        if not self._in_argument:
+            self.state.add_function(function)
+        self.holders.append(Holder(name, function, FUNCTION, self._in_argument))
+        for where, held in ((f"defaults of {name}", function.__defaults__), (f"attributes of {name}", vars(function))):
+            if held and not SETTLED.issuperset(map(type, held)):
+                self._visit_items(where, held, TUPLE if isinstance(held, tuple) else DICT)
+        if function.__kwdefaults__:
+            self._visit_items(f"defaults of {name}", function.__kwdefaults__, DICT)
         names = names_in(code)
-        self._look_at_globals(function.__globals__, names.loaded)
+        self._computes_names |= names.computed
+        self._look_at_globals(function.__globals__, names)
         if names.stored:
             self.stored_globals += [(f"{v} (global)", function.__globals__, v) for v in sorted(names.stored)]
-        if function.__defaults__ and not SETTLED.issuperset(map(type, function.__defaults__)):
-            self._visit_parts(f"defaults of {name}", function.__defaults__, 1)
-        if function.__kwdefaults__:
-            self._visit_parts(f"defaults of {name}", function.__kwdefaults__, 1)
         new = names.attributes - self._names
         self._names |= new
         for attribute in new & self._unnamed.keys():
             for member in self._unnamed.pop(attribute):
-                self._enter_function(member)
+                self._enter_function(member, "")
 
-    def _look_at_globals(self, namespace: dict[str, Any], names: frozenset[str]) -> None:
+    def _look_at_cell(self, path: str, cell: types.CellType) -> None:
+        if id(cell) in self._seen:
+            return
+        self._seen[id(cell)] = cell
+        self.holders.append(Holder(path, cell, CELL, self._in_argument))
+        if CELL.read(cell):
+            self.cells.append((path, cell))
+            value, place = cell.cell_contents, Place(cell, "cell", None, path)
+            if self._in_argument:
+                self._visit(place, value)
+            elif is_plain(value):
+                self.plain.append((place, value))
+                self._note_containers(path, value)
+            else:
+                if not is_a(value, Tensor):
+                    self.fixed.append((place, value))
+                self._visit(place, value)
+
+    def _look_at_globals(self, namespace: dict[str, Any], names: Names) -> None:
         seen = self._seen_globals.setdefault(id(namespace), set())
-        for name in sorted(names - seen):
-            value = namespace.get(name)
-            kind: type = type(value)
-            if kind is types.FunctionType or (kind in SETTLED and name in namespace):
-                self.items.append((namespace, name, value))
-                self._enter_function(value)
-            elif kind not in SETTLED and kind is not types.ModuleType:
-                self._visit(Place(namespace, "item", name, f"{name} (global)"), value, 1)
-        seen |= names
+        for name in sorted(names.loaded - seen):
+            value = namespace.get(name, ABSENT)
+            if value is ABSENT:
+                self.state.add_item(namespace, name, ABSENT)
+                if name in vars(builtins):
+                    self.state.add_item(vars(builtins), name, vars(builtins)[name])
+            else:
+                self._visit_item(Place(namespace, "item", name, f"{name} (global)"), value)
+        seen |= names.loaded
+        for name in names.imported:
+            module = sys.modules.get(name)
+            if module is not None and is_a(module, types.ModuleType):
+                self._enter_namespace(module, name)
 
+    # ---------------------------------------------------------------------------------------- namespaces
+    def _enter_namespace(self, module: types.ModuleType, path: str) -> None:
+        """A Python module: of what is in it, the names that stand in the program count."""
+        if id(module) in self._seen:
+            return
+        self._seen[id(module)] = module
+        if not in_a_library(module.__name__):
+            self.holders.append(Holder(path, module, NAMESPACE))
+        self._namespaces.append((module, path, set()))
+        self._look_up(*self._namespaces[-1])
+
+    def _look_up(self, module: types.ModuleType, path: str, seen: set[str]) -> None:
+        table = vars(module)
+        new = self._names - seen
+        seen |= new
+        in_library = in_a_library(module.__name__)
+        before, self._in_argument = self._in_argument, False
+        for name in sorted(new & table.keys()):
+            value, place = table[name], Place(table, "item", name, f"{path}.{name}")
+            if not in_library:
+                self._visit_item(place, value)
+                continue
+            self.state.add_item(table, name, value)
+            if is_a(value, types.ModuleType):
+                self._enter_namespace(value, place.path)
+            elif is_a(value, types.FunctionType) and in_a_library(value.__module__):
+                self._enter_library(value.__module__)
+            elif is_a(value, types.FunctionType):  # one of the user's has taken its place
+                self._visit(place, value)
+        if not in_library:
+            self.state.add_absent(table, frozenset(new - table.keys()))
+        self._in_argument = before
+
+    def _enter_library(self, name: str | None) -> None:
+        """A namespace of torch that its own code uses: what is in it may be replaced."""
+        module = sys.modules.get(name or "")
+        if name is not None and name.startswith("torch") and module is not None and id(module) not in self._seen:
+            self._seen[id(module)] = module
+            self.state.add_table(vars(module))
+
+    # ------------------------------------------------------------------------------------------- classes
     def _enter_class(self, kind: type, called: bool = False) -> None:
         """The functions of a class of the user's that the program may come to call, which read globals of their own.
 
@@ -177,104 +329,257 @@ class Surroundings:
         it from a class of their own. Making an object calls more of them.
         """
         for base in kind.__mro__:
-            if in_a_library(base.__module__) or (id(base), called) in self._seen_classes:
+            if (id(base), called) in self._seen_classes:
                 continue
             self._seen_classes.add((id(base), called))
+            if in_a_library(base.__module__):
+                if base.__module__.startswith("torch."):
+                    self.state.add_class(base)
+                    self._enter_library(base.__module__)
+                    self._enter_library("torch.nn.functional")
+                continue
+            if id(base) not in self._seen:
+                self._enter_members(base)
             for name, function, use in methods_of(base):
-                if use == "by others" or name in self._names or (use == "to make one" and called):
-                    self._enter_function(function)
+                known = self._ran is not None or name in self._names
+                if use == "by others" or known or (use == "to make one" and called):
+                    self._enter_function(function, "")
                 elif use == "by name":
                     self._unnamed.setdefault(name, []).append(function)
 
+    def _enter_members(self, kind: type) -> None:
+        """What a class of the user's holds beside its methods."""
+        self._seen[id(kind)] = kind
+        before, self._in_argument = self._in_argument, False
+        self.state.add_class(kind)
+        self.holders.append(Holder(kind.__qualname__, kind, CLASS))
+        for name, value in list(vars(kind).items()):
+            path = f"{kind.__qualname__}.{name}"
+            if is_a(value, Tensor):
+                self._found(value, Place(kind, "attribute", name, path))
+            elif _may_hold_state(value) and not name.startswith("__"):
+                self._visit_value(Place(kind, "attribute", name, path), value)
+        self._in_argument = before
+
     # ------------------------------------------------------------------------------------------- modules
     def _enter_module(self, module: nn.Module, path: str) -> None:
+        known = self.modules_in_arguments if self._in_argument else self.modules
         for name, child in module.named_modules():
             full = ".".join(part for part in (path, name) if part)
-            if id(child) in self.modules:
+            if id(child) in self.modules or id(child) in known:
                 continue
-            parts = self.modules[id(child)] = ModuleParts(full, child)
+            self._seen[id(child)] = child
+            parts = known[id(child)] = ModuleParts(full, child)
             self._enter_class(type(child))
-            for table in (child._parameters, child._buffers):
-                if table:
-                    self._tables.append((full, table, [(key, id(tensor)) for key, tensor in table.items()]))
+            if not self._in_argument:
+                for table in (child._parameters, child._buffers):
+                    if table:
+                        self._tables.append((full, table, [(key, id(tensor)) for key, tensor in table.items()]))
+            self._enter_hooks(full, [table for shown, table, _ in parts.filled if shown])
             others = [(key, vars(child).get(key)) for key in parts.others]
             for key, value in (*parts.containers, *others):
                 self._visit_attribute(vars(child), key, value, _join(full, key))
 
+    def _enter_hooks(self, path: str, tables: Iterable[dict[Any, Any]]) -> None:
+        """Hooks are functions that the program calls."""
+        for table in tables:
+            for hook in list(table.values()):
+                if not is_plain(hook):
+                    self._visit(Place(hook, "held", None, f"a hook of {path}"), hook)
+
     def _visit_attribute(self, table: dict[str, Any], key: str, value: Any, path: str) -> None:
-        """Attributes of modules are guarded together; what they lead to is guarded here."""
-        if isinstance(value, Tensor):
-            self._found(value, Place(table, "item", key, path))
-        elif isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
-            self._enter_callable(value, path)
-        elif not is_plain(value):
-            self._visit_parts(path, value, 1)
+        """Attributes of modules are compared together; what they lead to is compared here."""
+        if is_a(value, Tensor) or not is_plain(value):
+            self._visit(Place(table, "item", key, path), value)
+        else:
+            self._note_containers(path, value)
 
     # -------------------------------------------------------------------------------------------- values
-    def _visit(self, place: Place, value: Any, depth: int) -> None:
-        if isinstance(value, Tensor):
+    def _visit_item(self, place: Place, value: Any) -> None:
+        """An item of a dict of which other items do not count: it is compared here."""
+        if is_a(value, Tensor):
+            self.state.add_item(place.owner, place.key, value)
             self._found(value, place)
-        elif is_plain(value):
-            self.plain.append((place, value))
-            if isinstance(value, (list, dict, set)):
-                self.containers.append((place.path, value))
-        elif not isinstance(value, types.ModuleType):
-            if isinstance(place.owner, dict):
-                self.items.append((place.owner, place.key, value))
-            elif not isinstance(place.owner, tuple):
-                self.fixed.append((place, value))
-            if isinstance(value, nn.Module):
-                self._enter_module(value, place.path.split(" ")[0])
-            elif isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
-                self._enter_callable(value, place.path)
-            elif isinstance(value, type):
-                self._enter_class(value, called=True)
-            else:
-                self._visit_parts(place.path, value, depth + 1)
+        elif is_plain(value) and type(value) not in PLAIN:
+            self._visit_value(place, value)
+        else:
+            self.state.add_item(place.owner, place.key, value)
+            self._visit(place, value)
 
-    def _visit_parts(self, path: str, value: Any, depth: int) -> None:
-        """What a container or an object of the user's leads to."""
-        if depth > _DEPTH or id(value) in self._seen:
+    def _visit_value(self, place: Place, value: Any) -> None:
+        """Something that is compared here if it is a container of plain values, and by its owner if not."""
+        if is_plain(value) and type(value) not in PLAIN:
+            if not self._in_argument:
+                self.plain.append((place, value))
+            self._note_containers(place.path, value)
+        else:
+            self._visit(place, value)
+
+    def _note_containers(self, path: str, value: Any) -> None:
+        """Containers of plain values: a program may write to them."""
+        kinds = kinds_of(value) if type(value) not in PLAIN else ()
+        for kind in kinds or ():
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self.holders.append(Holder(path, value, kind, self._in_argument))
+                for key, item in kind.read(value).items():
+                    self._note_containers(kind.path(path, key), item)
+
+    def _visit(self, place: Place, value: Any) -> None:
+        """Whatever a value leads to; the value itself is compared by what holds it."""
+        if is_a(value, Tensor):
+            self._found(value, place)
             return
-        self._seen.add(id(value))
-        if isinstance(value, dict):
-            self.containers.append((path, value))
-            self.whole_tables.append(value)
-            self._visit_items(path, value, dict.items(value), depth)  # as it is, whatever a subclass shows
-        elif isinstance(value, (list, tuple)):
-            if isinstance(value, list):
-                self.containers.append((path, value))
-                length = Place(value, "attribute", "__len__()", f"the length of {path}")
-                self.plain.append((length, len(value)))
-            self._visit_items(path, value, enumerate(value), depth)
-        elif hasattr(value, "__dict__") and not isinstance(value, type) and not in_a_library(type(value).__module__):
-            self._enter_class(type(value))
-            self.objects.append((path, vars(value)))
-            self._visit_items(path, vars(value), vars(value).items(), depth, attributes=True)
+        if type(value) in PLAIN or id(value) in self._seen:
+            return
+        if is_a(value, nn.Module):
+            self._enter_module(value, place.path.split(" ")[0])
+        elif type(value) is types.FunctionType:
+            self._enter_function(value, place.path)
+        elif is_a(value, types.ModuleType):
+            self._enter_namespace(value, place.path)
+        elif is_a(value, type):
+            self._enter_class(value, called=True)
+        else:
+            self._seen[id(value)] = value
+            self._visit_object(place.path, value)
 
-    def _visit_items(
-        self, path: str, owner: Any, items: Iterable[tuple[Any, Any]], depth: int, attributes: bool = False
-    ) -> None:
-        for key, item in itertools.islice(list(items), _MOST_ITEMS):
-            if type(item) not in SETTLED:
-                full = f"{path}.{key}" if attributes else f"{path}[{key!r}]"
-                self._visit(Place(owner, "item", key, full), item, depth)
-            elif isinstance(owner, dict):
-                self.items.append((owner, key, item))
-            elif isinstance(owner, list):  # no other value can come to its place in a tuple
-                self.plain.append((Place(owner, "item", key, f"{path}[{key!r}]"), item))
+    def _visit_object(self, path: str, value: Any) -> None:
+        kinds = kinds_of(value)
+        if kinds is None:
+            self.unknown.append((path, f"is of the type {type(value).__module__}.{type(value).__qualname__}"))
+            return
+        if len(self.holders) > _MOST_HOLDERS and self._reads_everything:
+            self.unknown.append((path, "is one of too many objects that the program can reach"))
+            return
+        wrapped = getattr(value, "__wrapped__", None) if type(value) not in KINDS else None
+        if is_a(wrapped, types.FunctionType):  # by a compiled function, say
+            self._enter_function(wrapped, path)
+        for kind in kinds:
+            self.holders.append(Holder(path, value, kind, self._in_argument))
+            self._compare(path, value, kind)
+            if kind is OBJECT:
+                self._enter_class(type(value))
+            if kind not in _HOLD_NUMBERS:
+                self._visit_items(path, value, kind)
+
+    @property
+    def _reads_everything(self) -> bool:
+        """Whether any attribute may be read: the code that ran is not known, or computes names."""
+        return self._reads is None or may_read_all(self._reads)
+
+    def _compare(self, path: str, value: Any, kind: Kind) -> None:
+        """How a holder is compared at each call."""
+        if kind is DICT:
+            self.state.add_table(value, without=_compared_whole(value))
+            if is_a(value, collections.OrderedDict):  # which does not count a new order as a change
+                self.state.add_sequence(value)
+        elif kind is OBJECT:
+            attributes = getattr(value, "__dict__", None)
+            self.state.add_object(value, without=_compared_whole(attributes) if type(attributes) is dict else ())
+        elif kind in (LIST, DEQUE, SET, FROZENSET):
+            self.state.add_sequence(value)
+        elif kind in _HOLD_NUMBERS and len(memoryview(value).cast("B")) > _MOST_BYTES:
+            self.unknown.append((path, "is too large to be compared at each call"))
+        elif kind in (*_HOLD_NUMBERS, VARIABLE, CACHE, WEAK, MAPPING, FACTORY):
+            self.state.add_other(value, kind)
+        else:
+            assert kind in _NEVER_CHANGES or kind.name.startswith(("random", "numpy")), kind
+
+    def _visit_items(self, path: str, owner: Any, kind: Kind) -> None:
+        by_item = kind in (DICT, LIST, TUPLE, DEQUE)
+        named = None if kind is not OBJECT or self._reads_everything else self._reads
+        table = getattr(owner, "__dict__", None) if kind is OBJECT else None
+        for key, item in kind.read(owner).items():
+            if type(item) in SETTLED or (named is not None and key not in named.attributes):
+                continue
+            full = kind.path(path, key)
+            if by_item:
+                place = Place(owner, "item", key, full)
+            elif type(table) is dict and key in table:
+                place = Place(table, "item", key, full)
+            elif kind.is_attribute and str(key).isidentifier():
+                place = Place(owner, "attribute", key, full)
+            else:
+                place = Place(item, "held", None, full)
+            if kind is DICT or kind is OBJECT:
+                self._visit_value(place, item)
+            else:
+                self._visit(place, item)
+            if kind is DICT and type(key) not in SETTLED:
+                self._visit(Place(key, "held", None, full), key)
 
     def _found(self, tensor: Tensor, place: Place) -> None:
-        self._tensors.setdefault(id(tensor), place)
+        if not self._in_argument:
+            self._tensors.setdefault(id(tensor), place)
+            attributes = own_attributes(tensor)
+            if attributes is not None and id(tensor) not in self._seen:
+                self._seen[id(tensor)] = tensor
+                self.state.add_table(attributes, without=_compared_whole(attributes))
+                self._visit_items(place.path, attributes, DICT)
+
+    # ------------------------------------------------------------------------------------------ settings
+    def _note_settings(self) -> None:
+        """Settings of torch that the program may ask for: functions and properties that give a plain value."""
+        for name in sorted(self._names):
+            if name.startswith(("is_", "are_", "get_")) or name.endswith("_enabled"):
+                for module in settings_modules():
+                    read = vars(module).get(name)
+                    if callable(read):
+                        self._note_setting(read)
+        for module, _, _ in self._namespaces:
+            if type(module) is not types.ModuleType and in_a_library(module.__name__):
+                members = {name: member for base in type(module).__mro__ for name, member in vars(base).items()}
+                for name in sorted(self._names & members.keys()):
+                    if isinstance(members[name], SettingProperty):
+                        self._note_setting(functools.partial(getattr, module, name))
+
+    def _note_setting(self, read: Callable[[], Any]) -> None:
+        try:
+            value = read()
+        except (TypeError, RuntimeError, AssertionError):  # it takes arguments, or is of a device that is not here
+            return
+        if is_plain(value):
+            self.state.add_setting(read, value)
+
+
+def refuse_unknown(unknown: Sequence[tuple[str, str]]) -> None:
+    """Refuse a program that can reach what cannot be followed."""
+    for path, why in unknown:
+        raise UnsupportedError(
+            f"the program can reach {path}, which {why}: whether it is the same at the next call cannot be seen. Pass "
+            "what the program needs of it as an argument, or compile with fallback='eager'."
+        )
+
+
+_HOLD_NUMBERS = (BYTES, ARRAY, NDARRAY)
+_NEVER_CHANGES = (TUPLE, METHOD, PARTIAL, ACCESSOR)
+
+
+def own_attributes(tensor: Tensor) -> dict[str, Any] | None:
+    """What the user has put on a tensor, if anything; what a front end or a wrapper subclass keeps is not meant."""
+    held = vars(tensor)
+    if not held or isinstance(tensor, FakeTensor) or is_wrapper(tensor):
+        return None
+    return None if all(name.startswith("_dynamo_") for name in held) else held
+
+
+def _compared_whole(items: Mapping[Any, Any]) -> list[Any]:
+    """Keys of containers of plain values: these are compared one by one, by what is in them."""
+    return [key for key, value in items.items() if type(value) not in PLAIN and is_plain(value)]
+
+
+def _may_hold_state(value: Any) -> bool:
+    """Whether something in a class is neither a method nor a plain value."""
+    skipped = (types.FunctionType, property, staticmethod, classmethod, functools.cached_property, type)
+    if type(value) in PLAIN or is_a(value, skipped):
+        return False
+    return not hasattr(type(value), "__get__") or bool(kinds_of(value))  # fields of named tuples are in C
+
+
+def _names_of(ran: Iterable[types.CodeType]) -> Names:
+    return Names(attributes=frozenset().union(*(names_in(code).attributes for code in ran)))
 
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True

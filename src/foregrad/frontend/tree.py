@@ -14,6 +14,7 @@ import torch
 from .._torch import pytree
 from ..runtime.text import literal
 from ..runtime.writer import Writer
+from ..values import same_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +140,27 @@ def write_take_apart(writer: Writer, tree: Tree, source: str, names: Sequence[st
             _take_items(writer, items, source, [f"{source}[{i}]" for i in range(len(items))], names, miss)
         case Entries(keys, items):
             wanted = writer.bind(keys, "keys")
-            kinds = (
-                "" if all(type(key) is str for key in keys) else f" or [*map(type, {source})] != [*map(type, {wanted})]"
-            )
-            writer.line(f"if type({source}) is not dict or tuple({source}) != {wanted}{kinds}: {miss}")
+            plain = f"tuple({source}) != {wanted}"
+            if not all(type(key) is str for key in keys):  # keys may be equal and of another type
+                plain = f"not {writer.bind(same_value, 'same_value')}(tuple({source}), {wanted})"
+            writer.line(f"if type({source}) is not dict or {plain}: {miss}")
             reads = [f"{source}[{literal(writer, key)}]" for key in keys]
             _take_items(writer, items, source, reads, names, miss)
         case Registered(spec, indices):
             flatten_name = writer.bind(pytree.tree_flatten, "tree_flatten")
             leaves, found = writer.fresh("leaves"), writer.fresh("structure")
             writer.line(f"{leaves}, {found} = {flatten_name}({source})")
-            writer.line(f"if {found} != {writer.bind(spec, 'spec')}: {miss}")
+            same = writer.bind(same_structure, "same_structure")
+            writer.line(f"if not {same}({found}, {writer.bind(spec, 'spec')}): {miss}")
             if indices:
                 writer.line(f"{', '.join(names[i] for i in indices)}, = {leaves}")
+
+
+def same_structure(spec: Any, other: Any) -> bool:
+    """Whether two structures of pytree are the same, with contexts that are equal and of the same types."""
+    if spec.type is not other.type or not same_value(spec.context, other.context):
+        return False
+    return len(spec.children()) == len(other.children()) and all(map(same_structure, spec.children(), other.children()))
 
 
 def _take_items(

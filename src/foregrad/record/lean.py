@@ -43,13 +43,14 @@ from .trials import Case, can_be_tried, may_be_tried, settle, tried_twice
 class Kept:
     """What the engine knows about an operator, and what stands for it in keys: to hash an operator takes longer."""
 
-    __slots__ = ("name", "op", "reads_backends", "ruled", "triable", "why_not")
+    __slots__ = ("chosen", "name", "op", "reads_backends", "ruled", "triable", "why_not")
 
     def __init__(self, op: OpOverload) -> None:
         self.op = op  # kept, so that its id stays its own
         self.name = str(op)
         self.why_not = why_not(op)
         self.reads_backends = reads_backends(op)
+        self.chosen = self.reads_backends and not op._schema.name.endswith("mm")
         self.ruled = op in RULES or op in LOOSE_RULES
         self.triable = may_be_tried(op)
 
@@ -87,6 +88,12 @@ def reads_backends(op: OpOverload) -> bool:
     """Whether the layout of the results may depend on which libraries are switched on."""
     name = op._schema.name
     return any(part in name for part in ("conv", "norm", "rnn", "lstm", "gru", "attention", "cudnn", "mkldnn", "mm"))
+
+
+def chosen_by_backends(op: Any) -> bool:
+    """Whether an operator runs in one library or another; those that multiply matrices lie the same in each."""
+    kept = _KEPT.get(id(op))
+    return (kept.chosen if kept is not None else reads_backends(op)) if isinstance(op, OpOverload) else False
 
 
 _BY_VALUE = frozenset({int, str, type(None), torch.dtype, torch.layout, torch.memory_format})

@@ -11,6 +11,7 @@ import itertools
 import linecache
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import ParamSpec, TypeVar
@@ -27,9 +28,21 @@ _NOT_THE_USERS = tuple(
 GRADIENT_SUM = "Gradient addition node due to multiple use of tensor around:"
 
 
-# Whether code is the user's, by id, since Python computes the hash of code anew each time; None where programs start.
-_known: dict[int, tuple[CodeType, bool | None]] = {}
+# What is known about code, by id, since Python computes the hash of code anew each time: it, whether it is the user's
+# (None where programs start), and what is kept of it.
+_known: dict[int, tuple[weakref.ref[CodeType], bool | None, CodeType]] = {}
 DEEPEST = 6  # frames of a stack that are kept
+
+
+def _know(code: CodeType, users: bool | None) -> tuple[weakref.ref[CodeType], bool | None, CodeType]:
+    """Note what code is. Stacks keep a copy that tells lines and nothing else: the user's code is not kept alive."""
+    forget = functools.partial(_forget, id(code))
+    known = _known[id(code)] = weakref.ref(code, forget), users, code.replace(co_consts=()) if users else code
+    return known
+
+
+def _forget(identity: int, _: object) -> None:
+    _known.pop(identity, None)
 
 
 def is_users_code(code: CodeType) -> bool:
@@ -37,15 +50,19 @@ def is_users_code(code: CodeType) -> bool:
     known = _known.get(id(code))
     if known is None:
         name = code.co_filename
-        users = not name.startswith(_NOT_THE_USERS) and not name.startswith("<frozen")
-        known = _known[id(code)] = code, users
+        known = _know(code, not name.startswith(_NOT_THE_USERS) and not name.startswith("<frozen"))
     return bool(known[1])
+
+
+def is_own_code(code: CodeType) -> bool:
+    """Whether code belongs to Foregrad."""
+    return code.co_filename.startswith(_NOT_THE_USERS[1])
 
 
 def starts_programs(function: Callable[P, R]) -> Callable[P, R]:
     """Frames below this function are not the program's own: stacks end there, if they have found anything by then."""
     code: CodeType = function.__code__
-    _known[id(code)] = code, None
+    _know(code, None)
     return function
 
 
@@ -57,10 +74,12 @@ def user_stack(depth: int = 1) -> Stack:
     while frame is not None and len(found) < DEEPEST:
         code = frame.f_code
         noted = known.get(id(code))
-        users = noted[1] if noted is not None else is_users_code(code)
-        if users:
-            found.append((code, frame.f_lasti))
-        elif users is None and found:
+        if noted is None:
+            is_users_code(code)
+            noted = known[id(code)]
+        if noted[1]:
+            found.append((noted[2], frame.f_lasti))
+        elif noted[1] is None and found:
             break
         frame = frame.f_back
     return tuple(found)

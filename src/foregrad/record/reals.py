@@ -23,7 +23,16 @@ from ..values import PLAIN
 from .engine import Engine
 from .hooks import REGISTERING, Hooks
 from .inner_backward import INNER_BACKWARDS
-from .lines import user_stack, where
+from .lines import is_own_code, is_users_code, user_stack, where
+from .metadata_reads import (
+    CHECKED_PROPERTIES,
+    FROM_BEFORE,
+    follows_from_guards,
+    is_known,
+    refuse_plain_result,
+    refuse_property,
+    who_asks,
+)
 from .refusals import WAY_OUT, Refusals, explained
 
 # Properties that read no data and give no tensor are answered by the real tensor itself.
@@ -71,6 +80,12 @@ _SPECIAL = frozenset(
 )
 
 
+# Functions that choose a kernel while the program is recorded, by settings that it does not see.
+_ATTENDS = frozenset(
+    {torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.multi_head_attention_forward}
+)
+
+
 class RealTensors(TorchFunctionMode):
     """Replaces real tensors by their abstract twins before autograd sees them."""
 
@@ -93,6 +108,9 @@ class RealTensors(TorchFunctionMode):
         self.data_assigned: set[int] = set()  # ids of tensors that `.data =` moved last
         self.made_to_require_grad: set[int] = set()  # ids of tensors that `requires_grad_()` was called on
         self.grads_looked_at: set[int] = set()  # ids of what stands for tensors whose `.grad` was read or set
+        self._start_nodes: dict[int, Any] = {}  # of inputs that are no leaves, by id of what stands for them
+        self.attends = False  # a kernel for attention was chosen
+        self.properties_read: dict[int, set[str]] = {}  # by id of what stands for a tensor: compared at each call
         self.hooks = Hooks()
         self.reaches_into_tape = False  # the program may have put functions of its own into autograd's nodes
         self.found_in_backward: set[int] = set()  # ids of twins of real tensors that were met since it began
@@ -107,6 +125,8 @@ class RealTensors(TorchFunctionMode):
         self._reals[id(twin)] = weakref.ref(real)
 
     def _note(self, real: Tensor, twin: Tensor) -> None:
+        if real.requires_grad and not real.is_leaf:
+            self._start_nodes[id(twin)] = twin.grad_fn
         if self._known_twin(real) is None:
             self._twins[id(real)] = weakref.ref(real), twin
 
@@ -176,6 +196,31 @@ class RealTensors(TorchFunctionMode):
         self.grads_looked_at.add(id(seen))
         return seen
 
+    def _read_property(self, func: Any, tensor: Any) -> Any:
+        """A property that gives no tensor, and that guards compare, if it follows from nothing else."""
+        if not isinstance(tensor, Tensor) or is_functorch_wrapped(tensor) or is_own_code(who_asks(func)):
+            return func(tensor)
+        seen = tensor if self._abstract(tensor) else self.twin_of(tensor)  # from now on an input, and checked as such
+        name = func.__self__.__name__
+        if name in CHECKED_PROPERTIES or not is_users_code(who_asks(func)):
+            return func(tensor)
+        real = self._real_of(seen)
+        value = func(seen)
+        base = self._real_of(value) if name == "_base" and value is not None else None
+        if name == "grad_fn" and real is not None and value is self._start_nodes.get(id(seen)):
+            value = real.grad_fn  # what was computed before the call: its type is compared
+            self.properties_read.setdefault(id(seen), set()).add(name)
+        elif name == "_version" or not all(is_known(name, known) for known in (real, base) if known is not None):
+            refuse_property(name)
+        if name in FROM_BEFORE and real is not None:
+            self.properties_read.setdefault(id(seen), set()).add(name)
+        return value
+
+    def _real_of(self, seen: Tensor) -> Tensor | None:
+        """The tensor of the caller's that a recorded one stands for, if it does."""
+        found = self._reals.get(id(seen))
+        return self._arguments.get(id(seen)) if found is None else found()
+
     def _require_grad(self, tensor: Tensor) -> None:
         self.made_to_require_grad.add(id(tensor))
         real = self._arguments.get(id(tensor), tensor)
@@ -221,7 +266,7 @@ class RealTensors(TorchFunctionMode):
                 return func(self._look_at_grad(args[0]), *args[1:])
             if func == _GRAD_FN:
                 self.reaches_into_tape = True
-            return func(*args, **kwargs)
+            return self._read_property(func, args[0])
         elif func == _DATA_SETTER:
             self._assign_data(*self._swap(args))
             return None
@@ -257,10 +302,19 @@ class RealTensors(TorchFunctionMode):
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function with twins in the places of real tensors; a twin that comes back is the real tensor again."""
+        if func in _ATTENDS:
+            self.attends = True
         result = func(*self._swap(args), **{name: self._swap(value) for name, value in kwargs.items()})
         if isinstance(result, Tensor) and id(result) in self._reals:
             real = self._reals[id(result)]()
             return result if real is None else real
+        if (
+            type(result) in PLAIN
+            and func not in NEEDS_DATA
+            and not follows_from_guards(func, result)
+            and is_users_code(who_asks(func))
+        ):
+            refuse_plain_result(func, result)
         return result
 
 

@@ -49,6 +49,7 @@ from .reals import RealTensors
 from .recorder import Recorder
 from .stand_ins import (
     Argument,
+    Object,
     RecordedInput,
     stand_in,
     stand_in_for_member,
@@ -233,7 +234,7 @@ class Recording:
             if id(argument.value) in self._with_grads and first is None and argument.value.grad is not None:
                 grad = self._adopt(Argument(GradOf(argument.slot), argument.value.grad))  # type: ignore[arg-type]
                 recorded.seen.grad = self._grads_before[argument.slot] = grad
-        return recorded.seen
+        return argument.value if isinstance(recorded.seen, Object) else recorded.seen
 
     def _need_grad(self, real: Tensor) -> None:
         if real.grad is not None and id(real) not in self._with_grads:
@@ -267,6 +268,15 @@ class Recording:
             return False
         touched = id(recorded.seen) in self._reals.grads_looked_at
         return touched or (recorded.seen.is_leaf and recorded.seen.grad is not None)
+
+    @property
+    def attends(self) -> bool:
+        """Whether a kernel for attention was chosen while recording."""
+        return self._reals.attends
+
+    def properties_read(self, recorded: RecordedInput) -> set[str]:
+        """Properties of an input, beside what is always compared, that the program read and found empty."""
+        return self._reals.properties_read.get(id(recorded.seen), set())
 
     def moves_uncounted(self, recorded: RecordedInput) -> bool:
         """Whether an input was moved to other memory by `.data =`, which does not count as a write."""

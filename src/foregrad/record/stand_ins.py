@@ -14,11 +14,13 @@ from .._torch import (
     copy_creation,
     disable_modes,
     dispatch_mode_depth,
+    is_backward_state,
 )
 from ..errors import UnsupportedError
 from ..ops import ViewStep, aten
 from ..slots import Primal
 from ..subclasses.layout import Layout, is_wrapper, leaves_of, wrappers_in
+from ..values import is_plain
 from .engine import Engine
 from .memory import Family, SharedMemory, root_of
 
@@ -31,11 +33,20 @@ class Argument(NamedTuple):
     dynamic: bool = False  # sizes of a tensor, or an int, become symbols
 
 
+class Object(NamedTuple):
+    """Stands for an argument that is an object: it is not kept."""
+
+    kind: str
+
+    def __repr__(self) -> str:
+        return f"<{self.kind}>"
+
+
 class RecordedInput(NamedTuple):
     """What stood for an argument while the program ran."""
 
     slot: Primal
-    seen: Any  # what the program saw: an abstract tensor, a symbolic int, or the constant itself
+    seen: Any  # what the program saw: an abstract tensor, a symbolic int, or the value itself if it is plain
     leaf: Tensor | None = None  # what gradients are taken for
     start_node: Any = None  # the autograd node of `seen` before the program ran
     was_leaf: bool = False
@@ -90,7 +101,8 @@ def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
     if type(value) is int and argument.dynamic:
         return RecordedInput(argument.slot, engine.symbol(value, argument.slot))
     if not isinstance(value, Tensor):
-        return RecordedInput(argument.slot, value)
+        kept = is_plain(value) or is_backward_state(value)
+        return RecordedInput(argument.slot, value if kept else Object(type(value).__qualname__))
     if dispatch_mode_depth() or value.is_inference() != torch.is_inference_mode_enabled():
         with disable_modes(), _as_inference_tensor(value):
             seen = engine.twin(value, argument.slot, argument.dynamic)

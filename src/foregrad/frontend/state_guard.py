@@ -1,0 +1,187 @@
+"""Notice when Python state that a program reads is no longer what it was.
+
+Every holder of state (see `kinds`) is compared shallowly: plain values by equality, tensors only by being there (they
+are inputs, and checked as such), anything else by identity; what an object leads to is a holder of its own. Python
+numbers the versions of a dict: as long as none has changed, items of dicts are not looked at. A namespace of a large
+library costs one comparison at each call, however many of its names a program may read.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .._torch import dict_version
+from ..values import is_unchanged
+from .kinds import Kind, attributes_of, class_dict, is_a, slots_of
+
+ABSENT = object()
+_TENSOR = object()
+
+
+def note(value: Any) -> Any:
+    """What is kept of an item of a holder; tensors are not kept alive."""
+    return _TENSOR if is_a(value, Tensor) else value
+
+
+def still(now: Any, before: Any) -> bool:
+    """Whether an item is what it was."""
+    return now is before or (is_a(now, Tensor) if before is _TENSOR else is_unchanged(now, before))
+
+
+class StateGuard:
+    """State that a program reads, as it was when the program was recorded."""
+
+    def __init__(self) -> None:
+        self._tables: dict[int, _Table] = {}  # by the id of the dict
+        self._objects: list[Any] = []
+        self._functions: list[types.FunctionType] = []
+        self._sequences: list[tuple[Any, tuple[Any, ...]]] = []
+        self._others: list[tuple[Any, Any, dict[Any, Any]]] = []  # an owner, how it is read, what it held
+        self._empty: list[dict[Any, Any]] = []  # of functions, mostly: no attribute was ever given to them
+        self._settings: list[tuple[Callable[[], Any], Any]] = []
+        self._seen_classes: set[int] = set()
+
+    # ------------------------------------------------------------------------------------------ collecting
+    def add_item(self, table: dict[Any, Any], key: Any, value: Any) -> None:
+        """An item of a dict, or ABSENT."""
+        self._table(table).items[key] = note(value)
+
+    def add_absent(self, table: dict[Any, Any], names: frozenset[str]) -> None:
+        """Names that a program may look up in a dict and would not find."""
+        self._table(table).absent |= names
+
+    def add_table(self, table: dict[Any, Any], without: Iterable[Any] = ()) -> None:
+        """A whole dict, in its order; the values of some keys are compared elsewhere."""
+        self._table(table).note_all(frozenset(without))
+
+    def _table(self, table: dict[Any, Any]) -> _Table:
+        return self._tables.setdefault(id(table), _Table(table))
+
+    def add_sequence(self, owner: Any) -> None:
+        """A list, deque or set, item by item."""
+        self._sequences.append((owner, tuple(map(note, owner))))
+
+    def add_object(self, owner: Any, without: Iterable[Any] = ()) -> None:
+        """An object of a class of Python's: its class and its attributes."""
+        self._objects.append(owner)
+        if hasattr(owner, "__dict__"):
+            self.add_table(attributes_of(owner), without)
+        if slots_of(owner) or hasattr(type(owner), "__slots__"):
+            self._others.append((owner, slots_of, _noted(slots_of(owner))))
+
+    def add_other(self, owner: Any, kind: Kind) -> None:
+        """Anything else that can be read."""
+        self._others.append((owner, kind.read, _noted(kind.read(owner))))
+
+    def add_function(self, function: types.FunctionType) -> None:
+        """Code, defaults and attributes of a function."""
+        self._functions.append(function)
+        if function.__kwdefaults__:
+            self.add_table(function.__kwdefaults__)
+        if vars(function):
+            self.add_table(vars(function))
+        else:
+            self._empty.append(vars(function))
+
+    def add_class(self, kind: type) -> None:
+        """What a class itself defines."""
+        if id(kind) not in self._seen_classes:
+            self._seen_classes.add(id(kind))
+            self.add_table(class_dict(kind))
+
+    def add_setting(self, read: Callable[[], Any], value: Any) -> None:
+        """Something of torch's that is asked for by a call."""
+        self._settings.append((read, value))
+
+    def finish(self) -> bool:
+        """Everything was added; gives whether there is anything to compare."""
+        self._dicts = [table.table for table in self._tables.values()]
+        self._versions = [table.version for table in self._tables.values()]
+        self._types = list(map(type, self._objects))
+        self._attributes = list(map(_attributes, self._objects))
+        self._made_of = list(map(_made_of, self._functions))
+        holders = self._dicts, self._objects, self._functions, self._sequences, self._others, self._settings
+        return any(holders)
+
+    # ------------------------------------------------------------------------------------------- comparing
+    def holds(self) -> bool:
+        """Whether everything is as it was."""
+        if list(map(dict_version, self._dicts)) != self._versions and not self._look_at_tables():
+            return False
+        if self._functions and (any(self._empty) or not self._functions_hold()):
+            return False
+        if self._objects and not (
+            all(map(operator.is_, map(type, self._objects), self._types))
+            and all(map(operator.is_, map(_attributes, self._objects), self._attributes))
+        ):
+            return False
+        for owner, before in self._sequences:
+            if len(owner) != len(before) or not all(map(still, owner, before)):
+                return False
+        for owner, read, items in self._others:
+            if not _same_items(read(owner), items):
+                return False
+        return all(is_unchanged(ask(), answer) for ask, answer in self._settings)
+
+    def _functions_hold(self) -> bool:
+        """Whether functions have the code and the defaults that they had; the very same ones are not looked into."""
+        try:
+            return list(map(_made_of, self._functions)) == self._made_of
+        except Exception:  # defaults that cannot be compared are other ones
+            return False
+
+    def _look_at_tables(self) -> bool:
+        """Look into the dicts whose version has changed; those that hold the same are not looked at again."""
+        for i, table in enumerate(self._tables.values()):
+            version = dict_version(table.table)  # first: what another thread changes from now on shows
+            if version != self._versions[i]:
+                if not table.holds():
+                    return False
+                self._versions[i] = version
+        return True
+
+
+_made_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
+
+
+def _attributes(owner: Any) -> Any:
+    return getattr(owner, "__dict__", None)
+
+
+def _noted(items: dict[Any, Any]) -> dict[Any, Any]:
+    return {key: note(value) for key, value in items.items()}
+
+
+def _same_items(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    return len(now) == len(before) and all(still(now.get(key, ABSENT), value) for key, value in before.items())
+
+
+class _Table:
+    """A dict: some of its items, or all of them."""
+
+    __slots__ = ("absent", "items", "keys", "table", "version")
+
+    def __init__(self, table: dict[Any, Any]) -> None:
+        self.version = dict_version(table)  # first: what another thread changes from now on shows
+        self.table = table
+        self.items: dict[Any, Any] = {}
+        self.absent: frozenset[str] = frozenset()
+        self.keys: Sequence[Any] | None = None  # in order, if the whole dict counts
+
+    def note_all(self, without: frozenset[Any]) -> None:
+        items = dict(self.table)
+        self.keys = list(items)
+        self.items.update((key, note(value)) for key, value in items.items() if key not in without)
+
+    def holds(self) -> bool:
+        now = dict(self.table)
+        if self.keys is not None and not (len(now) == len(self.keys) and all(map(is_unchanged, now, self.keys))):
+            return False
+        if not self.absent.isdisjoint(now):
+            return False
+        return all(still(now.get(key, ABSENT), before) for key, before in self.items.items())

@@ -1,0 +1,612 @@
+"""F-2: whatever Python state a program reads, a change of it between two calls shows."""
+
+import argparse
+import array
+import collections
+import contextlib
+import contextvars
+import decimal
+import enum
+import functools
+import math
+import sys
+import threading
+import types
+import weakref
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from helpers import grab, plain
+
+CASES = {}
+
+
+def case(function):
+    """A case is a generator: it yields a program (and arguments), then changes something at each further `yield`."""
+    CASES[function.__name__] = function
+    return function
+
+
+class Plain:
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+class Slotted:
+    __slots__ = ("n", "other")
+
+    def __init__(self, n):
+        self.n = n
+
+
+@case
+def attribute_of_an_object():
+    o = Plain(n=2)
+    yield lambda x: x * o.n
+    o.n = 3
+    yield
+
+
+@case
+def attribute_deep_inside():
+    o = Plain(a=Plain(b=[{"c": Plain(d=(Plain(n=2),))}]))
+    yield lambda x: x * o.a.b[0]["c"].d[0].n
+    o.a.b[0]["c"].d[0].n = 5
+    yield
+
+
+@case
+def slot():
+    o = Slotted(2)
+    yield lambda x: x * o.n
+    o.n = 3
+    yield
+    o.other = 1
+    yield
+
+
+@case
+def dict_of_an_object_replaced():
+    o = Plain(n=2)
+    yield lambda x: x * o.n
+    o.__dict__ = {"n": 7}
+    yield
+
+
+@case
+def class_of_an_object_replaced():
+    class Other(Plain):
+        @property
+        def m(self):
+            return 5
+
+    class First(Plain):
+        m = 2
+
+    o = First()
+    yield lambda x: x * o.m
+    o.__class__ = Other
+    yield
+
+
+@case
+def class_attribute():
+    class A:
+        scale = 2
+
+    class B(A):
+        pass
+
+    o = B()
+    yield lambda x: x * o.scale
+    A.scale = 3
+    yield
+    B.scale = 4
+    yield
+    del B.scale
+    yield
+
+
+@case
+def class_attribute_that_is_a_list():
+    class A:
+        table = [[1], object()]
+
+    yield lambda x: x * A.table[0][0]
+    A.table[0][0] = 4
+    yield
+
+
+@case
+def method_replaced_on_a_class():
+    class A:
+        def f(self, x):
+            return x * 2
+
+    o = A()
+    yield lambda x: o.f(x)
+    A.f = lambda self, x: x * 3
+    yield
+
+
+@case
+def forward_replaced_on_a_class():
+    class Net(nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    net = Net()
+    yield lambda x: net(x)
+    Net.forward = lambda self, x: x * 3
+    yield
+
+
+@case
+def forward_replaced_on_a_class_of_torch():
+    net = nn.Sequential(nn.ReLU())
+    yield lambda x: net(x)
+    before = nn.ReLU.forward
+    nn.ReLU.forward = lambda self, x: x * 3
+    try:
+        yield
+    finally:
+        nn.ReLU.forward = before
+    yield
+
+
+@case
+def function_of_torch_replaced():
+    yield lambda x: torch.exp(x)
+    before = torch.exp
+    torch.exp = lambda x: x * 3
+    try:
+        yield
+    finally:
+        torch.exp = before
+
+
+@case
+def functional_replaced():
+    net = nn.Sequential(nn.ReLU())
+    yield lambda x: net(x) + F.gelu(x)
+    before = F.relu, F.gelu
+    F.relu = lambda x, inplace=False: x * 3
+    try:
+        yield
+        F.gelu = F.relu
+        yield
+    finally:
+        F.relu, F.gelu = before
+    yield
+
+
+@case
+def method_of_tensors_replaced():
+    yield lambda x: x.sin()
+    torch.Tensor.sin = lambda x: x * 3
+    try:
+        yield
+    finally:
+        del torch.Tensor.sin
+    yield
+
+
+@case
+def code_defaults_and_keyword_defaults():
+    def f(x, n=2, *, m=3):
+        return x * n + m
+
+    yield lambda x: f(x)
+    f.__defaults__ = (5,)
+    yield
+    f.__kwdefaults__ = {"m": 9}
+    yield
+    f.__kwdefaults__["m"] = 10
+    yield
+    f.__code__ = (lambda x, n=2, *, m=3: x - n - m).__code__
+    yield
+
+
+@case
+def attribute_of_a_function():
+    def f(x):
+        return x * getattr(f, "n", 1)
+
+    yield f
+    f.n = 4
+    yield
+    f.n = 5
+    yield
+
+
+@case
+def mutable_default():
+    first = [Plain(n=1)]
+
+    def f(x, table=first):
+        return x * table[0].n
+
+    yield f
+    f.__defaults__[0][0].n = 4
+    yield
+
+
+@case
+def namespaces():
+    a, b = types.SimpleNamespace(n=2), argparse.Namespace(n=2)
+    yield lambda x: x * a.n + b.n
+    a.n = 3
+    yield
+    b.n = 7
+    yield
+    b.other = 1
+    yield
+
+
+@case
+def deque_and_set():
+    queue, names = collections.deque([1, 2, Plain(n=3)]), {"a"}
+    yield lambda x: x * queue[0] + queue[-1].n + len(names)
+    queue.appendleft(5)
+    yield
+    names.add("b")
+    yield
+    queue[-1].n = 9
+    yield
+
+
+@case
+def set_of_objects():
+    a, b = Plain(n=1), Plain(n=2)
+    chosen = {a}
+    yield lambda x: x * sum(o.n for o in chosen)
+    chosen.add(b)
+    yield
+    b.n = 5
+    yield
+
+
+@case
+def arrays():
+    nd, raw, numbers = np.array([1.0, 2.0]), bytearray(b"ab"), array.array("d", [1.0])
+    yield lambda x: x * float(nd[0]) + raw[0] + numbers[0]
+    nd[0] = 7
+    yield
+    raw[0] = 0
+    yield
+    numbers[0] = 4.0
+    yield
+
+
+@case
+def long_list():
+    numbers = list(range(10_000))
+    yield lambda x: x * numbers[9_000]
+    numbers[9_000] = 1
+    yield
+
+
+@case
+def long_list_of_objects():
+    many = [Plain(n=i) for i in range(6_000)]
+    yield lambda x: x * many[5_000].n
+    many[5_000].n = 1
+    yield
+
+
+@case
+def dict_with_an_object_among_plain_values():
+    table = {"n": 2, "o": object(), "sub": [1]}
+    yield lambda x: x * table["n"] * table["sub"][0]
+    table["n"] = 3
+    yield
+    table["sub"][0] = 6
+    yield
+    table["sub"] = [7]
+    yield
+
+
+@case
+def dict_keys_of_another_type():
+    table = {1: 2.0, "o": object()}
+    yield lambda x: x * (2 if any(k is True for k in table) else 3)
+    table.clear()
+    table.update({True: 2.0, "o": object()})
+    yield
+
+
+@case
+def subclasses_of_containers():
+    class Table(dict):
+        pass
+
+    class Row(list):
+        pass
+
+    table, row = Table(n=2), Row([3])
+    table.extra, row.extra = 1, 1
+    yield lambda x: x * table["n"] + row[0] + table.extra + row.extra
+    table["n"] = 5
+    yield
+    table.extra = 7
+    yield
+    row[0] = 8
+    yield
+    row.extra = 9
+    yield
+
+
+@case
+def counters():
+    counter, order, default = collections.Counter(a=1), collections.OrderedDict(a=2), collections.defaultdict(int, a=3)
+    user = collections.UserDict(a=4)
+    yield lambda x: x * counter["a"] + order["a"] + default["a"] + user["a"]
+    for table in (counter, order, default, user):
+        table["a"] += 10
+        yield
+
+
+@case
+def order_of_a_dict():
+    order = collections.OrderedDict([("a", 2), ("b", 3), ("o", object())])
+    yield lambda x: x * next(iter(order.values()))
+    order.move_to_end("a")
+    yield
+
+
+@case
+def signed_zeros():
+    box = Plain(n=np.float64(0.0), d=decimal.Decimal("0.0"), s={0.0}, f=0.0, c=complex(0, 0.0))
+    yield (
+        lambda x: (
+            x * math.copysign(1, box.n)
+            + math.copysign(2, float(box.d))
+            + math.copysign(3, next(iter(box.s)))
+            + math.copysign(4, box.f)
+            + math.copysign(5, box.c.imag)
+        )
+    )
+    box.n = np.float64(-0.0)
+    yield
+    box.d = decimal.Decimal("-0.0")
+    yield
+    box.s = {-0.0}
+    yield
+    box.f = -0.0
+    yield
+    box.c = complex(0, -0.0)
+    yield
+
+
+@case
+def user_module():
+    module = types.ModuleType("a_module_of_the_user")
+    exec("LIMIT = 2\nTABLE = {'n': [3]}\ndef scale(x):\n    return x * LIMIT + TABLE['n'][0]\n", vars(module))
+    yield lambda x: module.scale(x) + module.LIMIT
+    module.LIMIT = 5
+    yield
+    module.TABLE["n"][0] = 7
+    yield
+    module.scale = lambda x: x
+    yield
+
+
+@case
+def module_imported_inside():
+    module = types.ModuleType("another_module_of_the_user")
+    module.N = 2
+    sys.modules[module.__name__] = module
+
+    def program(x):
+        import another_module_of_the_user
+        from another_module_of_the_user import N
+
+        return x * another_module_of_the_user.N + N
+
+    yield program
+    module.N = 3
+    yield
+    del sys.modules[module.__name__]
+
+
+@case
+def builtin_shadowed():
+    space = {}
+    exec("def program(x):\n    return x * len([1, 2])\n", space)
+    yield space["program"]
+    space["len"] = lambda values: 7
+    yield
+
+
+@case
+def enum_and_partial_and_method():
+    class Mode(enum.Enum):
+        A = 1
+        B = 2
+
+    o = Plain(mode=Mode.A, k=2)
+
+    class Caller:
+        def __init__(self):
+            self.n = 3
+
+        def run(self, x, k=1):
+            return x * self.n * k
+
+    caller = Caller()
+    run, times = caller.run, functools.partial(caller.run, k=2)
+    yield lambda x: run(x) + times(x) + o.mode.value
+    caller.n = 4
+    yield
+    o.mode = Mode.B
+    yield
+    times.keywords["k"] = 5
+    yield
+
+
+@case
+def hooks_of_a_module_and_what_they_read():
+    net, box = nn.Linear(2, 2), Plain(n=2)
+    handle = net.register_forward_hook(lambda module, args, out: out * box.n)
+    yield lambda x: net(x)
+    box.n = 3
+    yield
+    net.register_forward_pre_hook(lambda module, args: (args[0] * box.n,))
+    yield
+    box.n = 4
+    yield
+    handle.remove()
+    yield
+
+
+@case
+def hooks_of_all_modules():
+    net, box = nn.Linear(2, 2), Plain(n=2)
+
+    def hook(module, args, out):
+        return out * box.n if isinstance(module, nn.Linear) else out
+
+    handle = nn.modules.module.register_module_forward_hook(hook)
+    try:
+        yield lambda x: net(x)
+        box.n = 3
+        yield
+    finally:
+        handle.remove()
+    yield
+
+
+@case
+def dict_of_a_module_replaced():
+    class Net(nn.Module):
+        def forward(self, x):
+            return x * self.n
+
+    net = Net()
+    net.n = 2
+    yield lambda x: net(x)
+    net.__dict__ = {**vars(net), "n": 5}
+    yield
+
+
+@case
+def objects_in_attributes_of_modules():
+    class Net(nn.Module):
+        def forward(self, x):
+            return x * self.config.layers[0].width
+
+    net = Net()
+    net.config = types.SimpleNamespace(layers=[argparse.Namespace(width=2)])
+    yield lambda x: net(x)
+    net.config.layers[0].width = 5
+    yield
+
+
+@case
+def context_variable_and_thread_local():
+    variable, local = contextvars.ContextVar("variable", default=1), threading.local()
+    local.n = 2
+    yield lambda x: x * variable.get() + local.n
+    variable.set(5)
+    yield
+    local.n = 7
+    yield
+
+
+@case
+def cached_function():
+    box = Plain(n=2)
+
+    @functools.lru_cache
+    def scale(k):
+        return box.n * k
+
+    yield lambda x: x * scale(3)
+    box.n = 5
+    yield
+    scale.cache_clear()
+    yield
+
+
+@case
+def weak_reference():
+    one, two = Plain(n=1), Plain(n=2)
+    box = Plain(ref=weakref.ref(one))
+    yield lambda x: x * box.ref().n
+    one.n = 4
+    yield
+    box.ref = weakref.ref(two)
+    yield
+
+
+@case
+def optimizer_and_scheduler():
+    w = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    yield lambda x: x * optimizer.param_groups[0]["lr"] + scheduler.last_epoch
+    optimizer.param_groups[0]["lr"] = 0.25
+    yield
+    optimizer.step()
+    scheduler.step()
+    yield
+    optimizer.load_state_dict({"state": {}, "param_groups": [{**optimizer.state_dict()["param_groups"][0], "lr": 2.0}]})
+    yield
+
+
+@case
+def shape_of_a_tensor_that_is_not_computed_with():
+    box = Plain(w=torch.ones(3))
+    yield lambda x: x * box.w.shape[0]
+    box.w = torch.ones(5)
+    yield
+    box.w = torch.ones(5, dtype=torch.float64)
+    yield
+
+
+@case
+def computed_names():
+    class A:
+        def do_one(self, x):
+            return x * N[0]
+
+        def do_two(self, x):
+            return x * N[1]
+
+    o, kind = A(), Plain(name="one")
+    yield lambda x: getattr(o, "do_" + kind.name)(x)
+    N[0] = 5
+    yield
+    kind.name = "two"
+    yield
+    N[1] = 6
+    yield
+    N[:] = [1, 2]
+
+
+N = [1, 2]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_change_of_what_the_program_reads_shows(name):
+    with contextlib.closing(CASES[name]()) as steps:
+        compare_at_each_step(steps)
+
+
+def compare_at_each_step(steps):
+    program = next(steps)
+    compiled, _ = grab(program)
+    x = plain(1, 2) + 1
+    assert torch.equal(compiled(x), program(x))
+    count = 0
+    for _ in steps:
+        count += 1
+        assert torch.equal(compiled(x), program(x)), f"change {count}"
+        before = len(compiled.specializations)
+        assert torch.equal(compiled(x), program(x)), f"change {count}, again"
+        assert len(compiled.specializations) == before, f"change {count}: compiled again for nothing"
+    assert count
