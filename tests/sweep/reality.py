@@ -17,6 +17,7 @@ from foregrad.record.engine import FakeEngine
 from foregrad.record.layouts import DTYPES
 from foregrad.record.lean import NO_SHAPES
 from foregrad.record.metas import Several, described, intern, interned
+from foregrad.record.trials import survives_emptiness
 from foregrad.slots import Input
 from sweep.layouts import LAYOUTS, is_dense, with_layouts, with_sizes
 from sweep.operators import Call, database
@@ -46,6 +47,11 @@ class Seen:
         if isinstance(self.real, Exception) or isinstance(self.abstract, NO_SHAPES):
             return None
         return self.real == self.abstract
+
+    @property
+    def is_left_to_inference(self) -> bool:
+        """Whether nothing is tried: strides of tensors without elements, for kernels that may not survive them."""
+        return any(0 in meta.size for meta in self.tensors) and not survives_emptiness(self.op)
 
     def __str__(self) -> str:
         given = ", ".join(
@@ -162,6 +168,8 @@ def programs(info: Any, device: str, calls: int = 3) -> Iterator[Program]:
         for call in _calls(info, device, dtype, number):
             for laid in with_layouts(call, layouts):
                 yield Program(f"{info.name}, {dtype}, {laid.name}", info.op, laid.call)
+            if device != "cpu" and _has_integers(call):
+                continue  # an index may be out of range of a smaller tensor, which ends the use of the device
             for changed in itertools.islice(with_sizes(call, 1), 3):
                 for laid in with_layouts(changed, WITH_ONES, mixed=False):
                     yield Program(f"{info.name}, ones, {dtype}, {laid.name}", info.op, laid.call)
@@ -181,6 +189,11 @@ def _calls(info: Any, device: str, dtype: torch.dtype, limit: int) -> list[Call]
 def _is_laid_out(call: Call) -> bool:
     tensors = [leaf for leaf in tree_leaves((call.input, call.args, call.kwargs)) if isinstance(leaf, Tensor)]
     return bool(tensors) and all(map(is_dense, tensors)) and sum(t.numel() for t in tensors) < 1 << 16
+
+
+def _has_integers(call: Call) -> bool:
+    tensors = [leaf for leaf in tree_leaves((call.input, call.args, call.kwargs)) if isinstance(leaf, Tensor)]
+    return any(t.dtype in (torch.int64, torch.int32) for t in tensors)
 
 
 SHAPES = (

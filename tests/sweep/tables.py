@@ -28,15 +28,21 @@ Observation = tuple[str, frozenset[str], frozenset[str], bool]  # operator, layo
 
 
 # ------------------------------------------------------------------------------------------------- one process
-def work(device: str, share: slice, file: Path) -> None:
-    """Observe a share of the database, one line of text for each operator of it."""
+def work(device: str, share: slice, file: Path, verify: bool) -> None:
+    """Observe a share of the database, one line of text for each operator of it.
+
+    Shape inference is compared with the kernels or, to `verify`, what Foregrad records.
+    """
     logging.disable(logging.ERROR)  # fake kernels log what they refuse
     warnings.simplefilter("ignore")
     import torch
 
     from fidelity import Believing
     from foregrad._torch import new_fake_mode
+    from foregrad.record.lean import LeanEngine
     from sweep.reality import Seen, observe, part_of_database
+
+    engine = LeanEngine if verify else Believing
 
     torch.set_num_threads(1)
     seen: set[Observation] = set()
@@ -44,7 +50,7 @@ def work(device: str, share: slice, file: Path) -> None:
 
     def note(one: Seen) -> None:
         agrees = one.agrees
-        if agrees is not None:
+        if agrees is not None and not (verify and one.is_left_to_inference):
             observation = str(one.op), one.layouts, one.dtypes, agrees
             if not agrees and observation not in seen:
                 examples.append(str(one))
@@ -52,7 +58,9 @@ def work(device: str, share: slice, file: Path) -> None:
 
     with file.open("a") as lines:
         for info in part_of_database(device)[share]:
-            observe([info], device, lambda: Believing(new_fake_mode(None)), note)
+            observe([info], device, lambda: engine(new_fake_mode(None)), note)
+            if device == "cuda":
+                torch.cuda.synchronize()  # raises if a kernel has failed: nothing that follows would run
             found = [[op, sorted(layouts), sorted(dtypes), agrees] for op, layouts, dtypes, agrees in seen]
             lines.write(json.dumps([info.name, found, examples]) + "\n")
             lines.flush()
@@ -61,14 +69,14 @@ def work(device: str, share: slice, file: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- all of them
-def gather(device: str, number: int, of: int, size: int, until: float) -> Iterator[list[Any]]:
+def gather(device: str, number: int, of: int, size: int, until: float, *flags: str) -> Iterator[list[Any]]:
     """What one share of the database shows; a process that was ended is followed by another, while there is time."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "observed"
         file.touch()
         start, done = number, 0
         while start < size and time.time() < until:
-            command = [sys.executable, "-m", "sweep.tables", "--device", device, "--work", f"{start}:{of}"]
+            command = [sys.executable, "-m", "sweep.tables", "--device", device, "--work", f"{start}:{of}", *flags]
             try:
                 left = until - time.time()
                 code = subprocess.run([*command, "--into", str(file)], check=False, timeout=left).returncode
@@ -137,11 +145,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=7200, help="stop then, with what was seen")
     parser.add_argument("--into", type=Path, help="the folder for the table")
     parser.add_argument("--examples", type=Path, help="where to write what differs, at length")
+    parser.add_argument("--verify", action="store_true", help="compare what is recorded, with this table and by trials")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
         start, step = map(int, options.work.split(":"))
-        work(options.device, slice(start, None, step), options.into)
+        work(options.device, slice(start, None, step), options.into, options.verify)
         return
     from foregrad.record.layouts import table_file, torch_version
     from sweep.reality import part_of_database
@@ -151,16 +160,23 @@ def main() -> None:
     with ThreadPoolExecutor(options.jobs) as pool:
         numbers = range(options.first or shares)
         until = started + options.seconds
-        lines = list(pool.map(lambda n: list(gather(options.device, n, shares, size, until)), numbers))
+        flags = ["--verify"] if options.verify else []
+        lines = list(pool.map(lambda n: list(gather(options.device, n, shares, size, until, *flags)), numbers))
     found = [line for some in lines for line in some]
     seen = {(op, frozenset(a), frozenset(b), agrees) for line in found for op, a, b, agrees in line[1]}
+    if options.examples:
+        options.examples.write_text("\n".join(sorted(text for line in found for text in line[2])))
+    if options.verify:
+        wrong = sorted({one[0] for one in seen if not one[3]})
+        print(
+            f"{len(found)} of {size} entries of the database, {len({one[0] for one in seen})} operators, wrong: {wrong}"
+        )
+        return
     made = table(seen, torch_version(), options.device)
     file = table_file(torch_version(), options.device)
     file = options.into / file.name if options.into else file
     file.parent.mkdir(exist_ok=True)
     file.write_text(text_of(made))
-    if options.examples:
-        options.examples.write_text("\n".join(sorted(text for line in found for text in line[2])))
     operators = len({one[0] for one in seen})
     print(
         f"{len(found)} of {size} entries of the database, {operators} operators, {len(made['differ'])} differ "
