@@ -323,3 +323,33 @@ def test_the_gradient_of_a_determinant_is_differentiated_inside():
 
     x = torch.eye(3, requires_grad=True)
     torch.testing.assert_close(torch.autograd.grad(compiled(program)(x), x), torch.autograd.grad(program(x), x))
+
+
+class SavesAResult(torch.autograd.Function):
+    """Saves what it returns, which is not differentiable."""
+
+    @staticmethod
+    def forward(ctx, x):
+        sine, cosine = x.sin(), x.cos()
+        ctx.save_for_backward(cosine)
+        ctx.mark_non_differentiable(cosine)
+        return sine, cosine
+
+    @staticmethod
+    def backward(ctx, g, _):
+        return g * ctx.saved_tensors[0]
+
+
+def test_gradients_that_depend_on_a_returned_leaf_are_not_differentiated():
+    """J-10: eager's second gradient goes to the leaf, which the caller has."""
+
+    def program(x):
+        sine, cosine = SavesAResult.apply(x)
+        return sine * 2, cosine.requires_grad_()
+
+    x = leaf(3)
+    y, cosine = compiled(program)(x)
+    (gradient,) = torch.autograd.grad(y, x, torch.ones(3), retain_graph=True)
+    assert torch.equal(gradient, 2 * cosine)
+    with pytest.raises(UnsupportedError, match="made require grad and returned"):
+        torch.autograd.grad(y, x, torch.ones(3), create_graph=True)

@@ -72,8 +72,15 @@ def next_order(
     differentiable: dict[Returned, Tensor] = {
         Output(i): g for i, g in enumerate(results) if g is not None and g.requires_grad
     }
+    if tape.recording.depend_on(list(differentiable.values()), tape.fresh_leaves):
+        raise UnsupportedError(
+            "a gradient is to be differentiated for a tensor that the program made require grad and returned, and that "
+            "its backward reads: this cannot be compiled yet. Compile with fallback='eager'."
+        )
     lower = (*tape.lower_tangents, *(t for t in tangents if t.requires_grad))
-    higher = Tape(tape.recording, walk, tape.primals, differentiable, lower, tape.number + 1)
+    higher = Tape(
+        tape.recording, walk, tape.primals, differentiable, lower, tape.number + 1, fresh_leaves=tape.fresh_leaves
+    )
     given, impure = tape.named(saved), impure_since(walk.graph, first_node)
     return _with_its_gradients(higher, nodes, given, tape.tangent_nodes, chain, impure, state)
 

@@ -81,6 +81,7 @@ class Tape:
         lower_tangents: Sequence[Tensor] = (),
         number: int = 1,
         written_views: frozenset[Any] = frozenset(),
+        fresh_leaves: Sequence[Tensor] = (),
     ) -> None:
         self.recording = recording
         self.functionalizer = functionalizer
@@ -93,6 +94,7 @@ class Tape:
         self.nodes_of_tangents: dict[Returned, list[Node]] = {}  # several for a wrapper subclass
         self.by_name: dict[str, Node] = {}  # for a higher order, whose graph is a copy: the originals of its nodes
         self._freed: dict[tuple[Returned, ...], frozenset[Any]] = {}
+        self.fresh_leaves = fresh_leaves  # that the program made and returned: no gradient reaches them from here
         self._written_views = written_views  # nodes of writes to inputs that are views: eager frees what wraps them
         for slot, target in targets.items():
             tangent = self.tangents[slot] = tangent_like(recording.engine, target)
