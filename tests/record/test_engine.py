@@ -3,12 +3,14 @@
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.nn import functional as F
 
+import foregrad
 from foregrad.errors import FakeModeError
 from foregrad.record.choice import engine_for
 from foregrad.record.engine import DIRECT, has_gaps
 from foregrad.slots import Input
-from helpers import leaf, plain
+from helpers import leaf, nop, plain
 
 TENSORS = {
     "contiguous": lambda: plain(2, 3),
@@ -149,9 +151,14 @@ def test_the_short_way_refuses_what_the_real_operator_refuses():
         engine.run(aten.mm.default, (type(a),), (a, b), {})
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_decomposition_does_not_say_what_requires_grad(dynamic):
+    """It makes a result that requires grad as its argument does, and the program has switched that off."""
+    compiled = foregrad.aot_function(torch.no_grad()(lambda x: F.pad(x, (1, 0))), nop, dynamic=dynamic)
+    assert not compiled(leaf(3)).requires_grad
+
+
 def test_an_input_that_requires_grad_keeps_its_kind_of_leaf():
     """V-1"""
-    import foregrad
-
     a, b = foregrad.capture(lambda a, b: a * b, leaf(2), leaf(2) * 1).joint.inputs
     assert a.is_leaf and not b.is_leaf and a.requires_grad and b.requires_grad

@@ -196,6 +196,9 @@ class FakeEngine:
         out = self._answer(op, types, args, kwargs)
         for tensor in out if isinstance(out, (list, tuple)) else (out,):
             self.withheld.add(tensor)
+        fresh = isinstance(out, Tensor) and all(out is not given for given in (*args, *kwargs.values()))
+        if fresh and out.requires_grad:  # below autograd only a decomposition says so, of a tensor that it made
+            out.requires_grad_(False)
         return out
 
     def _answer(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
