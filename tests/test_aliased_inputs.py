@@ -379,3 +379,16 @@ def test_each_pattern_gets_its_program_once():
     known = len(compiled.specializations)
     assert play(compiled) == play(write_both)
     assert len(compiled.specializations) == known <= 5
+
+
+def test_a_view_that_is_resized_before_a_differentiable_write_is_refused():
+    """B-5, M-10: it requires grad when its shape would be changed."""
+
+    def program(x, y, w):
+        w.resize_((5,))
+        y += x
+
+    y = plain(2, 3)
+    with pytest.raises(UnsupportedError, match="makes it require grad"):
+        foregrad.aot_function(program, nop)(leaf(2, 3), y, y[0::2])
+    assert y.tolist() == plain(2, 3).tolist()

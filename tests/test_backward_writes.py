@@ -286,6 +286,33 @@ def test_a_backward_that_writes_to_what_another_saved_is_refused():
         first.sum().backward()
 
 
+def test_memory_of_two_histories_that_a_backward_writes_is_refused():
+    """M-14, B-5"""
+
+    def program(x, w):
+        return InBackward.apply(w, x, lambda g, x: x.add_(1) * g)
+
+    w = leaf(2, 3)
+    with pytest.raises(UnsupportedError, match="inputs with histories of their own"):
+        foregrad.aot_function(program, nop)(w.detach().requires_grad_(), w)
+    assert w.tolist() == plain(2, 3).tolist()
+
+
+def test_a_backward_with_a_graph_that_would_write_to_a_leaf_of_the_program():
+    """M-14: eager does not go there for the gradients of `x` alone."""
+
+    def program(x):
+        own = x.detach().requires_grad_()
+        return InBackward.apply(own, own, lambda g, own: own.add_(1) * g) + x * x
+
+    x = leaf(3)
+    (gradient,) = torch.autograd.grad(program(x).sum(), x, create_graph=True)
+    assert gradient.tolist() == [2, 4, 6]
+    y = foregrad.aot_function(program, nop)(x).sum()
+    with pytest.raises(UnsupportedError, match="a leaf that the program made"):
+        torch.autograd.grad(y, x, create_graph=True)
+
+
 def test_a_backward_write_to_the_bytes_of_another_dtype():
     """M-14: whatever the partitioner would rather compute again."""
 

@@ -16,7 +16,7 @@ from ..ops import Kind, op_info
 from ..record.lines import where
 from ..record.overlap import storage_of, tensors_in
 from ..record.step import Step
-from ..slots import Primal, Tangent
+from ..slots import Primal, Root, Tangent
 from .ir import Node
 
 Held = dict[Primal | Tangent, Tensor]
@@ -114,6 +114,11 @@ class BackwardWrites:
             known.append(storage)
             if not written and not reshapes:
                 continue
+            if isinstance(slot, Root):
+                raise UnsupportedError(
+                    "the backward writes to memory at which inputs with histories of their own look, which cannot be "
+                    "compiled yet. Pass a clone, or compile with fallback='eager'."
+                )
             root, current = self._ends[id(storage)]
             change = tensor._version - versions.get(id(tensor), 0)
             found.append(BackwardWrite(slot, current, walk.read(root) if written else None, reshapes, change, False))

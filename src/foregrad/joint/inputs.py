@@ -117,6 +117,11 @@ def _place(functionalizer: Functionalizer, recorded: RecordedInput, before: Tens
     steps = tuple(functionalizer.reshapes.get(id(seen), ()))
     if not steps:
         return _UNCHANGED
+    if recorded.parent is not None and any(map(resizes, steps)) and _requires_grad(recorded):
+        raise UnsupportedError(
+            f"the program resizes {recorded.slot}, and a write to the memory that it shares makes it require grad: "
+            "this cannot be compiled yet. Write to a copy of it."
+        )
     moved = steps[-1] if functionalizer.state_of(seen).storage is not before.storage else None
     if moved:
         _refuse_move(recorded, before.tensor, functionalizer.real_tensors.get(recorded.slot))

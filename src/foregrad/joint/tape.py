@@ -260,7 +260,16 @@ class Tape:
             for r in self.primals
             if r.is_tensor and not r.seen.is_inference()
         ]
-        found = self.differentiably(slots, tangents)
+        try:
+            found = self.differentiably(slots, tangents)
+        except RuntimeError as error:
+            own = self.recording.leads_to_own_leaves([self.targets[slot] for slot in slots])
+            if isinstance(error, ForegradError) or not own:
+                raise
+            raise UnsupportedError(
+                f"with create_graph=True this backward raises '{error}', perhaps on the way to a leaf that the program "
+                "made, where eager goes only if nobody says which gradients are wanted: this cannot be compiled yet."
+            ) from error
         written = [t for step in recording.steps[end:] if step.grad_enabled for t in written_by(step)]
         exposed: set[Primal | Tangent] = {
             slot

@@ -447,6 +447,11 @@ class Recording:
         found = {id(v): v for node in nodes if (v := getattr(node, "variable", None)) is not None}
         return [variable for key, variable in found.items() if key not in ids and variable.requires_grad]
 
+    def leads_to_own_leaves(self, targets: Sequence[Tensor]) -> bool:
+        """Whether a backward from these targets reaches leaves that the program itself has made."""
+        inputs = [i.differentiated for i in self.differentiable_inputs if i.differentiated is not None]
+        return bool(self._other_leaves([node for _, node in self._edges(targets)], inputs))
+
     def depend_on(self, targets: Sequence[Tensor], leaves: Sequence[Tensor]) -> bool:
         """Whether any target is differentiable with respect to a leaf that the program made."""
         wanted = {id(leaf) for leaf in leaves}
