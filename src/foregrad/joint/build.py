@@ -130,9 +130,13 @@ def build_joint(
     targets = targets_of(config, list(facts.values()), outputs, len(leaves))
     primal_nodes, primals = primals_of(graph, recording, facts, targets)
     views = frozenset(facts.recorded.seen.grad_fn for facts in primals if _is_written_view(facts, recording))
-    inputs = [facts.recorded for facts in primals]
     tape = Tape(
-        recording, functionalizer, inputs, targets, written_views=views, fresh_leaves=tuple(outputs.fresh_leaves)
+        recording,
+        functionalizer,
+        [facts.recorded for facts in primals],
+        targets,
+        written_views=views,
+        fresh_leaves=tuple(outputs.fresh_leaves),
     )
     _refuse_edges_to_fresh_leaves(recording, targets, outputs)
     _refuse_edges_into_wrappers(recording, targets)
