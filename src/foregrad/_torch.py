@@ -645,6 +645,52 @@ def _call_or_record(method: Any, *args: Any, **kwargs: Any) -> Any:
 script_calls_seen = _Replaced(torch.ScriptMethod, "__call__", _call_or_record)
 
 
+_call_module = torch.nn.Module._call_impl
+
+
+class ModuleWatch(Protocol):
+    """Wants to know which modules are being called."""
+
+    innermost: Any
+
+    def enter(self, module: torch.nn.Module) -> Any:
+        """A module is called; gives what was innermost before."""
+
+
+_module_calls: dict[int, ModuleWatch] = {}  # by thread
+
+
+def _call_and_note(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    watch = _module_calls.get(threading.get_ident())
+    if watch is None:
+        return _call_module(module, *args, **kwargs)
+    before = watch.enter(module)
+    try:
+        return _call_module(module, *args, **kwargs)
+    finally:
+        watch.innermost = before
+
+
+@contextlib.contextmanager
+def module_calls_seen(watch: ModuleWatch) -> Iterator[None]:
+    """Tell a watch which modules the running thread calls; hooks on all modules would make each call take longer."""
+    thread = threading.get_ident()
+    with _recordings_lock:
+        before = _module_calls.get(thread)
+        _module_calls[thread] = watch
+        torch.nn.Module._call_impl = _call_and_note  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        with _recordings_lock:
+            if before is None:
+                del _module_calls[thread]
+            else:
+                _module_calls[thread] = before
+            if not _module_calls:
+                torch.nn.Module._call_impl = _call_module  # type: ignore[method-assign]
+
+
 PythonNode = torch.autograd.function.BackwardCFunction  # of a custom function, on autograd's tape
 
 

@@ -1,10 +1,13 @@
 """V-8, V-9, V-10: what stands where in the graphs, and that they are runnable."""
 
+import pytest
 import torch
+from torch import fx, nn
+from torch.fx.traceback import annotate
 
 import foregrad
 from foregrad.joint.graph import from_fx, to_fx
-from helpers import grab, leaf, plain, run_alone
+from helpers import grab, leaf, nop, plain, run_alone
 
 
 def test_the_forward_graph_returns_updates_outputs_bases_and_saved_values():
@@ -133,3 +136,87 @@ def test_constants_are_attributes_of_both_graphs():
     assert len(held) == 1 and torch.allclose(
         x.grad, torch.tensor([2.0, 3.0]) * (plain(2) * torch.tensor([2.0, 3])).cos()
     )
+
+
+class Scale(nn.Module):
+    def forward(self, x):
+        with annotate({"stage": 1}):
+            x = x * 2
+        x[0].add_(1)
+        return x.sin()
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([Scale(), Scale()])
+        self.last = nn.Linear(3, 3)
+
+    def forward(self, x):
+        for part in self.parts:
+            x = part(x)
+        return self.last(x)
+
+
+def called_in(node):
+    return [path for path, _ in node.meta["nn_module_stack"].values()]
+
+
+def test_nodes_tell_where_they_come_from():
+    """V-10: the line, modules, annotations and autograd's number; those of the backward tell it of their forward"""
+    compiled = foregrad.aot_module(Two(), nop)
+    compiled(torch.ones(2, 3, requires_grad=True)).sum().backward()
+    program = compiled.specializations[0]
+    numbers = {}
+    for module in (program.forward_graph, program.backward_graph):
+        calls = module.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+        assert calls
+        for node in (node for node in module.graph.nodes if node.op == "call_function"):
+            backward = module is program.backward_graph
+            assert __file__ in node.meta["stack_trace"]
+            assert called_in(node)[0] == "" and node.meta["tensor_meta"].shape == node.meta["val"].shape
+            assert node.meta.get("autograd_backward", False) is backward
+            if "is_gradient_acc" in node.meta:
+                continue
+            assert ("custom" in node.meta) is ("x = x * 2" in node.meta["stack_trace"])
+            key = node.meta["seq_nr"]
+            if backward and key in numbers:
+                assert called_in(node) == numbers[key] == list(node.meta["fwd_nn_module_stack"])
+            elif not backward:
+                numbers[key] = called_in(node)
+    paths = list(numbers.values())
+    assert ["", "parts.0"] in paths and ["", "parts.1"] in paths and ["", "last"] in paths
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_write_that_was_functionalized_has_its_line(requires_grad):
+    """V-10: also where it is carried back behind the program, and in its derivative"""
+
+    def program(x):
+        y = x * 1 if requires_grad else x
+        view = y.t()
+        view[0].mul_(3)
+        return y.sum(), view
+
+    compiled = foregrad.aot_function(program, nop, keep_inference_input_mutations=True)
+    compiled(torch.ones(2, 3, requires_grad=requires_grad))
+    nodes = compiled.specializations[0].joint_graph.graph.nodes
+    assert all(node.meta.get("stack_trace") for node in nodes if node.op == "call_function")
+
+
+def test_what_the_nodes_of_a_graph_know_is_passed_on():
+    """V-10: a front end's own module stacks and annotations"""
+    graph = fx.symbolic_trace(lambda x: (torch.sin(x),))
+    (call,) = graph.graph.find_nodes(op="call_function", target=torch.sin)
+    call.meta = {"nn_module_stack": {"a": ("a", nn.Linear)}, "custom": {"stage": 2}, "stack_trace": "a line"}
+    kept = []
+
+    def keep(module, inputs):
+        kept.append(module)
+        return nop(module, inputs)
+
+    step = foregrad.aot_module_simplified(graph, (torch.ones(3, requires_grad=True),), keep)
+    step(torch.ones(3, requires_grad=True))[0].sum().backward()
+    for module in kept:
+        node = next(node for node in module.graph.nodes if node.op == "call_function")
+        assert {key: node.meta[key] for key in call.meta} == call.meta

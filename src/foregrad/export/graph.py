@@ -144,7 +144,7 @@ class _Lowering:
             op = aten.reshape.default if self._above and node.op is aten.view.default else node.op
             new = Node(op, self._value(node.args), {k: self._value(v) for k, v in node.kwargs.items()}, node.value)
             new.name, new.meta, new.backward, new.impure = node.name, node.meta, node.backward, node.impure
-            new.stack, new.autograd_node = node.stack, node.autograd_node
+            new.stack, new.origin = node.stack, node.origin
             self._new[id(node)] = new
             self._nodes.append(new)
             if node is loss:

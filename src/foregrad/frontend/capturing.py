@@ -213,6 +213,7 @@ def _capture(
         from_nodes = isinstance(function, fx.GraphModule)
         recording = Recording(engine, dict(config.decompositions or {}), from_nodes, config.pre_dispatch)
         recording.guard_backward = guard_backward
+        recording.recorder.calls.root = function if isinstance(function, nn.Module) else None
         try:
             recording.run(program, given, around, place_of, shared, early, grads)
             result = flatten(recording.result, "output")

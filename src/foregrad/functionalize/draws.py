@@ -145,10 +145,10 @@ class Draws:
             if several:
                 graph.nodes.insert(place + 1, draw.state)
             else:  # who reads the draw reads the first of its results now
-                drawn.backward, drawn.stack = node.backward, node.stack
+                drawn.backward, drawn.stack, drawn.origin = node.backward, node.stack, node.origin
                 node.op, node.args, node.kwargs, node.impure = operator.getitem, (drawn, 0), {}, False
                 graph.nodes[place : place + 1] = [drawn, draw.state, node]
-            draw.state.backward, draw.state.stack = node.backward, node.stack
+            draw.state.backward, draw.state.stack, draw.state.origin = node.backward, node.stack, node.origin
         return draw.state
 
     def _more(

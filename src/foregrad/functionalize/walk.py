@@ -155,7 +155,7 @@ class Functionalizer:
         self.tokens.begin()
         for position, step in enumerate(steps, start):
             self._position = position
-            graph.stack, graph.backward, graph.node = step.stack, step.backward, step.node
+            graph.stack, graph.backward, graph.origin = step.stack, step.backward, step.origin
             graph.recomputed = step.backward and step.grad_enabled
             kind = op_info(step.op).kind
             if kind is Kind.PURE or kind is Kind.HIGHER_ORDER:

@@ -186,7 +186,7 @@ def _functionalized_forward(recording: Recording, config: AOTConfig) -> Function
     for recorded in recording.all_inputs:
         functionalizer.add_input(recorded)
     functionalizer.run(recording.steps[: recording.forward_end], 0)
-    graph.stack, graph.backward = (), False
+    graph.stack, graph.backward, graph.origin = (), False, None
     return functionalizer
 
 

@@ -29,11 +29,11 @@ def copy_seen_constants(walk: Functionalizer, results: Sequence[Any]) -> None:
     before, graph.nodes = graph.nodes, []
     for node in before:
         if id(node) in seen:
-            graph.stack, graph.backward = node.stack, node.backward
+            graph.stack, graph.backward, graph.origin = node.stack, node.backward, node.origin
             node.become(_copy(walk, graph.constant(node.args[0], node.value)))
             graph.nodes.pop()  # the copy: the node stands in its place
         graph.nodes.append(node)
-    graph.stack, graph.backward = (), False
+    graph.stack, graph.backward, graph.origin = (), False, None
 
 
 def with_own_constants(walk: Functionalizer, results: Sequence[Any]) -> list[Any]:

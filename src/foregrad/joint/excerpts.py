@@ -79,7 +79,8 @@ def copied_part(
     for node in nodes:
         kwargs = {key: copied(item) for key, item in node.kwargs.items()}
         copy = copies[id(node)] = Node(node.op, copied(node.args), kwargs, node.value)
-        copy.backward, copy.impure, copy.stack = id(node) not in in_forward, node.impure, node.stack
+        copy.backward, copy.impure = id(node) not in in_forward, node.impure
+        copy.stack, copy.origin = node.stack, node.origin
     own = [copies[id(node)] for node in nodes]
     name_nodes(own, [node.name for node in taken])
     originals = {copies[id(node)].name: node for node in (*placeholders, *tangents, *nodes)}

@@ -16,6 +16,7 @@ from ..record.mirror import genuine
 from ..slots import Token
 from .ir import Node, get_constant
 from .lazy import LazyModule
+from .tensor_meta import tensor_meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,50 @@ def _meta(node: Node) -> dict[str, Any]:
             meta["impure"] = True
         if node.recomputed:
             meta["recomputed"] = True
-        if node.stack:
-            meta["stack_trace"] = show_stack(node.stack)
-        if node.autograd_node is not None:
-            meta["autograd_node"] = node.autograd_node
+        _tell_origin(node, meta)
+    if "val" in meta:
+        meta["tensor_meta"] = tensor_meta(meta["val"])
     return meta
+
+
+_SAID = ("custom", "torch_fn", "source_fn_stack", "from_node")  # of what a program, or a node of a graph, says
+
+
+def _tell_origin(node: Node, meta: dict[str, Any]) -> None:
+    """Where a node comes from; one that was written behind the program has the line of what it is computed from."""
+    source = node if node.stack else _first_with_line(node)
+    if source.stack:
+        meta["stack_trace"] = show_stack(source.stack)
+    if source.origin is None:
+        return
+    number, running, modules, said = source.origin
+    meta["seq_nr"] = number
+    stack = None if modules is None else modules.stack()
+    if said is not None:
+        meta.update((field, said[field]) for field in _SAID if field in said)
+        stack = said.get("nn_module_stack", stack)
+    if stack is not None:
+        meta["nn_module_stack"] = stack
+    if node.backward:
+        meta["autograd_backward"] = True
+        meta["fwd_nn_module_stack"], meta["fwd_source_fn_stack"] = stack, meta.get("source_fn_stack")
+        if running is None:
+            meta["is_gradient_acc"] = True
+        elif source is node:
+            meta["autograd_node"] = number, running
+
+
+_FAR = 16  # nodes that are looked at for a line
+
+
+def _first_with_line(node: Node) -> Node:
+    nearby = list(node.inputs())
+    for other in nearby:
+        if other.stack:
+            return other
+        if len(nearby) < _FAR:
+            nearby += other.inputs()
+    return node
 
 
 def from_fx(module: fx.GraphModule) -> Part:

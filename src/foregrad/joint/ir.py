@@ -19,7 +19,7 @@ from .._torch import expression_of, is_static, sympy_functions
 from ..errors import UnsupportedError
 from ..ops import aten
 from ..record.lines import Stack
-from ..record.step import AutogradNode
+from ..record.origin import Origin
 from ..slots import Slot
 
 Target = Callable[..., Any]
@@ -31,13 +31,13 @@ class Node:
     __slots__ = (
         "_inputs",
         "args",
-        "autograd_node",
         "backward",
         "impure",
         "kwargs",
         "meta",
         "name",
         "op",
+        "origin",
         "recomputed",
         "slot",
         "stack",
@@ -59,7 +59,7 @@ class Node:
         self.recomputed = False  # the backward runs again what the forward ran, as a checkpoint asked for
         self.written = False  # its tensor is the caller's, and overwritten once the forward has run, or by the backward
         self.stack: Stack = ()
-        self.autograd_node: AutogradNode | None = None  # whose work it is, in backward
+        self.origin: Origin | None = None
 
     def become(self, other: Node) -> None:
         """Compute what another node computes, for all who read this one."""
@@ -95,7 +95,7 @@ class FlatGraph:
         self.backward = False  # nodes made now belong to the backward
         self.recomputed = False  # nodes made now run again what the forward ran
         self.stack: Stack = ()  # the user's line for nodes made now
-        self.node: AutogradNode | None = None  # of autograd, for nodes made now
+        self.origin: Origin | None = None  # of nodes made now
         self._symbols: dict[Any, Node] = {}
 
     def placeholder(self, slot: Slot, value: Any) -> Node:
@@ -125,7 +125,7 @@ class FlatGraph:
         node.backward = self.backward
         node.recomputed = self.recomputed
         node.stack = self.stack
-        node.autograd_node = self.node
+        node.origin = self.origin
         self.nodes.append(node)
         return node
 

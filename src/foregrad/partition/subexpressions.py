@@ -62,7 +62,7 @@ def _is_view(node: Node) -> bool:
 
 def _copy(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
     new = Node(node.op, args, kwargs, node.value)
-    for name in ("slot", "name", "meta", "backward", "impure", "recomputed", "written", "stack", "autograd_node"):
+    for name in ("slot", "name", "meta", "backward", "impure", "recomputed", "written", "stack", "origin"):
         setattr(new, name, getattr(node, name))
     return new
 

@@ -115,8 +115,9 @@ class AboveAutograd(Recorder):
         given = {storage_of(t) for t in tensors_in([*args, *kwargs.values()])}
         fresh = all(storage_of(t) not in given for t in tensors_in([out]))
         if inner and plain and fresh and op_info(op).kind is Kind.PURE:
-            stack = inner[0].stack
-            self.steps[start:] = [Step(op, args, kwargs, out, torch.is_grad_enabled(), False, stack, None)]
+            whole = Step(op, args, kwargs, out, torch.is_grad_enabled(), False, inner[0].stack, None)
+            whole.origin = inner[0].origin
+            self.steps[start:] = [whole]
         return out
 
     def _refuse_function(self, name: str) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.fx.traceback as fx_traceback
 
 from .._torch import (
     EFFECTFUL_HIGHER_ORDER,
@@ -44,10 +43,11 @@ from .lenient import error_missed, may_miss_errors, twin_of_refused
 from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
 from .lists import lists_share_memory, one_after_another
 from .objects import ScriptObjects
+from .origin import KnownOrigins, ModuleCalls, Origin, said_now
 from .overlap import can_be_asked, error_of_eager, tensors_in
 from .randomness import Generators
 from .refusals import Refusals
-from .step import AutogradNode, Step
+from .step import Step
 from .wrappers import PLAIN_TYPES, WrapperCalls
 
 get_default_dtype = torch.get_default_dtype  # asked for every operator
@@ -78,8 +78,9 @@ class Recorder(TorchDispatchMode):
         self._decomposed = {id(op) for op in self._decompositions}  # to hash an operator takes longer
         self._plain: set[int] = set()  # ids of operators that only have to be run and written down
         self._from_nodes = from_nodes  # the program is a graph whose nodes know the user's lines better than frames do
-        self._stacks: dict[int, Stack] = {}  # of the forward, by autograd's sequence number
-        self._node: AutogradNode | None = None  # that runs now, in backward
+        self.calls = ModuleCalls()
+        self._known = KnownOrigins()  # of the forward
+        self._origin: Origin | None = None  # of the operator that runs now
         self.generators = Generators(lambda: where(user_stack(2)))
         self._default_dtype = torch.get_default_dtype()
         self._devices: set[torch.device] = set()
@@ -107,10 +108,10 @@ class Recorder(TorchDispatchMode):
         if op is _DEVICE_OF and type(args[0]) is FakeTensor:  # of genuine ones, autograd asks it all the time
             return self._engine.device_of(args[0])
         if id(op) in self._plain and PLAIN_TYPES.issuperset(types) and get_default_dtype() is self._default_dtype:
-            stack, node = self._stack(), self._node
+            stack, origin = self._stack(), self._origin
             if "device" in kwargs:
                 self._require_device(kwargs["device"])
-            return self._note(op, args, kwargs, self._result(op, types, args, kwargs, stack), stack, node)
+            return self._note(op, args, kwargs, self._result(op, types, args, kwargs, stack), stack, origin)
         if not PLAIN_TYPES.issuperset(types):
             return self.wrappers.run(self, op, types, args, kwargs, self._stack())
         if op is _DEVICE_OF:
@@ -129,7 +130,7 @@ class Recorder(TorchDispatchMode):
             replaced = self._decompose(op, info, args, kwargs)
             if replaced is not NotImplemented:
                 return replaced
-        stack, node = self._stack(), self._node
+        stack, origin = self._stack(), self._origin
         if "device" in kwargs:
             self._require_device(kwargs["device"])
         if info.random and info.kind is Kind.WRITE and is_empty(args[0]):
@@ -152,7 +153,7 @@ class Recorder(TorchDispatchMode):
         repeats, follows = self._draw(op, kwargs, args) if draws else (None, None)
         if info.is_plain and id(op) not in self._decomposed and not may_miss_errors(op):
             self._plain.add(id(op))
-        self._note(op, args, kwargs, out, stack, node, repeats, follows)
+        self._note(op, args, kwargs, out, stack, origin, repeats, follows)
         self.steps[-1].computed = computed
         return out
 
@@ -197,14 +198,14 @@ class Recorder(TorchDispatchMode):
         kwargs: dict[str, Any],
         out: Any,
         stack: Stack,
-        node: AutogradNode | None,
+        origin: Origin | None,
         repeats: int | None = None,
         follows: int | None = None,
     ) -> Any:
         """Write an operator down."""
         step = Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, repeats, follows)
         step.becomes_grad = self.backward and op is _COPY and accumulates_gradient()
-        step.node = node
+        step.origin = origin
         self.steps.append(step)
         return out
 
@@ -272,20 +273,27 @@ class Recorder(TorchDispatchMode):
     def _stack(self) -> Stack:
         """The user's line: of the operator itself, or in backward of the operator that it differentiates."""
         number = running_node_number()
-        self._node = None
         if number is not None and not self.backward:
             self._note_inner_backward()
         elif number is not None:
-            stack = self._stacks.get(number, ())
-            if number != self._finished_node:
-                self._node = number, running_node_name()
-            return f"{GRADIENT_SUM}\n{show_stack(stack)}" if number == self._finished_node else stack
-        if self._from_nodes:
-            stack = fx_traceback.get_current_meta().get("stack_trace") or ()
-        else:
-            stack = user_stack(3)
-        self._stacks.setdefault(next_sequence_number() - 1, stack)
+            return self._stack_in_backward(number)
+        said = said_now()
+        stack: Stack = ((said or {}).get("stack_trace") or ()) if self._from_nodes else user_stack(3)
+        last, modules = next_sequence_number() - 1, self.calls.innermost
+        self._origin = last, None, modules, said
+        self._known.add(last, stack, modules, said)
         return stack
+
+    def _stack_in_backward(self, number: int) -> Stack:
+        """The line of the operator whose node runs; what the node computes belongs to the same modules."""
+        stack, modules, said = known = self._known.find(number)
+        if torch.is_grad_enabled():  # nodes that are made now are differentiated in their turn
+            self._known.add(next_sequence_number() - 1, *known)
+        if number != self._finished_node:
+            self._origin = number, running_node_name(), modules, said
+            return stack
+        self._origin = number, None, modules, None
+        return f"{GRADIENT_SUM}\n{show_stack(stack)}"
 
     def _note_inner_backward(self) -> None:
         """The program itself runs a backward, which must not reach the user's own tensors."""

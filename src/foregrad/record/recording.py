@@ -27,6 +27,7 @@ from .._torch import (
     dynamo_aside,
     gradients_of,
     is_reentrant_checkpoint,
+    module_calls_seen,
     recording_autograd,
     script_calls_seen,
     shares_version_counter,
@@ -156,8 +157,9 @@ class Recording:
         with self._modes(reals):
             self.recorder.generators.begin()
             try:
-                with self.recorder.running():
+                with self.recorder.running(), module_calls_seen(self.recorder.calls):
                     self.result = program(seen)
+                self.recorder.calls.root = None  # nothing keeps the user's module alive
                 self.recorder.generators.check()
                 self.recorder.refusals.raise_caught()
             except Exception as error:

@@ -7,8 +7,7 @@ from typing import Any
 
 from .._torch import OpOverload
 from .lines import Stack
-
-AutogradNode = tuple[int, str]  # its sequence number and its name
+from .origin import Origin
 
 
 class Step:
@@ -22,8 +21,8 @@ class Step:
         "follows",
         "grad_enabled",
         "kwargs",
-        "node",
         "op",
+        "origin",
         "out",
         "repeats",
         "stack",
@@ -49,7 +48,7 @@ class Step:
         self.backward = backward
         self.stack = stack
         self.computed: Sequence[Any] | None = None  # what a decomposition of its twin gave, if it writes
-        self.node: AutogradNode | None = None  # that ran it, in backward
+        self.origin: Origin | None = None
         self.repeats = repeats  # the earlier step whose random draw this one replays
         self.becomes_grad = False  # autograd's copy for a `.grad`, of what the recording holds too
         self.follows = follows  # then, the step behind whose draw it draws, in the same recomputation
