@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .... import errors
+from ...._torch import without_function_modes
 from ...report import Difference
 from ..oracle import Outcome, anonymous
 from .alive import abstract_tensors
@@ -55,8 +56,8 @@ def _examine(script: str, name: str, compile: Compile | None = None) -> Outcome:
     filename = f"<fuzz {name}>"
     with warnings.catch_warnings(), _lines_shown(script, filename):
         warnings.simplefilter("ignore")
-        code = _compiled_code(script, filename)
         try:
+            code = _compiled_code(script, filename)
             return _Comparison(name, code, compile).run()
         except Exception as error:
             text = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
@@ -136,7 +137,8 @@ class _Comparison:
             values[HOOKS] = max(other[HOOKS] for other in both)
 
     def _look_for_abstract(self, run: str) -> None:
-        with self._compiled.ambient.in_place():
+        # A look at a tensor of a user's subclass must not run the user's code.
+        with self._compiled.ambient.in_place(), without_function_modes():
             for found in dict.fromkeys(abstract_tensors(self._compiled.names)):
                 self._found.append(Difference(run, "abstract tensor", found, "none", "left behind"))
 
@@ -146,7 +148,8 @@ class _Comparison:
         eager, compiled = self._eager, self._compiled
         self._count_hooks_alike()
         here, there = ({**world.names, "process": world.ambient.compared()} for world in (eager, compiled))
-        found = differences(here, there, self._versions, GIVEN)
+        with without_function_modes():
+            found = differences(here, there, self._versions, GIVEN)
         after = " after a refusal" if run.endswith(_REFUSED) else ""
         for unlike in found:
             aspect = f"{unlike.aspect} of {_whose(unlike.where)}{after}"

@@ -48,14 +48,17 @@ class Object:
     Args:
         kind: What the value is.
         places: The places around it, the innermost first.
-        names: The name of the value where it has one, and of each place.
-        family: The shape of the tensors of the program.
+        names: The name of the value, and of each place.
     """
 
     kind: Kind
     places: tuple[Place, ...]
-    value: str
     names: tuple[str, ...]
+
+    @property
+    def value(self) -> str:
+        """The name of the value itself."""
+        return self.names[0]
 
     @property
     def root(self) -> str:
@@ -149,6 +152,8 @@ class _Generator:
         self._rng, self._name = rng, name
         form = rng.choices(list(_FORM_WEIGHTS), list(_FORM_WEIGHTS.values()))[0]
         self._drawing = Drawing(rng, rng.choice(list(SHAPES)), form)
+        # Half of the programs only read, so that what is read has a chance to be all that goes wrong.
+        self._only_reads = rng.random() < 0.5
         self._kinds = (*KINDS, *layer_kinds(self._drawing.family))
 
     def program(self) -> StateProgram:
@@ -200,26 +205,14 @@ class _Generator:
                     break
 
     def _object(self, kind: Kind, places: tuple[Place, ...]) -> tuple[Object, list[Part]]:
-        drawing, names, parts = self._drawing, [], []
-        base = f"o{drawing.number()}"
-        if kind.define or not places:
-            names.append(base)
-            value = base
-            source = kind.define or f"{{o}} = {self._rng.choice(kind.makes)}"
-            parts.append(Part(drawing.fill(source, o=base, O=base.upper()), "object", kind.name))
-        else:
-            value = drawing.fill(self._rng.choice(kind.makes), o=base, O=base.upper())
-        for place in places:
-            name = f"o{drawing.number()}"
-            source = drawing.fill(place.define, o=name, O=name.upper(), v=value)
+        drawing = self._drawing
+        names = [f"o{drawing.number()}" for _ in range(1 + len(places))]
+        source = kind.define or f"{{o}} = {self._rng.choice(kind.makes)}"
+        parts = [Part(drawing.fill(source, o=names[0], O=names[0].upper()), "object", kind.name)]
+        for place, inner, name in zip(places, names, names[1:], strict=False):
+            source = drawing.fill(place.define, o=name, O=name.upper(), v=inner)
             parts.append(Part(source, "place", place.name))
-            if not names:
-                parts[-1] = Part(source, "place", f"{place.name} of {kind.name}")
-            names.append(name)
-            value = name
-        if not kind.define and places:
-            names.insert(0, base)
-        return Object(kind, places, base, tuple(names)), parts
+        return Object(kind, places, tuple(names)), parts
 
     def _made(self, drawn: Object) -> str:
         """Another value of an object's kind."""
@@ -231,7 +224,8 @@ class _Generator:
         drawing, rng = self._drawing, self._rng
         scope = dict.fromkeys(drawing.arguments)
         for name in scope:
-            scope[name] = eval(self._argument(plain=True), world.names)
+            # Not a leaf: it can be written, and have hooks.
+            scope[name] = eval(f"{self._argument(plain=True)}.requires_grad_() * 1", world.names)
         if drawing.form in ("module", "method", "callable"):
             program = world.names["program"]
             scope["self"] = getattr(program, "__self__", program)
@@ -267,13 +261,14 @@ class _Generator:
         drawing, rng = self._drawing, self._rng
         chance = rng.random()
         block = rng.choice(BLOCKS) if rng.random() < 0.06 else ""
-        if chance < 0.55:
+        if chance < (0.7 if self._only_reads else 0.5):
             part = self._read()
-        elif chance < 0.75:
+        elif chance < 0.7:
             part = self._write()
         else:
-            tables = {"compute": COMPUTE, "random": RANDOM, "question": QUESTIONS, "effect": EFFECTS}
-            kind = rng.choices(list(tables), [3, 1, 3, 2])[0]
+            tables = {"compute": COMPUTE, "question": QUESTIONS, "random": RANDOM, "effect": EFFECTS}
+            weights = [3, 3, 0, 0] if self._only_reads else [3, 3, 1, 3]
+            kind = rng.choices(list(tables), weights)[0]
             template = rng.choice(tables[kind])
             part = Part(drawing.fill(template), kind, template)
         if part is None:
@@ -366,24 +361,34 @@ class _Generator:
         """Act out the program in eager, and keep the steps that do not raise."""
         world = _drawing_world(program)
         calls = self._rng.choice([2, 2, 2, 3, 3, 4, 5])
-        self._new_arguments(world, program)
-        for call in range(calls):
-            if not self._add_call(world, program):
+        for _ in range(_TRIES):
+            # Arguments that the program can take: what it was drawn with requires grad and is no leaf.
+            self._drawing.steps.clear()
+            self._new_arguments(world, program)
+            if self._add_call(world, program):
                 break
+        for call in range(calls):
+            if call and not self._add_call(world, program):
+                break
+            # What a backward reads may change before it runs.
+            if self._rng.random() < 0.25:
+                self._add_event(world, program)
             if self._rng.random() < 0.6:
                 self._add(world, program, Part(f"backward(r{call})", "step", "backward"))
-            if call < calls - 1:
-                for _ in range(self._rng.choice([0, 1, 1, 1, 2, 2])):
-                    for _ in range(_TRIES):
-                        event = self._event(program)
-                        if event is not None and self._add(world, program, event):
-                            break
+            for _ in range(self._rng.choice([0, 1, 1, 1, 2, 2]) if call < calls - 1 else 0):
+                self._add_event(world, program)
         if self._rng.random() < 0.15 and self._drawing.results:
             # Objects that are arguments go too; others are the program's for as long as there is one.
             objects = program.roots if program.form == "argument" else ()
             names = ", ".join(repr(name) for name in [*self._drawing.held, *self._drawing.results, *objects])
             self._drawing.steps.append(Part(f"forget({names})", "step", "forget"))
         return replace(program, steps=tuple(self._drawing.steps))
+
+    def _add_event(self, world: World, program: StateProgram) -> None:
+        for _ in range(_TRIES):
+            event = self._event(program)
+            if event is not None and self._add(world, program, event):
+                return
 
     def _new_arguments(self, world: World, program: StateProgram) -> None:
         drawing = self._drawing
@@ -432,6 +437,8 @@ class _Generator:
         kind = rng.choice(list(tables))
         text = program.script()
         fitting = [t for t in tables[kind] if t not in MENTIONED or re.search(MENTIONED[t], text)]
+        # What aot_module returns is a module, too: hooks on all modules run for it beside the original.
+        fitting = [t for t in fitting if program.form != "module" or "nn.modules.module" not in t]
         template = rng.choice(fitting or tables[kind])
         return Part(drawing.fill(template), "event", template)
 

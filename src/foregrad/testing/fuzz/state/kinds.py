@@ -223,6 +223,91 @@ _PARTIAL = """def base_{o}(factor, v, shift=0.0):
 
 {o} = functools.partial(base_{o}, 2.0, shift=0.5)"""
 
+_SUBCLASS = """class {O}(torch.Tensor):
+    calls = 0
+    gain = 1.0
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        {O}.calls += 1
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+{o} = torch.ones(4).as_subclass({O})"""
+
+_SCALED_BY_FUNCTION = """class {O}(torch.Tensor):
+    gain = 2.0
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+        return result * {O}.gain if func is torch.Tensor.mul else result
+
+
+{o} = torch.linspace(0.5, 2.0, 4).as_subclass({O})"""
+
+_OWN_FUNCTION = """state_{o} = {"n": 2.0, "calls": 0}
+
+
+class {O}(torch.autograd.Function):
+    slope = 1.5
+
+    @staticmethod
+    def forward(ctx, v):
+        ctx.save_for_backward(v)
+        return v * state_{o}["n"]
+
+    @staticmethod
+    def backward(ctx, g):
+        state_{o}["calls"] += {count}
+        return g * state_{o}["n"] * {O}.slope
+
+
+{o} = {O}.apply"""
+
+_CACHED_PROPERTY = """class {O}:
+    def __init__(self):
+        self.n = 2
+
+    @functools.cached_property
+    def double(self):
+        return self.n * 2
+
+    @functools.cached_property
+    def table(self):
+        return torch.full((4,), float(self.n))
+
+
+{o} = {O}()"""
+
+_DESCRIPTOR = """class Given{O}:
+    def __init__(self):
+        self.n = 2
+
+    def __get__(self, owner, kind):
+        return self.n
+
+
+class {O}:
+    n = Given{O}()
+
+
+{o} = {O}()"""
+
+_METACLASS = """class Meta{O}(type):
+    factor = 2.0
+
+    def __len__(cls):
+        return 3
+
+
+class {O}(metaclass=Meta{O}):
+    n = 2
+
+
+{o} = {O}"""
+
 PLAIN_KINDS = (
     Kind("int", ("2", "1", "3", "0", "True", "2.0"), numbers=("{p}",), assigns=("{p} + 1",), weight=2),
     Kind("float", ("0.5", "2.0", "0.0", "-0.0", "2"), numbers=("{p}",), assigns=("{p} * 2", "{p} + 1"), weight=2),
@@ -589,6 +674,114 @@ CALLABLE_KINDS = (
     ),
 )
 
+RARE_KINDS = (
+    Kind(
+        "cached property",
+        ("{O}()",),
+        _CACHED_PROPERTY,
+        numbers=("{p}.double", "{p}.n"),
+        tensors=("{p}.table",),
+        writes=("{p}.n += 1", "{p}.__dict__.pop('double', None)"),
+        events=(
+            "{p}.n = {i}",
+            "{p}.__dict__.pop('double', None)",
+            "{p}.double = {f}",
+            "{p}.__dict__.clear(); {p}.n = 5",
+        ),
+    ),
+    Kind(
+        "descriptor",
+        ("{O}()",),
+        _DESCRIPTOR,
+        numbers=("{p}.n",),
+        events=(
+            "vars({O})['n'].n = {f}",
+            "{p}.__dict__['n'] = {i}",
+            "Given{O}.__get__ = lambda self, owner, kind: {f}",
+        ),
+    ),
+    Kind(
+        "metaclass",
+        (),
+        _METACLASS,
+        numbers=("{p}.factor", "len({p})", "{p}.n"),
+        events=("Meta{O}.factor = {f}", "Meta{O}.__len__ = lambda cls: {i}", "{O}.n = {f}", "{O}.factor = {i}"),
+    ),
+    Kind(
+        "queue",
+        ("queue.SimpleQueue()", "queue.Queue()"),
+        numbers=("{p}.qsize()",),
+        writes=("{p}.put({a})", "{p}.put(1)"),
+        events=("{p}.put({i})",),
+    ),
+    Kind(
+        "memoryview",
+        ("memoryview(bytearray(b'ab'))",),
+        numbers=("{p}[0] % 5",),
+        writes=("{p}[0] = 3",),
+        events=("{p}[0] = {i}",),
+    ),
+    Kind(
+        "count", ("itertools.count({i})", "itertools.cycle([1, 2, 3])"), numbers=("next({p})",), events=("next({p})",)
+    ),
+    Kind(
+        "user list",
+        ("collections.UserList([1, 2])",),
+        numbers=("{p}[0]", "len({p})"),
+        writes=("{p}.append({a})", "{p}.append(1)"),
+        events=("{p}[0] = {f}", "{p}.append({i})"),
+    ),
+    Kind(
+        "weak set",
+        ("weakref.WeakSet()",),
+        numbers=("len({p})",),
+        writes=("{p}.add({a})",),
+        events=("{p}.add(torch.nn.Linear)",),
+    ),
+    Kind(
+        "weak dict",
+        ("weakref.WeakKeyDictionary()",),
+        numbers=("len({p})",),
+        writes=("{p}[torch.nn.Linear] = {a}", "{p}[torch.nn.ReLU] = 1"),
+        events=("{p}[torch.nn.Linear] = {i}",),
+    ),
+    Kind(
+        "attrgetter",
+        ("operator.attrgetter('shape')", "operator.attrgetter('data')"),
+        reads=("{r} = {a} * len({p}({a}))",),
+    ),
+    Kind("path", ("pathlib.PurePath('a/b')", "pathlib.PurePath('a')"), numbers=("len({p}.parts)",)),
+    Kind("flag", ("re.IGNORECASE", "re.IGNORECASE | re.MULTILINE"), numbers=("{p}.value",)),
+    *(
+        Kind(
+            "autograd function",
+            (),
+            _OWN_FUNCTION.replace("{count}", count),
+            numbers=("state_{o}['calls'] + 1",),
+            reads=("{r} = {p}({a})", "{r} = {O}.apply({a})"),
+            events=("state_{o}['n'] = {f}", "{O}.slope = {f}", "{O}.backward = staticmethod(lambda ctx, g: g * 7)"),
+            weight=1.5,
+        )
+        for count in ("0", "1")
+    ),
+    *(
+        Kind(
+            "tensor subclass",
+            ("torch.full((4,), {f}).as_subclass({O})",),
+            define,
+            tensors=("{p}",),
+            reads=(
+                "{r} = ({p} * {a}).as_subclass(torch.Tensor)",
+                "{r} = {a} + {p}.mul(2).sum().as_subclass(torch.Tensor)",
+            ),
+            numbers=("{O}.gain",),
+            writes=("{p}.add_(1)",),
+            events=("{O}.gain = {f}", "{p}.mul_({f})", "{p}.tag = {f}"),
+        )
+        for define in (_SUBCLASS, _SCALED_BY_FUNCTION)
+    ),
+)
+
 TENSOR_KINDS = (
     Kind(
         "tensor",
@@ -619,4 +812,4 @@ TENSOR_KINDS = (
     ),
 )
 
-KINDS: tuple[Kind, ...] = (*PLAIN_KINDS, *CONTAINER_KINDS, *OBJECT_KINDS, *CALLABLE_KINDS, *TENSOR_KINDS)
+KINDS: tuple[Kind, ...] = (*PLAIN_KINDS, *CONTAINER_KINDS, *OBJECT_KINDS, *CALLABLE_KINDS, *RARE_KINDS, *TENSOR_KINDS)

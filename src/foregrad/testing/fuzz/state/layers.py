@@ -21,7 +21,6 @@ _EVERYWHERE = (
     "torch.nn.AlphaDropout(0.5)",
     "torch.nn.PReLU()",
     "torch.nn.ReLU(inplace=True)",
-    "torch.nn.RReLU()",
     "torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())",
     "torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.LayerNorm(4))",
     "torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4))",
@@ -233,7 +232,7 @@ def layer_kinds(family: str) -> tuple[Kind, ...]:
     """The kinds of layers for tensors of a shape.
 
     >>> [kind.name for kind in layer_kinds("image")][:2]
-    ['layer', 'module of a class']
+    ['layer', 'noisy layer']
 
     Args:
         family: A key of `SHAPES`.
@@ -255,6 +254,8 @@ def layer_kinds(family: str) -> tuple[Kind, ...]:
     )
     return (
         Kind("layer", layers, reads=_LAYER_READS, writes=_LAYER_WRITES, events=_LAYER_EVENTS, weight=24),
+        # RReLU writes to what autograd has saved already, so that no checkpoint and no hook can follow it.
+        Kind("noisy layer", ("torch.nn.RReLU()",), reads=_LAYER_READS[:5], events=_LAYER_EVENTS[:8]),
         *own,
         Kind(
             "embedding",

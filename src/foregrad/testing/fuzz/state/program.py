@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from .rows import SUPPORT
 
 MODULES = (
-    "argparse", "array", "collections", "contextvars", "dataclasses", "decimal", "enum", "fractions", "functools",
-    "numpy", "random", "threading", "torch.utils.checkpoint", "types", "weakref",
+    "argparse", "array", "collections", "contextvars", "dataclasses", "decimal", "enum", "fractions", "functools", "io",
+    "itertools", "numpy", "operator", "pathlib", "queue", "random", "re", "threading", "torch.utils.checkpoint",
+    "types", "weakref",
 )  # fmt: skip
 
 _NAME = re.compile(r"\b[a-z]\w*\d+\b")

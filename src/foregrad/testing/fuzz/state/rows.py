@@ -63,6 +63,13 @@ QUESTIONS = (
     "{r} = {a} * {x}.shape[0]",
     "{r} = {a} * {a}.stride(-1)",
     "{r} = {a} * 2 if {a}.is_contiguous() else {a}",
+    "{r} = {a} * len(str({a}))",
+    "{r} = {a} * len(repr({a}.shape))",
+    "{r} = {a} * 2 if isinstance({x}.shape[0], int) else {a}",
+    "{r} = {a} * len(f'{{x}.dtype} {{x}.device}')",
+    "{r} = {a} * 2 if {x}.is_set_to({x}) else {a}",
+    "{r} = {a} * 2 if type({x}) is torch.nn.Parameter else {a}",
+    "{r} = {a} * 2 if torch.is_tensor({x}) else {a}",
 )
 
 EFFECTS = (
@@ -73,7 +80,9 @@ EFFECTS = (
     "{a}.register_hook(lambda g: g * 2)",
     "{a}.retain_grad()",
     "{x}.grad = None",
+    "{a}.register_hook(lambda g: g * shelf.n)",
     "{a}.register_hook(lambda g: gradients.append(g))",
+    "print({a}, file=io.StringIO())",
     "{a}.register_hook(lambda g: totals.update(g=totals['g'] + 1))",
     "collect(None, (), {a})",
     "gradients.append({a}.detach())",
@@ -91,12 +100,12 @@ BLOCKS = (
     "with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t * 1):",
 )
 
-# How the caller calls.
+# How the caller calls. Hooks that copy what is saved at once would miss what RReLU writes to it afterwards.
 CALLS = ("{call}",) * 12 + (
     "with torch.no_grad(): {call}",
     "with torch.inference_mode(): {call}",
     "with torch.autocast('cpu', torch.bfloat16): {call}",
-    "with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t): {call}",
+    "with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t.clone()): {call}",
     "with torch.autograd.graph.saved_tensors_hooks(pack, unpack): {call}",
     "with torch.enable_grad(): {call}",
     "with torch.autograd.detect_anomaly(check_nan=False): {call}",
@@ -198,8 +207,8 @@ SUPPORT: dict[str, str] = {
     "double_output": "def double_output(module, inputs, output):\n    return output * 2 if shelf.n else output",
     "count_calls": "def count_calls(module, inputs, output):\n    totals['n'] += 1",
     "count_backward": "def count_backward(module, grad_inputs, grad_outputs):\n    totals['n'] += 1",
-    "pack": "def pack(tensor):\n    return tensor * 1",
-    "unpack": "def unpack(tensor):\n    return tensor",
+    "pack": "def pack(tensor):\n    return [tensor]",
+    "unpack": "def unpack(packed):\n    return packed[0] * 1",
     "original_sin": "original_sin = torch.sin",
     "Halved": "class Halved(torch.nn.Module):\n    def forward(self, v):\n        return v / 2",
     "set_cell": (

@@ -10,6 +10,7 @@ import decimal
 import enum
 import functools
 import math
+import queue
 import random
 import re
 import struct
@@ -29,8 +30,10 @@ MODULE_NAME = "foregrad_fuzz_world"
 
 _PLAIN = (str, bytes, int, type(None), type(...), type(NotImplemented), range, slice, decimal.Decimal)
 _TORCH_FACTS = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
-# What Python keeps for itself, in classes and in modules.
-_CLASS_DETAILS = frozenset({"__dict__", "__weakref__", "__doc__", "_abc_impl", "__annotations__", "__slotnames__"})
+# What Python and torch keep for themselves, in classes and in modules.
+_CLASS_DETAILS = frozenset(
+    {"__dict__", "__weakref__", "__doc__", "_abc_impl", "__annotations__", "__slotnames__", "_backward_cls"}
+)
 _NAMESPACE_DETAILS = frozenset({"__builtins__", "__warningregistry__"})
 # Marks for a front end, on results of symbolic size.
 _MARKS = "_dynamo_"
@@ -383,6 +386,14 @@ def _running_generator(walk: Walk, where: str, eager: Any, compiled: Any) -> Non
     walk.named(where, frames[0].f_locals, frames[1].f_locals)
 
 
+def _queue(walk: Walk, where: str, eager: Any, compiled: Any) -> None:
+    walk.equal("length", where, eager.qsize(), compiled.qsize())
+
+
+def _memoryview(walk: Walk, where: str, eager: Any, compiled: Any) -> None:
+    walk.equal("value", where, eager.tobytes(), compiled.tobytes())
+
+
 def _iterator(walk: Walk, where: str, eager: Any, compiled: Any) -> None:
     walk.same(f"{where}.__reduce__()", eager.__reduce__()[1:], compiled.__reduce__()[1:])
 
@@ -425,6 +436,8 @@ _KINDS: tuple[tuple[Any, Rule], ...] = (
     (threading.local, _thread_local),
     (weakref.ref, _weak_reference),
     (types.GeneratorType, _running_generator),
+    (queue.SimpleQueue, _queue),
+    (memoryview, _memoryview),
     (_ITERATORS, _iterator),
 )
 

@@ -12,6 +12,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from ...._torch import without_function_modes
 from .alive import tensors_of
 from .ambient import Ambient
 from .same import MODULE_NAME
@@ -96,8 +97,9 @@ def _forget(names: dict[str, Any], *forgotten: str) -> None:
     watched = [reference for name in forgotten for reference in _references(names.pop(name, None))]
     names["alive"] = []
     # A compiled call is one node of the tape: as long as one of its results lives, so does what the others need.
-    if any(tensor.grad_fn is not None for _, _, tensor in tensors_of(names)):
-        return
+    with without_function_modes():
+        if any(tensor.grad_fn is not None for _, _, tensor in tensors_of(names)):
+            return
     if any(reference() is not None for reference in watched):
         gc.collect()
     names["alive"] = [reference() is not None for reference in watched]
