@@ -393,3 +393,52 @@ def test_a_random_custom_operator_that_writes_is_not_replayed_silently():
         compiled, _ = grab(lambda x: checkpoint(region, x, use_reentrant=False))
         with pytest.raises(foregrad.errors.UnsupportedError, match="run again by a checkpoint"):
             compiled(leaf(3))
+
+
+# ------------------------------------------------------------------------------------------ gradients of some inputs
+def outcome(function, ask):
+    """What comes of asking for gradients: the gradients, or the error's words."""
+    x, w = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
+    try:
+        asked = ask(function(x, w), x, w)
+    except RuntimeError as error:
+        return str(error)
+    return [None if t is None else t.tolist() for t in (*(asked or ()), x.grad, w.grad)]
+
+
+ASKED = {
+    "of what goes through it": lambda y, x, w: torch.autograd.grad(y[0].sum(), x),
+    "of what goes past it": lambda y, x, w: torch.autograd.grad(y[0].sum() + y[1].sum(), w),
+    "of another result": lambda y, x, w: torch.autograd.grad(y[1].sum(), x),
+    "of both": lambda y, x, w: torch.autograd.grad(y[0].sum(), (x, w)),
+    "by backward": lambda y, x, w: y[0].sum().backward(inputs=[x]),
+    "by backward, past it": lambda y, x, w: y[1].sum().backward(inputs=[w]),
+    "of all": lambda y, x, w: (y[0] + y[1]).sum().backward(),
+}
+INSIDE = {
+    "refused": lambda y, x, w: torch.autograd.grad(y.sum(), w),
+    "none": lambda y, x, w: torch.autograd.grad(y.sum(), w, allow_unused=True),
+    "added": lambda y, x, w: y.sum().backward(),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_single_gradients_through_a_reentrant_checkpoint_are_refused_as_in_eager(name):
+    """J-13"""
+
+    def program(x, w):
+        return checkpoint(lambda a: (a * a).sin(), x, use_reentrant=True) + w.exp(), x * w
+
+    compiled, _ = grab(program)
+    assert outcome(compiled, ASKED[name]) == outcome(program, ASKED[name])
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_only_a_reentrant_checkpoint_finds_has_no_single_gradient(name):
+    """J-13"""
+
+    def program(x, w):
+        return checkpoint(lambda a: (a * w).sin(), x, use_reentrant=True)
+
+    compiled, _ = grab(program)
+    assert outcome(compiled, INSIDE[name]) == outcome(program, INSIDE[name])

@@ -382,6 +382,16 @@ def is_reentrant_checkpoint(node: Any) -> bool:
     return isinstance(node, CheckpointFunction._backward_cls)
 
 
+def single_gradients_asked() -> bool:
+    """Whether the backward that runs now is for some inputs only: `torch.autograd.grad`, or `backward(inputs=...)`."""
+    return not torch.autograd._is_checkpoint_valid()
+
+
+def refuse_single_gradients() -> None:
+    """Raise what a reentrant checkpoint says to `torch.autograd.grad`: it looks at that before anything else."""
+    CheckpointFunction.backward(None)
+
+
 def has_accumulation_hooks(tensor: torch.Tensor) -> bool:
     """Whether hooks run when a gradient reaches a tensor; there is no public way to ask."""
     return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))

@@ -94,6 +94,7 @@ class Tape:
         self.nodes_of_tangents: dict[Returned, list[Node]] = {}  # several for a wrapper subclass
         self.by_name: dict[str, Node] = {}  # for a higher order, whose graph is a copy: the originals of its nodes
         self._freed: dict[tuple[Returned, ...], frozenset[Any]] = {}
+        self._behind_checkpoints: dict[tuple[Returned, ...], set[Primal]] = {}
         self.fresh_leaves = fresh_leaves  # that the program made and returned: no gradient reaches them from here
         self._written_views = written_views  # nodes of writes to inputs that are views: eager frees what wraps them
         for slot, target in targets.items():
@@ -135,6 +136,19 @@ class Tape:
     def reached(self) -> set[Primal]:
         """Inputs that autograd has an edge to: higher orders may give them gradients where this one does not."""
         return self.recording.reached_inputs(list(self.targets.values()))
+
+    @property
+    def holds_checkpoints(self) -> bool:
+        """Whether there is a reentrant checkpoint on it."""
+        return self.recording.holds_checkpoints
+
+    def behind_checkpoints(self, slots: tuple[Returned, ...]) -> set[Primal]:
+        """Inputs that a backward of these targets reaches through a reentrant checkpoint."""
+        known = self._behind_checkpoints.get(slots)
+        if known is None:
+            known = self.recording.inputs_behind_checkpoints([self.targets[slot] for slot in slots])
+            self._behind_checkpoints[slots] = known
+        return known
 
     def differentiate(self, slots: Sequence[Returned], autocast: bool = False) -> Differentiated:
         """Gradients of some of the targets."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,7 +58,7 @@ from .stand_ins import (
     stand_in_for_wrapper,
 )
 from .step import Step
-from .tape import tape_edges
+from .tape import edges_from, tape_edges
 
 
 class GradNeeded(Exception):
@@ -108,6 +108,7 @@ class Recording:
         self.grad_enabled_after = self.grad_enabled
         self.autocast: AutocastState = autocast_state()
         self.autocast_after: AutocastState = self.autocast
+        self.holds_checkpoints = False  # reentrant ones, on the tape
         self.guard_backward: Guarding = lambda code: None  # makes a guard of what the code in a backward reads
         self.backward_state: BackwardState | None = None  # of the backward that was recorded last
         kind = AboveAutograd if above_autograd else Recorder
@@ -396,7 +397,9 @@ class Recording:
             if create_graph:
                 follow_determinants(nodes)
             everything = wanted + self._other_leaves(nodes, wanted)
-            add_up = accumulated if any(map(is_reentrant_checkpoint, nodes)) else with_added
+            reentrant = any(map(is_reentrant_checkpoint, nodes))
+            self.holds_checkpoints |= reentrant
+            add_up = accumulated if reentrant else with_added
             found = add_up(self.engine, ends, given, everything, create_graph) if ends else [None] * len(everything)
             by_slot = dict(zip((i.slot for i in differentiable), found, strict=False))
             beside = list(found[len(leaves) : len(leaves) + len(others)])
@@ -438,7 +441,15 @@ class Recording:
 
     def reached_inputs(self, targets: Sequence[Tensor]) -> set[Primal]:
         """Inputs that autograd has an edge to from some of the targets, whether or not a gradient comes out there."""
-        ends = {id(v) for _, node in self._edges(targets) if (v := getattr(node, "variable", None)) is not None}
+        return self._inputs_at(self._edges(targets))
+
+    def inputs_behind_checkpoints(self, targets: Sequence[Tensor]) -> set[Primal]:
+        """Inputs that autograd reaches through a reentrant checkpoint."""
+        nodes = [*(target.grad_fn for target in targets), *(node for _, node in self._edges(targets))]
+        return self._inputs_at(edges_from([node for node in nodes if is_reentrant_checkpoint(node)]))
+
+    def _inputs_at(self, edges: Iterable[tuple[Any, Any]]) -> set[Primal]:
+        ends = {id(v) for _, node in edges if (v := getattr(node, "variable", None)) is not None}
         return {
             i.slot for i in self.differentiable_inputs if id(i.differentiated) in ends or id(self._real(i.slot)) in ends
         }

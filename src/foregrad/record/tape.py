@@ -11,10 +11,11 @@ from torch.autograd.graph import GradientEdge
 
 def tape_edges(targets: Sequence[Tensor]) -> Iterator[tuple[Any, Any]]:
     """Every edge that a backward from these tensors would follow, as (node, following node)."""
-    yield from _edges_from([target.grad_fn for target in targets if target.grad_fn is not None])
+    yield from edges_from([target.grad_fn for target in targets if target.grad_fn is not None])
 
 
-def _edges_from(pending: list[Any]) -> Iterator[tuple[Any, Any]]:
+def edges_from(pending: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """Every edge that a backward from these nodes would follow; empties the list."""
     seen = set(pending)
     while pending:
         node = pending.pop()
@@ -40,4 +41,4 @@ def nodes_behind(ends: Sequence[Tensor | GradientEdge]) -> list[Any]:
     """The same for what a backward may start from."""
     starts = [end.grad_fn if isinstance(end, Tensor) else end.node for end in ends]
     known = [node for node in starts if node is not None]
-    return [*known, *(node for _, node in _edges_from(list(known)))]
+    return [*known, *(node for _, node in edges_from(list(known)))]

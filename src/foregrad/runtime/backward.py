@@ -10,7 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .._torch import any_autocast_enabled, autocast_off, autocast_state, garbage_collection_paused, under_vmap
+from .._torch import (
+    any_autocast_enabled,
+    autocast_off,
+    autocast_state,
+    garbage_collection_paused,
+    refuse_single_gradients,
+    single_gradients_asked,
+    under_vmap,
+    will_run,
+)
 from ..errors import BackwardError, UnsupportedError
 from ..joint.backward_writes import BackwardWrite
 from ..joint.lazy import placeholders_of, value_of
@@ -150,6 +159,8 @@ class Backward:
         An input that only the missing outputs depend on gets None; under autocast the backward itself is cast.
         """
         found = self._gradients(ctx, tangents)
+        if self._tape.holds_checkpoints and single_gradients_asked():
+            found = self.without_added(found)
         through = [found[i] for i in self.edges.through]
         for edge, tangent in zip(self.edges.anchors, anchored, strict=True):
             if tangent is not None:
@@ -245,6 +256,20 @@ class Backward:
     def _without_extras(self, run: Boxed, module: fx.GraphModule) -> Boxed:
         """A backward graph as a function of saved values and tangents alone."""
         return without_last_tokens(with_state(run, module, self._tape.random), count_tokens(module))
+
+    def refuse_single_gradients(self, ctx: Any, tangents: Sequence[Tensor | None]) -> None:
+        """Eager's error for `torch.autograd.grad` of an input that is reached through a reentrant checkpoint."""
+        mask = [tangent is not None for tangent in tangents]
+        behind = self._tape.behind_checkpoints(self._tape.chosen(mask))
+        for position, (node, _) in zip(self.edges.through, ctx.next_functions, strict=False):
+            if self._tape.primals[position].slot in behind and node is not None and will_run(node):
+                refuse_single_gradients()
+
+    def without_added(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """Gradients without those that a reentrant checkpoint adds to `.grad` by itself: nobody else gets them."""
+        kept = [recorded.slot in self._tape.reached for recorded in self._tape.primals]
+        kept += [True] * (len(gradients) - len(kept))
+        return [gradient if keep else None for gradient, keep in zip(gradients, kept, strict=True)]
 
     def refuse_nondeterminism(self) -> None:
         """Raised when determinism was switched on after the program was compiled."""

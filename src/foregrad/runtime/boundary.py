@@ -13,6 +13,7 @@ from .._torch import (
     deterministic_enabled,
     set_grad_enabled,
     set_version,
+    single_gradients_asked,
     under_vmap,
 )
 from ..joint.build import Joint
@@ -204,6 +205,10 @@ class TrainingCore:
                 check = writer.bind(deterministic_enabled, "deterministic_algorithms_enabled")
                 with writer.block(f"if {check}():"):
                     writer.line(f"{writer.bind(self._backward.refuse_nondeterminism, 'refuse_nondeterminism')}()")
+            if joint.tape.holds_checkpoints:
+                asked = writer.bind(single_gradients_asked, "single_gradients_asked")
+                refuse = writer.bind(self._backward.refuse_single_gradients, "refuse_single_gradients")
+                writer.line(f"if {asked}(): {refuse}(ctx, {tuple_of(tangents)})")
             if self._found:
                 assert self._backward.state is not None
                 writer.line(f"{writer.bind(self._backward.state.require_same, 'require_same')}(ctx.found)")
@@ -223,6 +228,9 @@ class TrainingCore:
                 )
             writer.line(f"del {', '.join(tangents)}")
             writer.line("g = backward_graph(graph_inputs)")
+            if joint.tape.holds_checkpoints:
+                only = writer.bind(self._backward.without_added, "without_added")
+                writer.line(f"if single_gradients_asked(): g = {only}(g)")
             if joint.backward_writes:
                 write = writer.bind(self._backward.writing.carry_out, "carry_out_writes")
                 writer.line(f"{write}(ctx, g, given)")
