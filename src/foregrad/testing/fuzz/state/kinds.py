@@ -750,7 +750,6 @@ RARE_KINDS = (
         ("operator.attrgetter('shape')", "operator.attrgetter('data')"),
         reads=("{r} = {a} * len({p}({a}))",),
     ),
-    Kind("path", ("pathlib.PurePath('a/b')", "pathlib.PurePath('a')"), numbers=("len({p}.parts)",)),
     Kind("flag", ("re.IGNORECASE", "re.IGNORECASE | re.MULTILINE"), numbers=("{p}.value",)),
     *(
         Kind(

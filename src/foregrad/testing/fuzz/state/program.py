@@ -99,9 +99,9 @@ class StateProgram:
 
     def covered(self) -> Iterator[tuple[str, str]]:
         """What the program covers, as kinds and names to be counted."""
-        yield "form", self.form
+        yield "state: form", self.form
         for part in (*self.objects, *self.statements, *self.steps):
-            yield part.kind, part.name
+            yield f"state: {part.kind}", part.name
 
 
 _COMPARE = "foregrad.testing.fuzz.state"

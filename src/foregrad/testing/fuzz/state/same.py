@@ -222,7 +222,8 @@ _TENSOR_FACTS: dict[str, Callable[[Tensor], Any]] = {
     "leaf or not": lambda t: t.is_leaf,
     "retains_grad": lambda t: t.retains_grad,
     "inference tensor": lambda t: t.is_inference(),
-    "hooks": lambda t: len(t._backward_hooks or ()),
+    # A hook that a program gives to something it computes is part of the graph.
+    "hooks": lambda t: len(t._backward_hooks or ()) if t.is_leaf else 0,
 }
 
 
