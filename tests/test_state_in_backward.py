@@ -1,6 +1,8 @@
 """State that code in a backward reads is read when backward runs, and not when the program was recorded."""
 
+import gc
 import sys
+import weakref
 
 import pytest
 import torch
@@ -263,6 +265,44 @@ def test_a_list_that_the_backward_changes_is_refused():
 
     with pytest.raises(StateChangeError):
         compiled_by(Appending.apply)(torch.ones(3, requires_grad=True), [])
+
+
+def test_what_only_a_later_recording_of_the_backward_changes_is_refused():
+    config, calls = Config(), 0
+
+    def scale():
+        nonlocal calls
+        if config.scale != 2.0:
+            calls += 1
+        return config.scale
+
+    call = compiled_by(scaling(scale))
+    x = torch.ones(3, requires_grad=True)
+    call(x).sum().backward()
+    loss = call(x).sum()
+    config.scale = 5.0
+    with pytest.raises(StateChangeError, match="calls"):
+        loss.backward()
+    assert calls == 0
+
+
+def test_a_program_lets_go_of_its_arguments_and_of_its_module():
+    class Scaling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x, config):
+            return Kept.apply(x * self.weight, config)
+
+    module, config = Scaling(), Config()
+    compiled = foregrad.aot_module(module, nop)
+    y = compiled(torch.ones(3, requires_grad=True), config)
+    y.sum().backward()
+    kept = weakref.ref(module), weakref.ref(module.weight)
+    del module, compiled, y
+    gc.collect()
+    assert [reference() for reference in kept] == [None, None]
 
 
 def test_a_program_without_code_in_its_backward_has_nothing_to_compare():

@@ -10,6 +10,7 @@ import gc
 import itertools
 import operator
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -19,9 +20,10 @@ from torch import Tensor
 from .._torch import PythonNode, Settings, custom_function_of
 from ..errors import BackwardError
 from ..record.backward_code import Call, UserCode
-from ..slots import Primal
+from ..slots import Hidden, Primal
 from ..values import PLAIN, Remembered
 from .calls import in_a_library
+from .escapes import Snapshot
 from .module_guard import ModuleGuard
 from .places import Place, Surroundings, refuse_unknown
 
@@ -61,15 +63,46 @@ class ReadInBackward:
                 )
 
 
-def read_in_backward(code: UserCode, place_of: Callable[[Primal, Tensor], Place]) -> ReadInBackward | None:
-    """A guard of what code of the user's reads in a backward, if any has run."""
-    calls = [call for call in code.calls if not _is_torchs_own(str(call.namespace.get("__name__")))]
-    if not calls:
-        return None
-    places = {slot: place_of(slot, tensor) for slot, tensor in code.tensors.items()}
-    return ReadInBackward(
-        calls, {slot: place for slot, place in places.items() if place.how not in ("held", "argument")}
-    )
+def _weakly(value: Any) -> Callable[[], Any]:
+    """Leads to an object without keeping it alive, if it can be told to go."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
+
+
+class BackwardGuards:
+    """Guards what code of the user's does in the backwards of one program, those included that are recorded later."""
+
+    def __init__(
+        self, function: Any, places: Mapping[Primal, Place], hidden: Mapping[Hidden, Place], around: Surroundings
+    ) -> None:
+        self._function = _weakly(function)
+        self._places, self._hidden = places, hidden
+        self._around: Surroundings | None = around
+
+    def settle(self) -> None:
+        """The program is recorded: what is around it is let go, with the arguments that lead there."""
+        self._around = None
+
+    def read_by(self, code: UserCode) -> ReadInBackward | None:
+        """A guard of what code of the user's reads in a backward, if any has run."""
+        calls = [call for call in code.calls if not _is_torchs_own(str(call.namespace.get("__name__")))]
+        if not calls:
+            return None
+        places = {slot: self._place_of(slot, tensor) for slot, tensor in code.tensors.items()}
+        return ReadInBackward(calls, {slot: place for slot, place in places.items() if place is not None})
+
+    def _place_of(self, slot: Primal, tensor: Tensor) -> Place | None:
+        known = self._hidden.get(slot) if isinstance(slot, Hidden) else self._places.get(slot)
+        if known is None and self._around is not None:
+            known = self._around.place_of(tensor)
+        return None if known is None or known.how == "held" else known
+
+    def before(self) -> Snapshot | None:
+        """The user's objects, before a backward is recorded once more; what the first one changed was refused."""
+        function = self._function()
+        return Snapshot(Surroundings(function)) if self._around is None and function is not None else None
 
 
 def _is_torchs_own(module: str) -> bool:

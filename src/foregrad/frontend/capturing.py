@@ -16,7 +16,6 @@ from ..errors import ForegradError, GraphOutputError, StateChangeError, Unsuppor
 from ..joint.build import Joint, build_joint
 from ..locks import recording_lock
 from ..options import AOTConfig
-from ..record.backward_code import UserCode
 from ..record.choice import engine_for
 from ..record.engine import EngineReport
 from ..record.lines import starts_programs
@@ -36,7 +35,7 @@ from ..record.refusals import explained
 from ..record.stand_ins import Argument
 from ..slots import Buffer, Hidden, Input, Param, Primal, Tangent
 from .attributes import HeldTensors
-from .backward_state import ReadInBackward, read_in_backward
+from .backward_state import BackwardGuards
 from .calls import code_that_runs
 from .escapes import Snapshot, refuse_assigned_attributes
 from .hook_state import refuse_private_state
@@ -198,10 +197,7 @@ def _capture(
         hidden[slot] = place
         return slot
 
-    def guard_backward(code: UserCode) -> ReadInBackward | None:
-        known: dict[Primal, Place] = {argument.slot: place for argument, place in state}
-        known.update((slot, place) for slot, place in hidden.items())
-        return read_in_backward(code, lambda slot, tensor: known.get(slot) or surroundings.place_of(tensor))
+    backward = BackwardGuards(function, {argument.slot: place for argument, place in state}, hidden, surroundings)
 
     def attempt(shared: Sequence[SharedMemory], early: Sequence[Tensor], grads: Sequence[Tensor]) -> Attempt:
         hidden.clear()
@@ -212,7 +208,7 @@ def _capture(
         held = HeldTensors(function) if config.is_export and isinstance(function, nn.Module) else None
         from_nodes = isinstance(function, fx.GraphModule)
         recording = Recording(engine, dict(config.decompositions or {}), from_nodes, config.pre_dispatch)
-        recording.guard_backward = guard_backward
+        recording.backward_guards = backward
         recording.recorder.calls.root = function if isinstance(function, nn.Module) else None
         try:
             recording.run(program, given, around, place_of, shared, early, grads)
@@ -246,6 +242,7 @@ def _capture(
 
     with code_that_runs(exact_guards or surroundings.needs_code_that_runs) as ran:
         joint, result, shared = settle(attempt)
+    backward.settle()
     if ran is not None:
         surroundings = Surroundings(function, arguments, ran)
     refuse_unknown(surroundings.unknown)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
@@ -59,7 +59,21 @@ class BackwardState(Protocol):
         """Raise if the inputs that it found are not those that the forward has taken."""
 
 
-Guarding = Callable[[UserCode], BackwardState | None]
+class Changes(Protocol):
+    """The user's objects, as they were."""
+
+    def undo(self, recording: Any) -> Exception | None:
+        """Put back what a recording changed; gives the error for it."""
+
+
+class BackwardGuards(Protocol):
+    """Guards what code of the user's does in backwards."""
+
+    def read_by(self, code: UserCode) -> BackwardState | None:
+        """What it has read."""
+
+    def before(self) -> Changes | None:
+        """The user's objects before it runs once more; None while the program is recorded, when others look at them."""
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ from ..subclasses.layout import is_jagged, is_wrapper, layout_of, leaves_of, req
 from .above_autograd import AboveAutograd
 from .accumulate import accumulated, with_added
 from .attributes import FoundAttributes
-from .backward_code import BackwardState, Guarding, UserCode, user_code_seen
+from .backward_code import BackwardGuards, BackwardState, UserCode, user_code_seen
 from .determinants import follow_determinants
 from .engine import Engine
 from .hooks import Hooks, has_hooks
@@ -109,7 +109,7 @@ class Recording:
         self.autocast: AutocastState = autocast_state()
         self.autocast_after: AutocastState = self.autocast
         self.holds_checkpoints = False  # reentrant ones, on the tape
-        self.guard_backward: Guarding = lambda code: None  # makes a guard of what the code in a backward reads
+        self.backward_guards: BackwardGuards | None = None
         self.backward_state: BackwardState | None = None  # of the backward that was recorded last
         kind = AboveAutograd if above_autograd else Recorder
         self.recorder = kind(engine, decompositions, from_nodes)
@@ -386,7 +386,7 @@ class Recording:
                 reals[i.slot] = self._real(i.slot)
         hidden = [i for i in differentiable if reals.get(i.slot) is not None]
         casts = contextlib.nullcontext() if autocast else autocast_off()
-        watched = user_code_seen() if self._may_run_user_code(targets) else contextlib.nullcontext()
+        watched = self._watching_code() if self._may_run_user_code(targets) else contextlib.nullcontext()
         with self._modes(self._reals), torch.set_grad_enabled(create_graph), casts, watched as code:
             self.recorder.generators.resume()
             wanted = [*leaves, *others, *(real for real in reals.values() if real is not None)]
@@ -411,6 +411,19 @@ class Recording:
         self.backward_state = None if code is None else self._state_read_by(code)
         return by_slot, beside
 
+    @contextlib.contextmanager
+    def _watching_code(self) -> Iterator[UserCode]:
+        """Collects the user's code that runs; what it changes is put back, and refused."""
+        before = None if self.backward_guards is None else self.backward_guards.before()
+        error = None
+        try:
+            with user_code_seen() as code:
+                yield code
+        finally:
+            error = None if before is None else before.undo(self)
+        if error is not None:
+            raise error
+
     def _may_run_user_code(self, targets: Sequence[Tensor]) -> bool:
         """Whether a backward may call functions of the user's."""
         if self._reals.hooks.inside or self._reals.reaches_into_tape or self.recorder.wrappers.runs_user_code:
@@ -425,7 +438,7 @@ class Recording:
             for i in self.inputs
             if id(i.seen) in found and i.same_as is None and (real := self._real(i.slot)) is not None
         }
-        return self.guard_backward(code)
+        return None if self.backward_guards is None else self.backward_guards.read_by(code)
 
     def _edges(self, targets: Sequence[Tensor]) -> list[tuple[Any, Any]]:
         """The edges of the tape behind targets; of those that were asked for last they are known."""
