@@ -261,3 +261,15 @@ def test_an_answer_is_what_is_recorded(nothing_known, monkeypatch):
     graph = foregrad.capture(lambda x: x.sin(), plain(2, 3)).joint_graph.graph
     (node,) = (n for n in graph.nodes if n.target is torch.ops.aten.sin.default)
     assert node.meta["val"].stride() == (1, 2)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_layouts_without_gradients(mode):
+    with mode():
+        x = plain(3, 4).t()
+        assert foregrad.aot_function(F.logsigmoid, nop)(x).stride() == F.logsigmoid(x).stride()
+        check(lambda x: F.logsigmoid(x) * 2, x, training=False)
+
+
+def test_constants_keep_their_values():
+    check(lambda x: x * int(torch.tensor(3) + 1), plain(2))

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from foregrad._torch import FakeTensor
 from foregrad.record.engine import FakeEngine
 from foregrad.record.layouts import DTYPES
 from foregrad.record.lean import NO_SHAPES
 from foregrad.record.metas import Several, described, intern, interned
-from foregrad.record.trials import survives_emptiness
+from foregrad.record.trials import reconciled, survives_emptiness
 from foregrad.slots import Input
 from sweep.layouts import LAYOUTS, is_dense, with_layouts, with_sizes
 from sweep.operators import Call, database
@@ -46,7 +47,7 @@ class Seen:
         """Whether the two are alike; None where there is nothing to compare."""
         if isinstance(self.real, Exception) or isinstance(self.abstract, NO_SHAPES):
             return None
-        return self.real == self.abstract
+        return not isinstance(self.abstract, Exception) and reconciled(self.abstract, self.real) == self.abstract
 
     @property
     def is_left_to_inference(self) -> bool:
@@ -73,13 +74,15 @@ def shown(answer: Any) -> str:
     return f"{type(answer).__name__}({meta.dtype}{list(meta.size)} {meta.stride} +{meta.offset}{bits} {where or ''})"
 
 
-class Observer(TorchDispatchMode):
-    """Runs each operator on real tensors, and asks an engine what it makes of it."""
+Asked = Sequence[tuple[Callable[[], FakeEngine], Callable[[Seen], None]]]  # engines, and who is told of their answers
 
-    def __init__(self, engine: FakeEngine, note: Callable[[Seen], None], dynamic: bool = False) -> None:
+
+class Observer(TorchDispatchMode):
+    """Runs each operator on real tensors, and asks engines what they make of it."""
+
+    def __init__(self, asked: Asked, dynamic: bool = False) -> None:
         super().__init__()
-        self._engine = engine
-        self._note = note
+        self._asked = [(engine(), note) for engine, note in asked]
         self._dynamic = dynamic
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -88,16 +91,7 @@ class Observer(TorchDispatchMode):
         if op.namespace != "aten" or not all(map(is_dense, tensors)) or any(t.device.type == "meta" for t in tensors):
             return op(*args, **kwargs)
         metas = tuple(map(_real_meta, tensors))
-        twins: dict[int, Tensor] = {}
-
-        def twin(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            if id(value) not in twins:
-                twins[id(value)] = self._engine.twin(value, Input(f"x{len(twins)}"), dynamic=self._dynamic)
-            return twins[id(value)]
-
-        given, named = tree_map(twin, (args, kwargs))
+        answers = [self._answer(engine, op, args, kwargs, tensors) for engine, _ in self._asked]
         out, error = None, None
         try:
             out = op(*args, **kwargs)
@@ -105,16 +99,27 @@ class Observer(TorchDispatchMode):
             error = raised
         real = error or described(out, tensors, _real_meta)
         text = str(tree_map(lambda v: "_" if isinstance(v, Tensor) else v, (*args, *kwargs.items())))[1:-1]
-        self._note(Seen(op, metas, text, real, self._answer(op, given, named, [twins[id(t)] for t in tensors])))
+        for answer, (_, note) in zip(answers, self._asked, strict=True):
+            note(Seen(op, metas, text, real, answer))
         if error is not None:
             raise error
         return out
 
-    def _answer(self, op: Any, args: Any, kwargs: Any, twins: list[Any]) -> Any:
+    def _answer(self, engine: FakeEngine, op: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        twins: dict[int, Tensor] = {}
+
+        def twin(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if id(value) not in twins:
+                twins[id(value)] = engine.twin(value, Input(f"x{len(twins)}"), dynamic=self._dynamic)
+            return twins[id(value)]
+
+        given, named = tree_map(twin, (args, kwargs))
         try:
             with torch._C.DisableTorchFunction(), torch.no_grad():
-                out = self._engine.run(op, (type(twins[0]),) if twins else (), tuple(args), kwargs)
-                return described(out, twins, _hinted if self._dynamic else intern)
+                out = engine.run(op, (FakeTensor,) if twins else (), tuple(given), named)
+                return described(out, [twins[id(t)] for t in tensors], _hinted if self._dynamic else intern)
         except Exception as raised:
             return raised
 
@@ -154,17 +159,17 @@ class Program:
                 torch.autograd.backward(outs, [torch.ones_like(t) for t in outs])
 
 
-def programs(info: Any, device: str, calls: int = 3) -> Iterator[Program]:
+def programs(info: Any, device: str, few: bool = False) -> Iterator[Program]:
     """The calls that torch's database has for an operator, in all layouts, with sizes of one as well.
 
     Not with sizes of zero: some kernels of torch end the process then.
     """
     supported = info.supported_dtypes(device)
     main = next((d for d in (torch.float32, torch.complex64, torch.int64) if d in supported), None)
-    for dtype in dict.fromkeys([main, *(d for d in OTHER_DTYPES if d in supported)]):
+    for dtype in dict.fromkeys([main, *(d for d in OTHER_DTYPES if d in supported and not few)]):
         if dtype is None:
             continue
-        number, layouts = (calls, tuple(LAYOUTS)) if dtype is main else (1, FEW_LAYOUTS)
+        number, layouts = (1 if few else 3, tuple(LAYOUTS)) if dtype is main else (1, FEW_LAYOUTS)
         for call in _calls(info, device, dtype, number):
             for laid in with_layouts(call, layouts):
                 yield Program(f"{info.name}, {dtype}, {laid.name}", info.op, laid.call)
@@ -238,24 +243,18 @@ class Pointwise(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-def observe(
-    infos: Sequence[Any],
-    device: str,
-    engine: Callable[[], FakeEngine],
-    note: Callable[[Seen], None],
-    dynamic: bool = False,
-) -> None:
-    """Run operators of torch's database in all layouts."""
+def observe(infos: Sequence[Any], device: str, asked: Asked, dynamic: bool = False, few: bool = False) -> None:
+    """Run operators of torch's database in all layouts; `few` leaves out most dtypes, and other ranks."""
     pointwise = Pointwise()
     for info in infos:
         torch.manual_seed(0)
-        for number, program in enumerate(programs(info, device)):
-            program.run(Observer(engine(), note, dynamic))
-            if number % 40 == 0:
+        for number, program in enumerate(programs(info, device, few)):
+            program.run(Observer(asked, dynamic))
+            if number % 40 == 0 and not few:
                 program.run(pointwise)
     for (op, _), (args, kwargs) in pointwise.calls.items():
         for program in lifted(op, args, kwargs):
-            program.run(Observer(engine(), note, dynamic))
+            program.run(Observer(asked, dynamic))
 
 
 def part_of_database(device: str = "cpu") -> list[Any]:

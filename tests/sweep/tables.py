@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,7 +31,7 @@ Observation = tuple[str, frozenset[str], frozenset[str], bool]  # operator, layo
 def work(device: str, share: slice, file: Path, verify: bool) -> None:
     """Observe a share of the database, one line of text for each operator of it.
 
-    Shape inference is compared with the kernels or, to `verify`, what Foregrad records.
+    Shape inference is compared with the kernels; to `verify`, what Foregrad records is compared with them as well.
     """
     logging.disable(logging.ERROR)  # fake kernels log what they refuse
     warnings.simplefilter("ignore")
@@ -42,30 +42,36 @@ def work(device: str, share: slice, file: Path, verify: bool) -> None:
     from foregrad.record.lean import LeanEngine
     from sweep.reality import Seen, observe, part_of_database
 
-    engine = LeanEngine if verify else Believing
-
     torch.set_num_threads(1)
     seen: set[Observation] = set()
     examples: list[str] = []
+    wrong: set[str] = set()
 
     def note(one: Seen) -> None:
         agrees = one.agrees
-        if agrees is not None and not (verify and one.is_left_to_inference):
+        if agrees is not None:
             observation = str(one.op), one.layouts, one.dtypes, agrees
             if not agrees and observation not in seen:
                 examples.append(str(one))
             seen.add(observation)
 
+    def note_wrong(one: Seen) -> None:
+        if one.agrees is False and not one.is_left_to_inference:
+            wrong.add(str(one))
+
+    asked = [(lambda: Believing(new_fake_mode(None)), note)]
+    if verify:
+        asked.append((lambda: LeanEngine(new_fake_mode(None)), note_wrong))
     with file.open("a") as lines:
         for info in part_of_database(device)[share]:
-            observe([info], device, lambda: engine(new_fake_mode(None)), note)
+            observe([info], device, asked)
             if device == "cuda":
                 torch.cuda.synchronize()  # raises if a kernel has failed: nothing that follows would run
             found = [[op, sorted(layouts), sorted(dtypes), agrees] for op, layouts, dtypes, agrees in seen]
-            lines.write(json.dumps([info.name, found, examples]) + "\n")
+            lines.write(json.dumps([info.name, found, examples, sorted(wrong)]) + "\n")
             lines.flush()
-            seen.clear()
-            examples.clear()
+            for collected in (seen, examples, wrong):
+                collected.clear()
 
 
 # ------------------------------------------------------------------------------------------------- all of them
@@ -109,24 +115,30 @@ def table(seen: Iterable[Observation], version: str, device: str) -> dict[str, A
 
 
 def agreeing(seen: Iterable[Observation]) -> tuple[set[str], set[str]]:
-    """Layouts and dtypes such that all that was observed with them, and nothing else, agrees."""
+    """Layouts and dtypes such that all that was observed with them, and nothing else, agrees.
+
+    Of what takes part in a disagreement, what takes part in most goes, and the unusual before the usual.
+    """
     seen = list(seen)
-    every = {dtype for one in seen for dtype in one[2]}
-    first = {dtype for one in seen if "float32" in one[2] for dtype in one[2]} or every
-    layouts: set[str] = set()
-    dtypes = set(first)
+    layouts = {layout for one in seen for layout in one[1]}
+    dtypes = {dtype for one in seen for dtype in one[2]}
 
-    def holds(layouts: set[str], dtypes: set[str], new: str) -> bool:
-        within = [one for one in seen if one[1] <= layouts and one[2] <= dtypes]
-        return all(one[3] for one in within) and any(new in one[1] | one[2] for one in within)
+    def usual(text: str) -> tuple[bool, bool, str]:
+        return text.startswith("contiguous"), "ones" not in text, text
 
-    for layout in sorted({layout for one in seen for layout in one[1]}, key=lambda text: (len(text.split()), text)):
-        if holds(layouts | {layout}, dtypes, layout):
-            layouts.add(layout)
-    for dtype in sorted(every - dtypes):
-        if holds(layouts, dtypes | {dtype}, dtype):
-            dtypes.add(dtype)
-    return layouts, dtypes
+    for column, kept, given in ((1, layouts, frozenset({"float32"})), (2, dtypes, None), (1, layouts, None)):
+        while True:
+            wrong = [one for one in seen if not one[3] and one[1] <= layouts and one[2] <= dtypes]
+            wrong = [one for one in wrong if given is None or one[2] & given]
+            if not wrong:
+                break
+            taking_part = Counter(name for one in wrong for name in one[column] if name != "float32")
+            if not taking_part:
+                break
+            worst = max(taking_part.values())
+            kept.remove(min((name for name, count in taking_part.items() if count == worst), key=usual))
+    within = [one for one in seen if one[1] <= layouts and one[2] <= dtypes]
+    return {name for one in within for name in one[1]}, {name for one in within for name in one[2]}
 
 
 def text_of(made: dict[str, Any]) -> str:
@@ -145,7 +157,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=7200, help="stop then, with what was seen")
     parser.add_argument("--into", type=Path, help="the folder for the table")
     parser.add_argument("--examples", type=Path, help="where to write what differs, at length")
-    parser.add_argument("--verify", action="store_true", help="compare what is recorded, with this table and by trials")
+    parser.add_argument("--observed", type=Path, help="where to write all that was seen")
+    parser.add_argument(
+        "--verify", action="store_true", help="compare what is recorded as well, and print what is wrong"
+    )
     parser.add_argument("--work", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
@@ -167,11 +182,9 @@ def main() -> None:
     if options.examples:
         options.examples.write_text("\n".join(sorted(text for line in found for text in line[2])))
     if options.verify:
-        wrong = sorted({one[0] for one in seen if not one[3]})
-        print(
-            f"{len(found)} of {size} entries of the database, {len({one[0] for one in seen})} operators, wrong: {wrong}"
-        )
-        return
+        print("\n".join(["recorded wrongly:", *sorted(text for line in found for text in line[3])]))
+    if options.observed:
+        options.observed.write_text("\n".join(json.dumps(line[:2]) for line in found))
     made = table(seen, torch_version(), options.device)
     file = table_file(torch_version(), options.device)
     file = options.into / file.name if options.into else file

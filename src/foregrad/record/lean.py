@@ -33,7 +33,7 @@ from .._torch import (
 from ..ops import Kind, op_info
 from .engine import EngineReport, FakeEngine
 from .layouts import NOTHING_KNOWN, contiguous, table_for
-from .metas import RESULTS, Fresh, Meta, Part, Same, Several, Shared, described, intern, interned, why_unkept
+from .metas import RESULTS, Fresh, Meta, Part, Result, Same, Several, Shared, described, intern, interned, why_unkept
 from .mirror import gate, run_mirrored
 from .rules import LOOSE_RULES, RULES, results_by_rule
 from .tensors import Maker, is_lean, null_storage
@@ -251,7 +251,18 @@ class LeanEngine(FakeEngine):
         if op_info(op).written:
             for tensor in _tensors_in((args, list(kwargs.values()))):
                 self.forget(tensor)
-        return out
+        return self._as_in_reality(op, args, kwargs, out)
+
+    def _as_in_reality(self, op: Any, args: Any, kwargs: Any, out: Any) -> Any:
+        """What an operator gives whose results are not kept, where shape inference has said `out`."""
+        if not kept(op).triable:
+            return out
+        case, tensors = _case(op, args, kwargs), _tensors_in((args, list(kwargs.values())))
+        if not case.is_plain or self._believes(kept(op), case.metas):
+            return out
+        inferred = described(out, tensors, intern)
+        entry = settle(case, inferred, self._inferred)
+        return out if entry == inferred else self._corrected(out, inferred, entry, tensors)
 
     def _fill(
         self, key: tuple[Any, ...], op: Any, types: Any, args: Any, kwargs: Any, tensors: Sequence[FakeTensor]
@@ -267,7 +278,7 @@ class LeanEngine(FakeEngine):
             out = self._direct(op, types, args, kwargs)
         except NO_SHAPES:
             raise
-        except (RuntimeError, ValueError, TypeError, IndexError):
+        except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
             entry = self._despite_error(_case(op, args, kwargs))
             if entry is None:
                 raise
@@ -314,13 +325,30 @@ class LeanEngine(FakeEngine):
 
     def _corrected(self, out: Any, inferred: Any, entry: Any, tensors: Sequence[FakeTensor]) -> Any:
         """What an operator gave, with the results that lie otherwise in reality made anew."""
-        if why_unkept(entry) is None:
-            return self._build(entry, tensors)
-        if not isinstance(entry, Several):
-            return out
         storages: dict[int, torch.UntypedStorage] = {}
-        results = zip(out, inferred.results, entry.results, strict=True)
-        return entry.kind([o if a == b else self._build_part(b, tensors, storages) for o, a, b in results])
+
+        def anew(item: Any, guess: Result, fact: Result) -> Any:
+            if guess == fact:
+                return item
+            if torch.is_inference_mode_enabled():
+                return self._genuine(fact, tensors)
+            return self._build_part(fact, tensors, storages)
+
+        if isinstance(entry, Several):
+            return entry.kind([anew(*each) for each in zip(out, inferred.results, entry.results, strict=True)])
+        return anew(out, inferred, entry)
+
+    def _genuine(self, fact: Any, tensors: Sequence[FakeTensor]) -> Any:
+        """A result that is an inference tensor, as those that are made in inference mode are."""
+        if isinstance(fact, Same):
+            return tensors[fact.argument]
+        if fact is None:
+            return None
+        meta = fact.meta
+        if isinstance(fact, Shared):
+            given = tensors[fact.argument], list(meta.size), list(meta.stride), meta.offset
+            return self._direct(torch.ops.aten.as_strided.default, (FakeTensor,), given, {})
+        return self._strided(meta.size, meta.stride, meta.offset, meta.dtype, meta.device)
 
 
 def _case(op: OpOverload, args: Any, kwargs: Any) -> Case:

@@ -23,7 +23,7 @@ from .._torch import OpOverload, kernels_only, set_lazy_bits
 from ..errors import UnsupportedError
 from ..ops import Kind, op_info
 from .layouts import DTYPES
-from .metas import Meta, Result, Several, described, interned, metas_in
+from .metas import Fresh, Meta, Other, Part, Result, Several, described, interned, metas_in
 from .shrinking import alike, carried_over, shrinkings, smaller
 
 SMALL = 1 << 16  # elements of arguments and results together that are tried as they are
@@ -74,6 +74,11 @@ class Case:
         return list(metas_in((self.args, list(self.kwargs.values()))))
 
     @property
+    def is_plain(self) -> bool:
+        """Whether nothing is among its arguments but metadata and plain values."""
+        return all(isinstance(value, _PLAIN) for value in _leaves((self.args, list(self.kwargs.values()))))
+
+    @property
     def elements(self) -> int:
         """How much memory its tensors take."""
         return sum(meta.reach for meta in self.metas)
@@ -87,8 +92,49 @@ class Case:
         return [inside(a) for a in self.args], {name: inside(a) for name, a in self.kwargs.items()}
 
 
+_PLAIN: tuple[type, ...] = (
+    *(Meta, int, float, complex, str, type(None)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator),
+)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
 def settle(case: Case, inferred: Answer, infer: Infer) -> Answer:
     """What an operator gives, by trial, where shape inference says `inferred`."""
+    return reconciled(inferred, _settled(case, inferred, infer))
+
+
+def reconciled(inferred: Answer, real: Answer) -> Answer:
+    """What a kernel gives, in the words of shape inference where they mean the same.
+
+    About results that there are no words for, a tensor with a known value among them, shape inference has the last one.
+    So it has about the size of the memory in which a result lies alone: kernels reuse memory as they see fit.
+    """
+    if isinstance(inferred, Several) and isinstance(real, Several):
+        if len(inferred.results) != len(real.results):
+            return real
+        numbers = [result.number for result in real.results if isinstance(result, Part)]
+        pairs = zip(inferred.results, real.results, strict=True)
+        return Several(inferred.kind, tuple(_reconciled(a, b, numbers) for a, b in pairs))
+    return _reconciled(inferred, real, []) if not isinstance(real, Several) else real
+
+
+def _reconciled(inferred: Any, real: Result, numbers: Sequence[int]) -> Result:
+    if isinstance(inferred, Other):
+        return inferred
+    alone = isinstance(real, Fresh) or (isinstance(real, Part) and numbers.count(real.number) < 2)
+    same = isinstance(inferred, (Fresh, Part)) and alone and inferred.meta is real.meta  # type: ignore[union-attr]
+    return inferred if same else real
+
+
+def _settled(case: Case, inferred: Answer, infer: Infer) -> Answer:
     room = case.elements + sum(meta.reach for meta in metas_in([inferred]))
     answer: Answer | None = None
     if room > SMALL and op_info(case.op).kind is not Kind.VIEW:
