@@ -131,6 +131,11 @@ class AOTModule(nn.Module):
         """The programs compiled so far."""
         return self._compiled.specializations
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the compiled module. Hooks of all modules run for the original, inside of it, and not once more here."""
+        own = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
+        return super().__call__(*args, **kwargs) if own else self._compiled(*args, **kwargs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._compiled(*args, **kwargs)
 

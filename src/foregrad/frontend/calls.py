@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import os
 import sys
+import sysconfig
 import types
 import weakref
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import nn
 
 _LIBRARIES = frozenset({"torch", "foregrad", "numpy", *sys.stdlib_module_names})
@@ -21,6 +24,43 @@ def in_a_library(module: str | None) -> bool:
     """Whether a class or function is Python's, torch's or ours: its state is its own matter, and not looked into."""
     return module is not None and module != "__main__" and module.partition(".")[0] in _LIBRARIES
 
+
+def is_library_function(function: types.FunctionType) -> bool:
+    """Whether a function belongs to Python, torch, numpy or us: its file tells, for code may say any name of itself."""
+    return _is_library_file(function.__code__.co_filename)
+
+
+@functools.cache
+def _is_library_file(name: str) -> bool:
+    if name.startswith(_OTHER_PACKAGES) and not name.startswith(_OWN_PACKAGES):
+        return False
+    return name.startswith((*_OWN_PACKAGES, *_PYTHONS_OWN, "<frozen"))
+
+
+def is_library_class(kind: type) -> bool:
+    """Whether a class belongs to Python, torch, numpy or us, and is found where it says that it is."""
+    if not in_a_library(kind.__module__):
+        return False
+    found: Any = sys.modules.get(kind.__module__)
+    for part in kind.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is kind or not kind.__dictoffset__ or kind.__module__.partition(".")[0] in ("torch", "foregrad")
+
+
+def is_library_module(module: types.ModuleType) -> bool:
+    """Whether a Python module belongs to Python, torch, numpy or us."""
+    return in_a_library(module.__name__) and sys.modules.get(module.__name__) is module
+
+
+_PYTHONS_OWN = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)})
+_OTHER_PACKAGES = tuple(
+    os.path.join(path, place) for path in _PYTHONS_OWN for place in ("site-packages", "dist-packages")
+)
+_OWN_PACKAGES = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep
+    for path in (torch.__file__, os.path.dirname(__file__), getattr(sys.modules.get("numpy"), "__file__", None))
+    if path is not None
+)
 
 Use = Literal["by others", "by name", "to make one"]
 _MAKES_ONE = frozenset({"__init__", "__new__", "__post_init__", "__set_name__", "__init_subclass__"})
@@ -34,7 +74,7 @@ def methods_of(kind: type) -> list[tuple[str, types.FunctionType, Use]]:
     What a module does to be moved, loaded or printed (`to`, `float`, `train`) is no part of a program, and has the
     names of what tensors do.
     """
-    known = _names_of(tuple(base for base in kind.__mro__ if in_a_library(base.__module__)))
+    known = _names_of(tuple(base for base in kind.__mro__ if is_library_class(base)))
     is_module = issubclass(kind, nn.Module)
     found: list[tuple[str, types.FunctionType, Use]] = []
     for name, member in vars(kind).items():

@@ -162,9 +162,20 @@ def slots_of(owner: Any) -> Items:
     return found
 
 
+def _dict_of(owner: Any) -> Any:
+    return object.__getattribute__(owner, "__dict__")
+
+
+def has_attributes(kind: type) -> bool:
+    """Whether objects of a type have a dict of attributes."""
+    return kind.__dictoffset__ != 0 or issubclass(kind, threading.local)
+
+
 def attributes_of(owner: Any) -> dict[str, Any]:
-    """The dict of an object's attributes, an empty one if it has none."""
-    found = getattr(owner, "__dict__", None)
+    """The dict of an object's attributes, an empty one if it has none; none of its code runs."""
+    if not has_attributes(type(owner)):
+        return {}
+    found = type(owner).__getattribute__(owner, "__dict__") if is_a(owner, threading.local) else _dict_of(owner)
     return found if type(found) is dict else {}
 
 
@@ -180,7 +191,7 @@ def _restore_object(owner: Any, items: Items) -> None:
         slots[name].__delete__(owner)
     for name in slots.keys() & items.keys():
         slots[name].__set__(owner, items[name])
-    if hasattr(owner, "__dict__"):
+    if has_attributes(type(owner)):
         plain = {name: value for name, value in items.items() if name not in slots and name != "__class__"}
         restore_dict(attributes_of(owner), plain)
 
@@ -395,8 +406,8 @@ OPAQUE: tuple[type, ...] = (
 """Objects whose state is not looked into, on purpose; those of some modules of torch come on top."""
 
 _OPAQUE_MODULES = (
-    *("torch._", "torch.cuda", "torch.distributed", "torch.fx", "torch.jit", "torch.library", "torch.utils"),
-    *("foregrad", "typing", "_typing"),
+    *("torch._", "torch.cuda.", "torch.distributed.", "torch.fx.", "torch.jit.", "torch.library.", "torch.utils."),
+    *("foregrad.", "typing."),
 )
 
 
@@ -417,13 +428,13 @@ def kinds_of(value: Any) -> tuple[Kind, ...] | None:
         return (known,) if kind is not collections.defaultdict else (DICT, FACTORY)
     if is_a(value, type):
         return (CLASS,)
-    if kind is object or is_a(value, OPAQUE) or str(kind.__module__).startswith(_OPAQUE_MODULES):
+    if kind is object or is_a(value, OPAQUE) or f"{kind.__module__}.".startswith(_OPAQUE_MODULES):
         return ()
     base, found = _builtin_kind(kind)
     if _hides_state(kind, base):
         is_function = callable(value) and type(getattr(value, "__name__", None)) is str  # one written in C
         return () if is_function else None
-    if hasattr(value, "__dict__") or _slot_names(kind):
+    if has_attributes(kind) or _slot_names(kind):
         found = (*found, OBJECT)
     return found or None
 

@@ -21,10 +21,17 @@ from torch import Tensor, nn
 
 from .._torch import FakeTensor, SettingProperty, global_module_hooks, settings_modules
 from ..errors import UnsupportedError
-from ..record.lines import is_users_code
 from ..subclasses.layout import is_wrapper
 from ..values import PLAIN, SETTLED, is_plain
-from .calls import Names, in_a_library, may_read_all, methods_of, names_in
+from .calls import (
+    Names,
+    is_library_class,
+    is_library_function,
+    is_library_module,
+    may_read_all,
+    methods_of,
+    names_in,
+)
 from .kinds import (
     ACCESSOR,
     ARRAY,
@@ -37,7 +44,6 @@ from .kinds import (
     FACTORY,
     FROZENSET,
     FUNCTION,
-    KINDS,
     LIST,
     MAPPING,
     METHOD,
@@ -50,6 +56,7 @@ from .kinds import (
     VARIABLE,
     WEAK,
     Kind,
+    attributes_of,
     is_a,
     kinds_of,
 )
@@ -225,8 +232,9 @@ class Surroundings:
         if function.__closure__:
             for variable, cell in zip(code.co_freevars, function.__closure__, strict=True):
                 self._look_at_cell(f"{variable} (closure of {name})", cell)
-        in_library = not is_users_code(code) or in_a_library(function.__module__)
-        if in_library:  # a wrapper around the user's function, or a function of torch that the program calls
+        if is_library_function(
+            function
+        ):  # a wrapper around the user's function, or a function of torch that the program calls
             return
         if not self._in_argument:
             self.state.add_function(function)
@@ -287,7 +295,7 @@ class Surroundings:
         if id(module) in self._seen:
             return
         self._seen[id(module)] = module
-        if not in_a_library(module.__name__):
+        if not is_library_module(module):
             self.holders.append(Holder(path, module, NAMESPACE))
         self._namespaces.append((module, path, set()))
         self._look_up(*self._namespaces[-1])
@@ -296,7 +304,7 @@ class Surroundings:
         table = vars(module)
         new = self._names - seen
         seen |= new
-        in_library = in_a_library(module.__name__)
+        in_library = is_library_module(module)
         before, self._in_argument = self._in_argument, False
         for name in sorted(new & table.keys()):
             value, place = table[name], Place(table, "item", name, f"{path}.{name}")
@@ -306,7 +314,7 @@ class Surroundings:
             self.state.add_item(table, name, value)
             if is_a(value, types.ModuleType):
                 self._enter_namespace(value, place.path)
-            elif is_a(value, types.FunctionType) and in_a_library(value.__module__):
+            elif is_a(value, types.FunctionType) and is_library_function(value):
                 self._enter_library(value.__module__)
             elif is_a(value, types.FunctionType):  # one of the user's has taken its place
                 self._visit(place, value)
@@ -332,7 +340,7 @@ class Surroundings:
             if (id(base), called) in self._seen_classes:
                 continue
             self._seen_classes.add((id(base), called))
-            if in_a_library(base.__module__):
+            if is_library_class(base):
                 if base.__module__.startswith("torch."):
                     self.state.add_class(base)
                     self._enter_library(base.__module__)
@@ -452,7 +460,7 @@ class Surroundings:
         if len(self.holders) > _MOST_HOLDERS and self._reads_everything:
             self.unknown.append((path, "is one of too many objects that the program can reach"))
             return
-        wrapped = getattr(value, "__wrapped__", None) if type(value) not in KINDS else None
+        wrapped = attributes_of(value).get("__wrapped__")
         if is_a(wrapped, types.FunctionType):  # by a compiled function, say
             self._enter_function(wrapped, path)
         for kind in kinds:
@@ -475,8 +483,7 @@ class Surroundings:
             if is_a(value, collections.OrderedDict):  # which does not count a new order as a change
                 self.state.add_sequence(value)
         elif kind is OBJECT:
-            attributes = getattr(value, "__dict__", None)
-            self.state.add_object(value, without=_compared_whole(attributes) if type(attributes) is dict else ())
+            self.state.add_object(value, without=_compared_whole(attributes_of(value)))
         elif kind in (LIST, DEQUE, SET, FROZENSET):
             self.state.add_sequence(value)
         elif kind in _HOLD_NUMBERS and len(memoryview(value).cast("B")) > _MOST_BYTES:
@@ -489,14 +496,14 @@ class Surroundings:
     def _visit_items(self, path: str, owner: Any, kind: Kind) -> None:
         by_item = kind in (DICT, LIST, TUPLE, DEQUE)
         named = None if kind is not OBJECT or self._reads_everything else self._reads
-        table = getattr(owner, "__dict__", None) if kind is OBJECT else None
+        table = attributes_of(owner) if kind is OBJECT else None
         for key, item in kind.read(owner).items():
             if type(item) in SETTLED or (named is not None and key not in named.attributes):
                 continue
             full = kind.path(path, key)
             if by_item:
                 place = Place(owner, "item", key, full)
-            elif type(table) is dict and key in table:
+            elif table is not None and key in table:
                 place = Place(table, "item", key, full)
             elif kind.is_attribute and str(key).isidentifier():
                 place = Place(owner, "attribute", key, full)
@@ -528,7 +535,7 @@ class Surroundings:
                     if callable(read):
                         self._note_setting(read)
         for module, _, _ in self._namespaces:
-            if type(module) is not types.ModuleType and in_a_library(module.__name__):
+            if type(module) is not types.ModuleType and is_library_module(module):
                 members = {name: member for base in type(module).__mro__ for name, member in vars(base).items()}
                 for name in sorted(self._names & members.keys()):
                     if isinstance(members[name], SettingProperty):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .._torch import dict_version
 from ..values import is_unchanged
-from .kinds import Kind, attributes_of, class_dict, is_a, slots_of
+from .kinds import Kind, attributes_of, class_dict, has_attributes, is_a, slots_of
 
 ABSENT = object()
 _TENSOR = object()
@@ -69,7 +69,7 @@ class StateGuard:
     def add_object(self, owner: Any, without: Iterable[Any] = ()) -> None:
         """An object of a class of Python's: its class and its attributes."""
         self._objects.append(owner)
-        if hasattr(owner, "__dict__"):
+        if has_attributes(type(owner)):
             self.add_table(attributes_of(owner), without)
         if slots_of(owner) or hasattr(type(owner), "__slots__"):
             self._others.append((owner, slots_of, _noted(slots_of(owner))))
@@ -150,7 +150,7 @@ _made_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
 def _attributes(owner: Any) -> Any:
-    return getattr(owner, "__dict__", None)
+    return attributes_of(owner) if has_attributes(type(owner)) else None
 
 
 def _noted(items: dict[Any, Any]) -> dict[Any, Any]:
