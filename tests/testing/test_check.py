@@ -536,3 +536,54 @@ def test_a_random_number_drawn_once_more_on_cuda_is_found():
 
     report = check(torch.sin, plain(3).cuda(), compile=draw, raise_on_difference=False)
     assert ("random state", "CUDA generator 0 after forward") in {(d.aspect, d.where) for d in report.differences}
+
+
+# ------------------------------------------------------------------------------------- what the caller does afterwards
+def aspects_of(fn, other, *args):
+    report = check(fn, *args, compile=lambda fn: other, raise_on_difference=False)
+    return {difference.aspect for difference in report.differences}
+
+
+def test_a_result_that_outlives_its_call():
+    """The caller writes to every result: one that is the program's own is not the same in the next call."""
+    held = torch.ones(2)
+    assert "value" in aspects_of(lambda x: (x * 2, torch.ones(2)), lambda x: (x * 2, held), torch.ones(2))
+
+
+def test_a_gradient_that_outlives_its_backward():
+    held = torch.ones(2)
+
+    class Kept(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return held if g.sum() == 0 else held.view(2)
+
+    x = torch.ones(2, requires_grad=True)
+    fresh = type("Fresh", (Kept,), {"backward": staticmethod(lambda ctx, g: torch.ones(2))})
+    assert "gradient value" in aspects_of(fresh.apply, Kept.apply, x)
+
+
+def test_results_that_may_not_be_written():
+    x = torch.ones(2, 2, requires_grad=True)
+    found = aspects_of(lambda x: (x * 2).unbind(), lambda x: tuple(x * 2), x)
+    assert found == set()
+    found = aspects_of(lambda x: (x * 2).unbind(), lambda x: tuple(y.view(-1).clone() for y in x * 2), x)
+    assert "writing to results" in found
+
+
+def test_attributes_and_inference_tensors():
+    def marked(x):
+        y = x * 2
+        y.tag = 1
+        return y
+
+    @torch.inference_mode()
+    def inference(x):
+        return x * 2
+
+    assert aspects_of(marked, lambda x: x * 2, torch.ones(2)) == {"Python attributes"}
+    assert aspects_of(inference, lambda x: x * 2, torch.ones(2)) == {"inference tensor or not", "writing to results"}

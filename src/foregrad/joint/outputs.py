@@ -455,11 +455,17 @@ class OutputClassifier:
         state = self._state(leaf)
         node = self._functionalizer.read(state)
         is_view = node.op is None or not isinstance(node.op, OpOverload) or op_info(node.op).kind is Kind.VIEW
-        locked = differentiable and leaf._is_view() and creation_of(leaf) in _LOCKED
+        locked = differentiable and leaf._is_view() and _is_locked(leaf)
         in_other_mode = not differentiable and leaf.is_inference() != torch.is_inference_mode_enabled()
         inference = leaf.is_inference() if in_other_mode else None
         fresh_leaf = leaf.requires_grad and not differentiable
         return Plain(leaf, kind, differentiable, fresh_leaf, is_view, locked, inference)
+
+
+def _is_locked(view: Tensor) -> bool:
+    """Whether autograd lets nobody write to a view with gradients on: leaves may not be written through their views."""
+    base = view._base
+    return (base is not None and base.is_leaf) or creation_of(view) in _LOCKED
 
 
 def _constant(value: Any, path: str) -> Constant:

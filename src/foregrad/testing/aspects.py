@@ -309,6 +309,8 @@ _ARGUMENT_OR_OUTPUT: dict[str, Callable[[TensorFacts], object]] = {
     "leaf or not": lambda facts: facts.history,
     "conj bit": lambda facts: facts.is_conj,
     "neg bit": lambda facts: facts.is_neg,
+    "inference tensor or not": lambda facts: facts.is_inference,
+    "Python attributes": lambda facts: facts.attributes,
 }
 
 ASPECTS: tuple[Aspect, ...] = (
@@ -321,6 +323,7 @@ ASPECTS: tuple[Aspect, ...] = (
     Aspect("identity", _common_entries(_identity)),
     Aspect("storage sharing", _common_entries(_sharing)),
     Aspect("version counter", _common_entries(lambda seen: seen.versions)),
+    Aspect("writing to results", _common_entries(lambda seen: seen.writing)),
     Aspect("error in backward", _error(lambda seen: seen.backward_error, "the backward call")),
     Aspect("gradient presence", _presence),
     *(Aspect(f"gradient {name}", _fact(_gradients, read)) for name, read in _ANY_TENSOR.items()),

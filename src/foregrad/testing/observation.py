@@ -6,11 +6,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
+from ..values import is_plain
 from .cloning import Contents, has_storage, plain_parts
 from .naming import Named, Tree, unfold
 from .program import Arguments, Call, Side
-from .scenarios import Outlook, Scenario
+from .scenarios import FORWARD_ONLY, Outlook, Scenario
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class TensorFacts:
         history: `leaf`, `non-leaf`, or `invalid` once autograd refuses to say.
         stride: None for a tensor without strides, such as a sparse one.
         offset: None likewise.
+        is_inference: Whether it is an inference tensor.
+        attributes: What the user, or the program, has put on it, in words.
         parts: Copies of the plain tensors that hold its elements.
     """
 
@@ -39,6 +43,8 @@ class TensorFacts:
     history: str
     is_conj: bool
     is_neg: bool
+    is_inference: bool
+    attributes: Mapping[str, str]
     parts: tuple[Tensor, ...]
 
     @staticmethod
@@ -64,6 +70,8 @@ class TensorFacts:
             history=_history(tensor),
             is_conj=tensor.is_conj(),
             is_neg=tensor.is_neg(),
+            is_inference=tensor.is_inference(),
+            attributes=_attributes(tensor),
             parts=tuple(_elements(part) for part in plain_parts(tensor)),
         )
 
@@ -74,6 +82,19 @@ def _history(tensor: Tensor) -> str:
     except RuntimeError:
         # One of several views was overwritten behind autograd's back.
         return "invalid"
+
+
+def _attributes(tensor: Tensor) -> dict[str, str]:
+    """What stands on a plain tensor; a subclass compares what it holds by its parts."""
+    if type(tensor) not in (Tensor, Parameter):
+        return {}
+    return {name: _in_words(value) for name, value in vars(tensor).items() if not name.startswith("_dynamo_")}
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{type(value).__qualname__} {value.detach().tolist()}"
+    return repr(value) if is_plain(value) else type(value).__qualname__
 
 
 def _elements(tensor: Tensor) -> Tensor:
@@ -106,6 +127,7 @@ class Observation:
         modes: Grad mode, autocast and the like after forward and after backward.
         backward_error: What backward raised.
         gradients: What arrived at each leaf, and what else the scenario shows.
+        writing: Whether each output can be written to afterwards, and what autograd then says of it.
     """
 
     forward_error: Exception | None
@@ -120,6 +142,7 @@ class Observation:
     random: Mapping[str, Tensor] = field(default_factory=dict)
     backward_error: Exception | None = None
     gradients: Mapping[str, TensorFacts | None] = field(default_factory=dict)
+    writing: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def outputs_share_inputs(self) -> bool:
@@ -186,15 +209,41 @@ def observe(side: Side, arguments: Arguments, contents: Contents, scenario: Scen
             shown = scenario.backward((tensor for _, tensor in returned), leaves, seed)
         except Exception as error:
             return replace(seen, backward_error=error, modes={**seen.modes, **_modes("backward")})
-        return replace(
+        arrived = [*call.leaves, *side.state.tensors(), *returned]
+        seen = replace(
             seen,
             gradients={
-                **_gradients([*call.leaves, *side.state.tensors(), *returned]),
+                **_gradients(arrived),
                 **{where: None if gradient is None else TensorFacts.of(gradient) for where, gradient in shown.items()},
             },
             modes={**seen.modes, **_modes("backward")},
             random={**seen.random, **_random("backward", call)},
         )
+    _overwrite([*(leaf.grad for _, leaf in arrived if _history(leaf) == "leaf"), *shown.values()])
+    return replace(seen, writing=_writing(returned)) if scenario is FORWARD_ONLY else seen
+
+
+def _writing(named: Iterable[Named]) -> dict[str, str]:
+    """Write to each output, as a caller may, and say whether that was allowed and what becomes of its history.
+
+    Every call must make its outputs anew: what is written here must not be there in the next.
+    """
+    outputs = {id(tensor): (where, tensor) for where, tensor in named if has_storage(tensor)}.values()
+    seen: dict[str, str] = {}
+    for where, tensor in outputs:
+        try:
+            tensor.fill_(3)
+            seen[where] = "can be written"
+        except RuntimeError:
+            seen[where] = "cannot be written"
+    return {where: f"{seen[where]}, then a {_history(tensor)}" for where, tensor in outputs}
+
+
+def _overwrite(gradients: Iterable[Tensor | None]) -> None:
+    """Write to gradients: they are the caller's own."""
+    for gradient in gradients:
+        if gradient is not None and has_storage(gradient) and not gradient.is_inference():
+            gradient.detach().fill_(3)
 
 
 def _after_forward(
