@@ -331,3 +331,12 @@ def test_results_are_inference_tensors_as_in_eager(program, caller):
                 seen[-1].append(type(error))
         seen[-1] += [result.tolist() for result in results]
     assert seen[0] == seen[1]
+
+
+def test_data_is_assigned_in_inference_mode():
+    def program(x, y):
+        x.data = y * 2
+        return x + 1
+
+    with torch.inference_mode():
+        check_core(program, plain(3), plain(3))

@@ -98,5 +98,5 @@ class Effects:
                 functionalizer.add_view(functionalizer.state_of(recorded.seen), alias, step)
                 output = self.add(alias, str(recorded.slot))
                 leaf = recorded.was_leaf and (recorded.required_grad or facts.made_to_require_grad)
-                counted = not facts.moved_uncounted
+                counted = not facts.moved_uncounted or recorded.was_inference  # those count nothing
                 self.effects.append(Moved(output, recorded.slot, facts.moved.grad_enabled, counted, leaf))

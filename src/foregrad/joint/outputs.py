@@ -113,7 +113,7 @@ class Plain:
     fresh_leaf: bool  # requires grad, and was made so in the program
     is_view: bool
     locked: bool = False  # a view that autograd lets nobody write to with gradients on
-    inference: bool | None = None  # an inference tensor or not, where it was made in another mode than the caller's
+    inference: bool | None = None  # an inference tensor or not, where the graph runs in the other mode
     memory: ViewOfInput | None = None  # where its data lies, although autograd does not relate it to that input
 
 
@@ -184,6 +184,8 @@ class OutputClassifier:
         """The case of each output, in order."""
         results = tuple(self._case(i, leaf) for i, leaf in enumerate(self._leaves))
         self._refuse_two_histories(results)
+        inference = torch.is_inference_mode_enabled() and not any(map(_is_differentiable, results))
+        results = tuple(_told_apart(result, inference) for result in results)
         tensors = tuple(leaf if isinstance(leaf, Tensor) else None for leaf in self._leaves)
         return OutputFacts(results, tensors, tuple(self._bases))
 
@@ -456,10 +458,19 @@ class OutputClassifier:
         node = self._functionalizer.read(state)
         is_view = node.op is None or not isinstance(node.op, OpOverload) or op_info(node.op).kind is Kind.VIEW
         locked = differentiable and leaf._is_view() and _is_locked(leaf)
-        in_other_mode = not differentiable and leaf.is_inference() != torch.is_inference_mode_enabled()
-        inference = leaf.is_inference() if in_other_mode else None
-        fresh_leaf = leaf.requires_grad and not differentiable
-        return Plain(leaf, kind, differentiable, fresh_leaf, is_view, locked, inference)
+        return Plain(leaf, kind, differentiable, leaf.requires_grad and not differentiable, is_view, locked)
+
+
+def _is_differentiable(result: Result) -> bool:
+    return isinstance(result, Plain) and result.differentiable
+
+
+def _told_apart(result: Result, inference: bool) -> Result:
+    """A result that is an inference tensor, or none, unlike what the graph gives in the mode that it runs in."""
+    if not isinstance(result, Plain) or result.differentiable or is_wrapper(result.tensor):
+        return result
+    made = result.tensor.is_inference()
+    return result if made is inference else replace(result, inference=made)
 
 
 def _is_locked(view: Tensor) -> bool:

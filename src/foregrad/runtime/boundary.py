@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -282,7 +283,7 @@ class TrainingCore:
         if self._guarded:  # the program itself switches gradients on
             set_grad = writer.bind(set_grad_enabled, "set_grad_enabled")
             writer.line(f"{set_grad}(True)")
-            with writer.block("try:"):
+            with writer.block("try:"), self._out_of_inference_mode(writer):
                 self._apply(writer, inputs)
             with writer.block("finally:"):
                 writer.line(f"{set_grad}(False)")
@@ -296,6 +297,12 @@ class TrainingCore:
             rest = ["*_"] if saved else []
             call = f"forward_graph([{', '.join(writer.listed(inputs))}])"
             write_graph_call(writer, [*names, *rest], call, self._autocast)
+
+    def _out_of_inference_mode(self, writer: Writer) -> contextlib.AbstractContextManager[None]:
+        """What can be differentiated is no inference tensor, whoever calls."""
+        if not torch.is_inference_mode_enabled():
+            return contextlib.nullcontext()
+        return writer.block(f"with {writer.bind(torch.inference_mode, 'inference_mode')}(False):")
 
     def _apply(self, writer: Writer, inputs: Sequence[Primal]) -> None:
         through = writer.listed(inputs[i] for i in self._through)

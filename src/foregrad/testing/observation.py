@@ -242,7 +242,8 @@ def _writing(named: Iterable[Named]) -> dict[str, str]:
 def _overwrite(gradients: Iterable[Tensor | None]) -> None:
     """Write to gradients: they are the caller's own."""
     for gradient in gradients:
-        if gradient is not None and has_storage(gradient) and not gradient.is_inference():
+        fixed = gradient is None or gradient.is_inference() or gradient._is_zerotensor()
+        if gradient is not None and not fixed and has_storage(gradient):
             gradient.detach().fill_(3)
 
 
