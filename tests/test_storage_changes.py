@@ -363,7 +363,11 @@ NOT_YET = {
     "there and back": (lambda x, y, w, v: ((old := v.data), assign(v, y), v.add_(1), assign(v, old), v * w), AFTER_USE),
     "and a view without grad": (
         torch.no_grad()(lambda x, y, w, v: (assign(w, y), w[:1].mul_(2))[1]),
-        "to the memory of another input",
+        "after that was moved to other memory",
+    ),
+    "to a result, and a view without grad": (
+        torch.no_grad()(lambda x, y, w, v: (w.set_(y * 2), w[:1])[1]),
+        "after that was moved to other memory",
     ),
     "to itself, and written": (lambda x, y, w, v: (assign(v, v), v.mul_(2), v * w)[2], "and moves it to other memory"),
 }

@@ -233,7 +233,7 @@ class OutputClassifier:
         return self._view_of_intermediate(leaf) or self._twin_of_output(leaf) or self._plain(leaf, OutputType.non_alias)
 
     def _moved(self, leaf: Tensor) -> RecordedInput | None:
-        """The input that autograd takes a tensor for a view of, where that was moved to the memory of another."""
+        """The input that autograd takes a tensor for a view of, where that was moved to other memory."""
         base = None if leaf._base is None else self._inputs.get(id(leaf._base))
         if base is None or not base.seen.requires_grad or self._state(leaf).owner is base:
             return None
@@ -241,12 +241,12 @@ class OutputClassifier:
         return None if self._state(leaf).storage is before.storage else base
 
     def _refuse_untracked_view_of_moved(self, leaf: Tensor, path: str) -> None:
-        """Such a view goes with the memory of another input, and with the history, or the version, of its own."""
+        """Such a view goes with the new memory, and with the history, or the version, of the input that was moved."""
         moved = self._moved(leaf)
-        if moved is not None and self._state(leaf).owner is not None and (is_stale(leaf) or leaf.grad_fn is None):
+        if moved is not None and (is_stale(leaf) or leaf.grad_fn is None):
             raise UnsupportedError(
-                f"{path} is a view of {moved.slot}, taken under no_grad after that was moved to the memory of another "
-                "input: this cannot be compiled yet. Take it with gradients on, or return a clone."
+                f"{path} is a view of {moved.slot}, taken under no_grad after that was moved to other memory: this "
+                "cannot be compiled yet. Take it with gradients on, or return a clone."
             )
 
     def _wrapper(self, i: int, leaf: Tensor) -> Result:
