@@ -395,3 +395,30 @@ def test_a_view_of_a_view_that_was_taken_before_its_base_requires_grad():
 
     with pytest.raises(UnsupportedError, match="taken before the program makes it require grad"):
         foregrad.aot_function(program, nop)(plain(2, 4))
+
+
+@torch.library.custom_op("foregrad_tests::doubled_without_a_derivative", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@doubled.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_an_input_that_no_result_depends_on_gets_no_error_of_another():
+    """J-5: eager does not go to what cannot be differentiated, unless all gradients are asked for."""
+
+    def program(x, unused):
+        return doubled(x.detach().clone().requires_grad_())
+
+    def run(call):
+        x, unused = leaf(3), leaf(3)
+        y = call(x, unused).sum()
+        found = torch.autograd.grad(y, [x, unused], allow_unused=True)
+        with pytest.raises(RuntimeError, match="no autograd formula"):
+            y.backward()
+        return found
+
+    assert run(foregrad.aot_function(program, nop)) == run(program) == (None, None)

@@ -391,6 +391,14 @@ LAZY = {
 }
 
 
+def test_a_conjugate_that_is_resized_is_refused():
+    """M-10: it stays a conjugate of the memory."""
+    x = torch.tensor([1 + 2j, 3 - 1j])
+    with pytest.raises(UnsupportedError, match="resizes a lazily conjugated"):
+        foregrad.aot_function(lambda x: x.conj().resize_(1, 2) * 2, nop)(x)
+    check_core(lambda x: x.conj().resolve_conj().resize_(1, 2) * 2, x)
+
+
 @pytest.mark.parametrize("program", LAZY.values(), ids=LAZY)
 def test_a_move_to_memory_that_is_read_otherwise_is_refused(program):
     """M-7, M-10: the lazy conjugate stays with the tensor, or comes with the memory."""

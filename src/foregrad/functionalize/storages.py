@@ -128,6 +128,11 @@ def _resize(walk: Functionalizer, step: Step, state: TensorState, tensor: Tensor
     root = state.root
     if root.tensor.dtype != tensor.dtype or _is_symbolic(shape) or _is_symbolic(root.tensor):
         raise UnsupportedError(f"{step.op}, at {where(step.stack)}, of a symbolic size: it cannot be compiled yet.")
+    if _lazy_bits(tensor) != _lazy_bits(root.tensor):
+        raise UnsupportedError(
+            f"{step.op}, at {where(step.stack)}, resizes a lazily conjugated or negated view, which cannot be compiled "
+            "yet. Resolve it first (resolve_conj, resolve_neg)."
+        )
     require_whole_memory(walk, root, always=True)
     if (
         state.owner is not None

@@ -46,10 +46,7 @@ def edges_of(joint: Joint, saved: Saved, counted: Mapping[Primal, int]) -> Edges
     through = [
         i
         for i, (facts, grad) in enumerate(zip(joint.primals, joint.signature.grads, strict=True))
-        if grad is not None
-        or facts.recorded.slot in joint.tape.reached
-        # Where autograd refused, not all is known about single gradients: the outputs still require grad.
-        or (joint.backward_errors and facts.recorded.differentiated is not None)
+        if grad is not None or facts.recorded.slot in joint.tape.reached
     ]
     names = [node.name for node in saved.tensors]
     in_place = {write.current.name for write in joint.backward_writes}
