@@ -205,7 +205,10 @@ _CACHED = """table_{o} = {"n": 2.0}
 def {o}(key):
     return table_{o}["n"] * key"""
 
-_OWN_MODULE = """{o} = types.ModuleType("{o}")
+# A user's module may be called like one of Python's, or like a part of a library.
+MODULE_NAMES = ("helpers", "code", "test.helpers", "torchhelpers", "foregradhelpers")
+
+_OWN_MODULE = """{o} = types.ModuleType("{name}")
 exec("scale = 2.0\\nitems = [1]\\ndef f(v): return v * scale + len(items)\\ndef g(v): return f(v) * 2", vars({o}))"""
 
 _GENERATOR = """def numbers_{o}():
@@ -578,20 +581,23 @@ OBJECT_KINDS = (
         events=("{O}.SINE._value_ = 'tanh'",),
     ),
     Kind("int enum", ("{O}.ONE", "{O}.TWO", "2"), _INT_ENUM, numbers=("{p}",)),
-    Kind(
-        "own module",
-        (),
-        _OWN_MODULE,
-        numbers=("{p}.scale",),
-        reads=("{r} = {p}.f({a})", "{r} = {p}.g({a})"),
-        writes=("{p}.scale += 1", "{p}.items.append(1)", "{p}.last = {a}"),
-        events=(
-            "{p}.scale = {f}",
-            "{p}.items.append({i})",
-            "{p}.f = lambda v: v - 1",
-            "{p}.f.__code__ = (lambda v: v + scale).__code__",
-        ),
-        weight=2,
+    *(
+        Kind(
+            "own module",
+            (),
+            _OWN_MODULE.replace("{name}", name),
+            numbers=("{p}.scale",),
+            reads=("{r} = {p}.f({a})", "{r} = {p}.g({a})"),
+            writes=("{p}.scale += 1", "{p}.items.append(1)", "{p}.last = {a}"),
+            events=(
+                "{p}.scale = {f}",
+                "{p}.items.append({i})",
+                "{p}.f = lambda v: v - 1",
+                "{p}.f.__code__ = (lambda v: v + scale).__code__",
+            ),
+            weight=0.5,
+        )
+        for name in MODULE_NAMES
     ),
 )
 

@@ -64,7 +64,6 @@ QUESTIONS = (
     "{r} = {a} * {a}.stride(-1)",
     "{r} = {a} * 2 if {a}.is_contiguous() else {a}",
     "{r} = {a} * len(str({a}))",
-    "{r} = {a} * len(repr({a}.shape))",
     "{r} = {a} * 2 if isinstance({x}.shape[0], int) else {a}",
     "{r} = {a} * len(f'{{x}.dtype} {{x}.device}')",
     "{r} = {a} * 2 if {x}.is_set_to({x}) else {a}",

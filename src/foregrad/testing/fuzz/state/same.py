@@ -26,7 +26,8 @@ import numpy
 import torch
 from torch import Tensor
 
-MODULE_NAME = "foregrad_fuzz_world"
+# Not a name of a library: what belongs to one is none of the user's.
+MODULE_NAME = "fuzzed_world"
 
 _PLAIN = (str, bytes, int, type(None), type(...), type(NotImplemented), range, slice, decimal.Decimal)
 _TORCH_FACTS = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
