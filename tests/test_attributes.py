@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import foregrad
-from foregrad.errors import StateChangeError, UnsupportedError
+from foregrad.errors import ExportError, StateChangeError, UnsupportedError
 from helpers import leaf, nop
 
 
@@ -149,3 +149,12 @@ def test_what_cannot_be_put_on_a_result_again_is_refused():
 
     with pytest.raises(UnsupportedError, match=r"puts a object on a result, as output\.tag"):
         foregrad.aot_function(program, nop)(leaf(2))
+
+
+def test_exported_graphs_have_no_attributes():
+    class Marked(nn.Module):
+        def forward(self, x):
+            return (on_a_result(x)[0],)
+
+    with pytest.raises(ExportError, match="puts the attribute 'tag' on output 0"):
+        foregrad.aot_export_module(Marked(), [leaf(2).detach()], trace_joint=False)

@@ -42,6 +42,11 @@ def refuse_what_is_lost(capture: Capture, joint: bool) -> None:
                 "Pass it as an argument."
             )
     _refuse_effects(capture)
+    for attribute in program.attributes:
+        raise ExportError(
+            f"the program puts the attribute {attribute.name!r} on {attribute.of}: an exported graph returns plain "
+            "tensors. Return the value beside the result."
+        )
     for facts in program.inputs:
         if isinstance(owner_of(facts.recorded.slot), Hidden):
             _refuse_hidden(facts, joint)
