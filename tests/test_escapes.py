@@ -1,11 +1,22 @@
-"""Tensors that a program leaves behind: on modules, and in `.grad`."""
+"""What a program leaves behind: tensors on modules, in `.grad` and anywhere else, and other changes of objects."""
+
+import collections
+import contextvars
+import functools
+import pickle
+import queue
+import random
+import threading
+import types
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import foregrad
 from checking import check_core
+from foregrad.errors import EscapeError, StateChangeError
 from helpers import leaf, nop, plain
 
 
@@ -338,3 +349,592 @@ def test_gradients_call_after_call(program):
     compiled = foregrad.aot_function(program, nop)
     assert play(compiled) == play(program)
     assert len(compiled.specializations) <= 2
+
+
+# ------------------------------------------------------------------------------------------------ anywhere else
+class Plain:
+    """An object of the user's."""
+
+
+class Slotted:
+    __slots__ = ("last",)
+
+
+KEPT, TABLE = [], {}
+LAST = None
+
+
+def values_in(held):
+    """Numbers in the place of tensors, at any depth."""
+    if isinstance(held, torch.Tensor):
+        return held.detach().tolist()
+    if isinstance(held, dict):
+        return {key: values_in(value) for key, value in held.items()}
+    return type(held)(map(values_in, held)) if isinstance(held, (list, tuple)) else held
+
+
+def in_a_list_of_a_closure():
+    kept = []
+    return lambda x: (kept.append(x * 2), x.sin())[1], lambda: kept
+
+
+def in_a_global_list():
+    KEPT.clear()
+    return lambda x: (KEPT.append(x * 2), x.sin())[1], lambda: KEPT
+
+
+def in_a_global_dict():
+    TABLE.clear()
+    return lambda x: (TABLE.update(last=x * 2), x.sin())[1], lambda: TABLE
+
+
+def in_a_tuple_in_a_dict():
+    cache = {}
+
+    def program(x):
+        cache["k"] = (x * 2, [x + 1, "name"])
+        return x.sin()
+
+    return program, lambda: cache
+
+
+def in_an_object():
+    state = Plain()
+
+    def program(x):
+        state.last = x * 2
+        state.both = [x + 1, x + 2]
+        return x.sin()
+
+    return program, lambda: vars(state)
+
+
+def in_a_variable_of_a_closure():
+    last = None
+
+    def program(x):
+        nonlocal last
+        last = x * 2
+        return x.sin()
+
+    return program, lambda: last
+
+
+def in_a_global_variable():
+    def program(x):
+        global LAST
+        LAST = x * 2
+        return x.sin()
+
+    return program, lambda: LAST
+
+
+def in_place_of_another_in_a_list():
+    kept = [None, torch.zeros(2)]
+
+    def program(x):
+        kept[1] = kept[1] + x
+        return kept[1].sin()
+
+    return program, lambda: kept
+
+
+def in_a_list_of_a_module():
+    module = Net(lambda m, x: (m.acts.append(x * 2), x.sin())[1])
+    module.acts = [torch.zeros(2)]
+    return module, lambda: module.acts
+
+
+def in_slots():
+    state = Slotted()
+
+    def program(x):
+        state.last = x * 2
+        return x.sin()
+
+    return program, lambda: state.last
+
+
+def in_a_namespace():
+    state = types.SimpleNamespace(last=None)
+
+    def program(x):
+        state.last, state.new = x * 2, x * 3
+        return x.sin()
+
+    return program, lambda: vars(state)
+
+
+def in_a_class():
+    class Local:
+        last = None
+
+    def program(x):
+        Local.last = x * 2
+        return x.sin()
+
+    return program, lambda: Local.last
+
+
+def in_an_attribute_of_a_function():
+    def program(x):
+        program.last = x * 2
+        return x.sin()
+
+    return program, lambda: program.last
+
+
+def in_a_python_module():
+    module = types.ModuleType("somewhere")
+    module.last = None
+
+    def program(x):
+        module.last = x * 2
+        return x.sin()
+
+    return program, lambda: module.last
+
+
+def in_a_deque():
+    kept = collections.deque()
+    return lambda x: (kept.append(x * 2), x.sin())[1], lambda: list(kept)
+
+
+def in_a_set():
+    kept = set()
+    return lambda x: (kept.add(x * 2), x.sin())[1], lambda: sorted(map(values_in, kept))
+
+
+def in_a_defaultdict():
+    kept = collections.defaultdict(list)
+
+    def program(x):
+        kept["acts"].append(x * 2)
+        return x.sin()
+
+    return program, lambda: dict(kept)
+
+
+def in_a_context_variable():
+    variable = contextvars.ContextVar("variable")
+    variable.set(None)
+    return lambda x: (variable.set(x * 2), x.sin())[1], variable.get
+
+
+def in_a_thread_local():
+    local = threading.local()
+    local.last = None
+
+    def program(x):
+        local.last = x * 2
+        return x.sin()
+
+    return program, lambda: local.last
+
+
+def in_a_dict_by_a_forward_hook():
+    module, acts = nn.Sequential(nn.Identity(), nn.Tanh()), {}
+    module[1].register_forward_hook(lambda m, args, out: acts.__setitem__("tanh", out.detach()))
+    return module, lambda: acts
+
+
+def in_a_list_by_a_forward_hook():
+    module, acts = nn.Sequential(nn.Identity(), nn.Tanh()), []
+
+    def keep(module, args, out):
+        acts.append(out)
+
+    module[1].register_forward_hook(keep)
+    return module, lambda: acts
+
+
+def beside_what_is_worked_out_once():
+    config = Plain()
+    config.scale = None
+
+    def program(x):
+        if config.scale is None:
+            config.scale, config.sizes = 2, [*x.shape]
+        return x * config.scale
+
+    return program, lambda: vars(config)
+
+
+ANYWHERE = [in_a_list_of_a_closure, in_a_global_list, in_a_global_dict, in_a_tuple_in_a_dict, in_an_object]
+ANYWHERE += [in_a_variable_of_a_closure, in_a_global_variable, in_place_of_another_in_a_list, in_a_list_of_a_module]
+ANYWHERE += [in_slots, in_a_namespace, in_a_class, in_an_attribute_of_a_function, in_a_python_module, in_a_deque]
+ANYWHERE += [in_a_set, in_a_defaultdict, in_a_context_variable, in_a_thread_local, in_a_dict_by_a_forward_hook]
+ANYWHERE += [in_a_list_by_a_forward_hook, beside_what_is_worked_out_once]
+
+
+@pytest.mark.parametrize("make", ANYWHERE, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("argument", [plain, leaf], ids=["plain", "leaf"])
+def test_tensors_are_put_where_the_program_puts_them(make, argument):
+    """F-14: in each call, also where the first one finds nothing there yet."""
+
+    def play(wrap):
+        program, look = make()
+        call, seen = wrap(program), []
+        for step in range(1, 4):
+            out = call(argument(2) / step)
+            seen.append((values_in(out), values_in(look())))
+        return seen
+
+    assert play(lambda f: foregrad.aot_function(f, nop)) == play(lambda f: f)
+
+
+def into_a_cache():
+    @functools.lru_cache
+    def doubled(x):
+        return x * 2
+
+    return lambda x: doubled(x) + 1, "the cache of .*doubled"
+
+
+def into_a_queue():
+    kept = queue.SimpleQueue()
+    return lambda x: (kept.put(x * 2), x.sin())[1], "a list"
+
+
+def into_a_context_variable():
+    variable = contextvars.ContextVar("variable")
+    return lambda x: (variable.set(x * 2), x.sin())[1], "variable"
+
+
+def into_a_generator():
+    def numbers():
+        x = yield
+        while True:
+            x = yield x
+
+    kept = numbers()
+    next(kept)
+    return lambda x: (kept.send(x * 2), x.sin())[1], "a generator"
+
+
+def into_an_iterator():
+    kept = []
+
+    def program(x):
+        kept.append(iter([x * 2]))
+        return x.sin()
+
+    return program, "kept"
+
+
+def into_a_list_in_its_backward():
+    kept = []
+
+    def program(x):
+        y = x * 2
+        y.register_hook(lambda g: kept.append(g * 3))
+        return y.sin()
+
+    return program, "kept"
+
+
+ESCAPING = [into_a_cache, into_a_queue, into_a_context_variable, into_a_generator, into_an_iterator]
+ESCAPING += [into_a_list_in_its_backward]
+
+
+@pytest.mark.parametrize("make", ESCAPING, ids=lambda m: m.__name__)
+def test_a_tensor_that_escapes_is_refused_by_the_name_of_the_place(make):
+    program, place = make()
+    with pytest.raises(EscapeError, match=f"escapes into .*{place}.*made at"):
+        foregrad.aot_function(program, nop)(leaf(2))
+
+
+def test_a_tensor_that_is_put_into_an_argument_is_refused():
+    """Each call has an argument of its own."""
+    state = Plain()
+    with pytest.raises(EscapeError, match=r"escapes into .*last.*made at"):
+        foregrad.aot_function(lambda state, x: (setattr(state, "last", x * 2), x.sin())[1], nop)(state, plain(2))
+    assert vars(state) == {}
+
+
+def test_what_a_failed_recording_leaves_behind_cannot_be_used():
+    kept = queue.SimpleQueue()
+
+    def program(x):
+        kept.put(x * 2)
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine") as raised:
+        foregrad.aot_function(program, nop)(leaf(2))
+    assert "left in a list" in raised.value.__notes__[0]
+    left = kept.get()
+    for use in (lambda: left + 1, lambda: left.shape, lambda: repr(left), left.sum, lambda: torch.zeros(2).add_(left)):
+        with pytest.raises(EscapeError, match="left behind by a recording that has failed"):
+            use()
+
+
+def test_a_recording_that_is_repeated_does_not_find_what_the_first_one_put_elsewhere():
+    """The gradient from before the call makes a second recording necessary."""
+
+    @functools.lru_cache
+    def doubled(w):
+        return w * 2
+
+    def program(w):
+        y = doubled(w)
+        (w * w).sum().backward()
+        return y
+
+    with pytest.raises(EscapeError, match=r"the cache of .*doubled"):
+        foregrad.aot_function(program, nop)(with_a_gradient(2))
+
+
+class KeepsInItself(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.kept = [x * 2]
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        ctx.more = g * 3
+        return g * ctx.kept[0]
+
+
+def in_a_cycle(x):
+    cycle = [x * 2]
+    cycle.append(cycle)
+    return x.sin()
+
+
+def in_an_error_that_is_caught(x):
+    try:
+        y = x * 2
+        raise ValueError(y)
+    except ValueError as error:
+        kept = error
+    return x.sin() + kept.args[0]
+
+
+def in_a_generator_that_is_done(x):
+    return sum(y * 2 for y in [x, x + 1])
+
+
+def in_what_is_packed_for_backward(x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: [t], lambda packed: packed[0]):
+        return x.sin() * x.cos()
+
+
+def in_a_checkpoint(x):
+    more = {"scale": x * 2}
+    return checkpoint(lambda y, m: (y.sin() * m["scale"]).cos(), x, more, use_reentrant=False)
+
+
+NOT_ESCAPING = [KeepsInItself.apply, in_a_cycle, in_an_error_that_is_caught, in_a_generator_that_is_done]
+NOT_ESCAPING += [in_what_is_packed_for_backward, in_a_checkpoint]
+
+
+@pytest.mark.parametrize("program", NOT_ESCAPING, ids=lambda p: p.__name__)
+def test_what_only_the_recording_leads_to_has_not_escaped(program):
+    check_core(program, leaf(2))
+
+
+def test_nothing_that_was_recorded_is_alive_but_for_the_program():
+    kept, module = [], Net(a_result)
+
+    def program(x):
+        kept.append(module(x))
+        return x.sin()
+
+    compiled = foregrad.aot_function(program, nop)
+    compiled(leaf(2)).sum().backward()
+    assert [type(t) for t in (*kept, module.made)] == [torch.Tensor, torch.Tensor]
+
+
+# ------------------------------------------------------------------------------------- other changes of objects
+def of_an_object():
+    counter = Plain()
+    counter.n = 0
+
+    def program(x):
+        counter.n += 1
+        return x * counter.n
+
+    return program, lambda: counter.n
+
+
+def of_a_list():
+    numbers = [1, 2]
+
+    def program(x):
+        numbers[0] += 1
+        return x * numbers[0]
+
+    return program, lambda: list(numbers)
+
+
+def of_a_list_that_grows():
+    numbers = [1]
+
+    def program(x):
+        numbers.append(len(numbers))
+        return x * len(numbers)
+
+    return program, lambda: list(numbers)
+
+
+def of_a_global_dict():
+    TABLE.clear()
+    TABLE["n"] = 0
+
+    def program(x):
+        TABLE["n"] += 1
+        return x * TABLE["n"]
+
+    return program, lambda: dict(TABLE)
+
+
+def of_the_order_of_a_dict():
+    table = collections.OrderedDict(a=1, b=2)
+
+    def program(x):
+        table.move_to_end("a")
+        return x * next(iter(table.values()))
+
+    return program, lambda: list(table)
+
+
+def of_a_set():
+    numbers = {1}
+
+    def program(x):
+        numbers.add(len(numbers) + 1)
+        return x * len(numbers)
+
+    return program, lambda: set(numbers)
+
+
+def of_slots():
+    counter = Slotted()
+    counter.last = 1
+
+    def program(x):
+        counter.last += 1
+        return x * counter.last
+
+    return program, lambda: counter.last
+
+
+def of_a_namespace():
+    counter = types.SimpleNamespace(n=1)
+
+    def program(x):
+        counter.n += 1
+        return x * counter.n
+
+    return program, lambda: counter.n
+
+
+def of_a_class():
+    class Local:
+        n = 1
+
+    def program(x):
+        Local.n += 1
+        return x * Local.n
+
+    return program, lambda: Local.n
+
+
+def of_a_variable():
+    n = 1
+
+    def program(x):
+        nonlocal n
+        n += 1
+        return x * n
+
+    return program, lambda: n
+
+
+def of_a_nested_list():
+    table = {"a": [[1]]}
+
+    def program(x):
+        table["a"][0].append(2)
+        return x * len(table["a"][0])
+
+    return program, lambda: str(table)
+
+
+def of_a_deque():
+    numbers = collections.deque([1, 2], maxlen=2)
+
+    def program(x):
+        numbers.append(3)
+        return x * numbers[0]
+
+    return program, lambda: list(numbers)
+
+
+def of_a_bytearray():
+    numbers = bytearray(b"ab")
+
+    def program(x):
+        numbers[0] += 1
+        return x * numbers[0]
+
+    return program, lambda: bytes(numbers)
+
+
+def of_an_array():
+    numbers = pytest.importorskip("numpy").ones(2)
+
+    def program(x):
+        numbers[0] += 1
+        return x * float(numbers[0])
+
+    return program, numbers.tolist
+
+
+def of_a_random_generator():
+    generator = random.Random(0)
+    return lambda x: x * generator.random(), generator.getstate
+
+
+def of_a_generator_of_numpy():
+    generator = pytest.importorskip("numpy").random.default_rng(0)
+    return lambda x: x * float(generator.random()), lambda: str(generator.bit_generator.state)
+
+
+def of_an_argument_that_is_an_object():
+    counter = Plain()
+    counter.n = 1
+
+    def program(x, counter=counter):
+        counter.n += 1
+        return x * counter.n
+
+    return program, lambda: counter.n
+
+
+def of_pythons_random_numbers():
+    return lambda x: x * random.random(), random.getstate
+
+
+def of_numpys_random_numbers():
+    numpy = pytest.importorskip("numpy")
+    return lambda x: x * float(numpy.random.rand()), lambda: pickle.dumps(numpy.random.get_state())
+
+
+CHANGES = [of_an_object, of_a_list, of_a_list_that_grows, of_a_global_dict, of_the_order_of_a_dict, of_a_set]
+CHANGES += [of_slots, of_a_namespace, of_a_class, of_a_variable, of_a_nested_list, of_a_deque, of_a_bytearray]
+CHANGES += [of_an_array, of_a_random_generator, of_a_generator_of_numpy, of_an_argument_that_is_an_object]
+CHANGES += [of_pythons_random_numbers, of_numpys_random_numbers]
+
+
+@pytest.mark.parametrize("make", CHANGES, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["", "dynamic"])
+def test_other_changes_are_refused_and_undone(make, dynamic):
+    """F-2: a compiled call would not make them again; nor does a second recording start from them."""
+    program, look = make()
+    before = look()
+    for _ in range(2):
+        with pytest.raises(StateChangeError, match=r"the program (changes|draws)"):
+            foregrad.aot_function(program, nop, dynamic=dynamic)(plain(2))
+        assert look() == before

@@ -445,10 +445,29 @@ def garbage_collection_paused() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if not gc.get_freeze_count():  # the user has frozen nothing, so that nothing of theirs is unfrozen
-                gc.freeze()
-                gc.unfreeze()
+            all_objects_count_as_old()
             gc.enable()
+
+
+# What a custom function is given as `ctx`: the node of autograd that it belongs to holds one reference to it.
+FunctionContext: type = torch._C._FunctionBase
+
+
+_use_count: Callable[[torch.Tensor], int] = vars(torch._C.TensorBase)["_use_count"]
+
+
+def held_by_cpp(tensor: torch.Tensor) -> bool:
+    """Whether C++ holds a tensor: it has one reference to the Python object then, however many holders there are."""
+    return _use_count(tensor) > 1
+
+
+def all_objects_count_as_old() -> None:
+    """Move everything to the oldest generation of the garbage collector."""
+    if not gc.get_freeze_count():  # the user has frozen nothing, so that nothing of theirs is unfrozen
+        gc.freeze()
+        gc.unfreeze()
+    else:
+        gc.collect(1)
 
 
 @contextlib.contextmanager

@@ -220,9 +220,10 @@ class _Lowering:
                 new |= new_values(self._recorded[returned.of], self._returned(returned))
         for effect in joint.effects:
             if isinstance(effect, Assigned):
-                slot = next(s for s, p in self._capture.state if p.owner is effect.table and p.key == effect.key)
-                refuse_written_shape(slot, joint.outputs.tensors[effect.output], self._recorded[slot].seen)
-                new |= new_values(self._recorded[slot], self._returned(Output(effect.output)))
+                slot = next(s for s, p in self._capture.state if p.owner is effect.owner and p.key == effect.key)
+                (output,) = effect.outputs  # a buffer
+                refuse_written_shape(slot, joint.outputs.tensors[output], self._recorded[slot].seen)
+                new |= new_values(self._recorded[slot], self._returned(Output(output)))
         new |= {write.of: write.new for write in joint.backward_writes if isinstance(write.of, (Param, Buffer, Input))}
         return new
 

@@ -23,9 +23,9 @@ from ..record.backward_code import Call, UserCode
 from ..slots import Hidden, Primal
 from ..values import PLAIN, Remembered
 from .calls import in_a_library
-from .escapes import Snapshot
 from .module_guard import ModuleGuard
 from .places import Place, Surroundings, refuse_unknown
+from .snapshot import Snapshot
 
 
 class ReadInBackward:

@@ -11,8 +11,8 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx, nn
 
-from .._torch import FakeTensor
-from ..errors import ForegradError, GraphOutputError, StateChangeError, UnsupportedError
+from .._torch import FakeTensor, garbage_collection_paused
+from ..errors import EscapeError, ForegradError, GraphOutputError, StateChangeError, UnsupportedError
 from ..joint.build import Joint, build_joint
 from ..locks import recording_lock
 from ..options import AOTConfig
@@ -33,15 +33,15 @@ from ..record.mirror import genuine
 from ..record.recording import GradNeeded, InputsFoundLate, Recording
 from ..record.refusals import explained
 from ..record.stand_ins import Argument
+from ..record.survivors import Beginning, disown, escape_error, show
 from ..slots import Buffer, Hidden, Input, Param, Primal, Tangent
-from .attributes import HeldTensors
 from .backward_state import BackwardGuards
 from .calls import code_that_runs
-from .escapes import Snapshot, refuse_assigned_attributes
 from .hook_state import refuse_private_state
 from .module_guard import ModuleGuard
 from .places import Place, Surroundings, refuse_unknown
-from .tree import Flat, Items, Leaf, flatten, unflatten
+from .snapshot import Snapshot, assigned_buffers
+from .tree import Flat, Items, Leaf, Tree, flatten, unflatten
 
 P = ParamSpec("P")
 
@@ -132,26 +132,38 @@ def capture_call(
     dynamic_state = config.dynamic_shapes and not config.options.static_weight_shapes
     state = state_of(module, dynamic_state) if module is not None else []
 
-    given: tuple[Any, Any] = (), {}
-    seen: list[Any] = []
+    given = Given(flat.tree)
 
-    def program(values: list[Any]) -> Any:
-        nonlocal given, seen
-        seen = values
-        given = unflatten(flat.tree, seen)
-        result = _run(function, *given)
-        require_given()
+    def program(seen: list[Any]) -> Any:
+        result = _run(function, *given.put_together(seen))
+        given.require_unchanged()
         return result
 
-    def require_given() -> None:
-        after = flatten(given, "")
-        if after.tree != flat.tree or any(a is not b for a, b in zip(after.leaves, seen, strict=True)):
+    return _capture(function, program, flat, inputs, state, config, once_more, given)
+
+
+class Given:
+    """The arguments that a program was given: the lists and dicts among them are not for it to change."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self.held: tuple[Any, ...] = ()  # the leaves, and the arguments
+
+    def put_together(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments and keyword arguments."""
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(self._tree, leaves)
+        self.held = leaves, arguments
+        return arguments
+
+    def require_unchanged(self) -> None:
+        """Refuse a program that has changed them."""
+        leaves, arguments = self.held
+        after = flatten(arguments, "")
+        if after.tree != self._tree or any(a is not b for a, b in zip(after.leaves, leaves, strict=True)):
             raise StateChangeError(
                 "the program changes a list or dict that it was given: a compiled call would not change it again. "
                 "Return the new container instead, or compile with fallback='eager'."
             )
-
-    return _capture(function, program, flat, inputs, state, config, once_more, require_given)
 
 
 @_alone
@@ -180,7 +192,7 @@ def _capture(
     state: Sequence[tuple[Argument, Place]],
     config: AOTConfig,
     exact_guards: bool = False,
-    require_given: Callable[[], None] = lambda: None,
+    given: Given | None = None,
 ) -> Capture:
     arguments = list(zip(flat.paths, flat.leaves, strict=True))
     surroundings = Surroundings(function, arguments)
@@ -202,45 +214,41 @@ def _capture(
     def attempt(shared: Sequence[SharedMemory], early: Sequence[Tensor], grads: Sequence[Tensor]) -> Attempt:
         hidden.clear()
         dynamic = config.dynamic_shapes and not shared
-        given, around = (inputs, found) if dynamic else (_with_fixed_sizes(inputs), _with_fixed_sizes(found))
+        taken, around = (inputs, found) if dynamic else (_with_fixed_sizes(inputs), _with_fixed_sizes(found))
         engine = engine_for([(argument.slot, argument.value) for argument in (*found, *inputs)], dynamic)
+        beginning = Beginning()
         snapshot = Snapshot(surroundings)
-        held = HeldTensors(function) if config.is_export and isinstance(function, nn.Module) else None
         from_nodes = isinstance(function, fx.GraphModule)
         recording = Recording(engine, dict(config.decompositions or {}), from_nodes, config.pre_dispatch)
         recording.backward_guards = backward
         recording.recorder.calls.root = function if isinstance(function, nn.Module) else None
+        recording.beginning = beginning
         try:
-            recording.run(program, given, around, place_of, shared, early, grads)
+            recording.run(program, taken, around, place_of, shared, early, grads)
+            recording.arguments = () if given is None else given.held
+            survivors = snapshot.survivors(recording)
+            if survivors:
+                raise escape_error(survivors[0], recording)
             result = flatten(recording.result, "output")
             escapes = snapshot.assigned(recording)
             if config.is_export:
                 buffers = [place for argument, place in state if isinstance(argument.slot, Buffer)]
-                refuse_assigned_attributes(escapes, buffers, [] if held is None else held.replaced())
+                escapes = assigned_buffers(escapes, buffers)
             joint = build_joint(recording, result.leaves, result.paths, escapes, config)
-            require_given()  # the backward has run as well
+            if given is not None:  # the backward has run as well
+                given.require_unchanged()
             refuse_private_state(joint.hooks, surroundings, recording)
-        except WholeMemoryNeeded as needed:
-            snapshot.undo(recording)
-            return Attempt(recording, needed=needed.slot)
-        except GradNeeded as grad_needed:
-            snapshot.undo(recording)
-            return Attempt(recording, grad_of=grad_needed.of)
-        except InputsFoundLate as found_late:
-            snapshot.undo(recording)
-            return Attempt(recording, late=found_late.tensors)
-        except ForegradError:
-            snapshot.undo(recording)
-            raise
         except Exception as error:
-            snapshot.undo(recording)
-            return Attempt(recording, error=error)
+            recording.arguments = () if given is None else given.held
+            return _failed(error, recording, snapshot)
         refusal = snapshot.undo(recording)
         if refusal is not None:
+            disown(recording)
             raise refusal
+        recording.beginning, recording.arguments = None, ()
         return Attempt(recording, joint, result)
 
-    with code_that_runs(exact_guards or surroundings.needs_code_that_runs) as ran:
+    with code_that_runs(exact_guards or surroundings.needs_code_that_runs) as ran, garbage_collection_paused():
         joint, result, shared = settle(attempt)
     backward.settle()
     if ran is not None:
@@ -248,6 +256,31 @@ def _capture(
     refuse_unknown(surroundings.unknown)
     places = tuple((a.slot, place) for a, place in state)
     return Capture(joint, flat, result, places, hidden, surroundings, modules, tuple(shared))
+
+
+def _failed(error: Exception, recording: Recording, snapshot: Snapshot) -> Attempt:
+    """What comes of a recording that did not get to its end; it leaves nothing behind."""
+    refusal = snapshot.undo(recording)
+    left = snapshot.survivors(recording, error)
+    disown(recording)
+    recording.beginning, recording.arguments = None, ()
+    if left and not isinstance(error, EscapeError):
+        if isinstance(error, (WholeMemoryNeeded, GradNeeded, InputsFoundLate)):
+            raise escape_error(left[0], recording)
+        error.add_note(f"A tensor without data, of no use to anybody, is left in {show(left[0])}.")
+    match error:
+        case WholeMemoryNeeded():
+            return Attempt(recording, needed=error.slot)
+        case GradNeeded():
+            return Attempt(recording, grad_of=error.of)
+        case InputsFoundLate():
+            return Attempt(recording, late=error.tensors)
+        case EscapeError() if isinstance(refusal, EscapeError):  # which knows the user's name for the place
+            raise refusal
+        case ForegradError():
+            raise error
+        case _:
+            return Attempt(recording, error=error)
 
 
 @dataclass(frozen=True)

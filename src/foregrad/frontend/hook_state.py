@@ -13,8 +13,8 @@ from torch import nn
 from ..errors import UnsupportedError
 from ..joint.hooks import HookAdded, HookEffect
 from ..record.recording import Recording
-from .escapes import find_abstract
 from .places import Surroundings
+from .snapshot import find_abstract
 
 
 def refuse_private_state(effects: Iterable[HookEffect], surroundings: Surroundings, recording: Recording) -> None:
@@ -45,10 +45,7 @@ def _check(value: Any, effect: HookAdded, around: Surroundings, recording: Recor
             reason = f"holds a {type(value).__name__} of the program"
     else:
         parts = list(value) if type(value) is tuple else []
-        if (
-            not isinstance(value, nn.Module)
-            and find_abstract(getattr(value, "__dict__", None), recording, 3) is not None
-        ):
+        if not isinstance(value, nn.Module) and find_abstract(getattr(value, "__dict__", None), recording) is not None:
             reason = f"holds a {type(value).__name__} with tensors of the program"
     if reason is not None:
         raise UnsupportedError(

@@ -306,7 +306,7 @@ def _read_variable(owner: contextvars.ContextVar[Any]) -> Items:
 
 
 def _restore_variable(owner: contextvars.ContextVar[Any], items: Items) -> None:
-    if items and _read_variable(owner) != items:
+    if items and owner.get(_UNSET) is not items["get()"]:
         owner.set(items["get()"])
 
 

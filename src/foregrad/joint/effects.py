@@ -6,11 +6,9 @@ run time then puts it where the program put it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from torch import Tensor
 
 from .._torch import disable_modes
 from ..functionalize.walk import Functionalizer
@@ -19,24 +17,31 @@ from ..record.recording import Recording
 from ..slots import Primal
 from .inputs import InputFacts, is_stale
 
+Put = Callable[[Any, Any, Any], None]  # into an object, under a key, a value
+Build = Callable[[list[Any]], Any]
+
 
 @dataclass(frozen=True, slots=True)
 class Escape:
-    """A tensor that the program put into a table of the user's: an attribute or a buffer of a module."""
+    """A tensor, or a new container with tensors in it, that the program put into an object of the user's."""
 
-    table: dict[Any, Any]
+    owner: Any
+    put: Put
     key: Any
-    path: str  # in the user's words
-    tensor: Tensor | None  # None where it took a tensor away
+    paths: tuple[str, ...]  # of the leaves, in the user's words
+    leaves: tuple[Any, ...]  # tensors, and constants beside them; a single None where it took a tensor away
+    build: Build | None = None  # makes a new container of them
 
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """A hidden result that goes into a table of the user's."""
+    """Hidden results that go into an object of the user's: a single one as it is, or several in a new container."""
 
-    output: int
-    table: dict[Any, Any]
+    outputs: tuple[int, ...]
+    owner: Any
+    put: Put
     key: Any
+    build: Build | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,8 @@ class Effects:
     def add_escapes(self, escapes: Sequence[Escape]) -> None:
         """Tensors that the program assigned."""
         for escape in escapes:
-            self.effects.append(Assigned(self.add(escape.tensor, escape.path), escape.table, escape.key))
+            outputs = tuple(map(self.add, escape.leaves, escape.paths))
+            self.effects.append(Assigned(outputs, escape.owner, escape.put, escape.key, escape.build))
 
     def add_inputs(self, recording: Recording, functionalizer: Functionalizer, inputs: Sequence[InputFacts]) -> None:
         """Inputs that were moved to other memory, and gradients that the program gave them."""

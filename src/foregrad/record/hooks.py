@@ -7,7 +7,7 @@ the program must meet it, and is taken off before the program itself is differen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -64,6 +64,12 @@ class Hooks:
         handle: RemovableHandle = method(tensor, hook)
         self._registered.append(Registered(tensor, REGISTERING[method], hook, handle, node, user_stack(4)))
         return handle
+
+    @property
+    def held(self) -> Iterator[Tensor]:
+        """The tensors that are held here."""
+        for registered in self._registered:
+            yield registered.tensor
 
     def guard(self, recorded: RecordedInput) -> None:
         """The caller's own hooks on an input: a backward inside the program would have to run them."""

@@ -9,7 +9,7 @@ the real tensor, so that `self.count += 1` assigns to the module what was there 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -145,6 +145,13 @@ class RealTensors(TorchFunctionMode):
         for real in self._arguments.values():
             self._twins.pop(id(real), None)
         self._arguments.clear()
+
+    @property
+    def held(self) -> Iterator[Tensor]:
+        """All tensors that are held here, once for each reference."""
+        for _, twin in self._twins.values():
+            yield twin
+        yield from self.hooks.held
 
     def twin_of(self, real: Tensor) -> Tensor:
         """The twin of a real tensor, adopted if it is met for the first time."""

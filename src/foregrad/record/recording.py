@@ -58,6 +58,7 @@ from .stand_ins import (
     stand_in_for_wrapper,
 )
 from .step import Step
+from .survivors import Beginning, References, escape_error
 from .tape import edges_from, tape_edges
 
 
@@ -89,6 +90,8 @@ class Recording:
     ) -> None:
         self.engine = engine
         self.above_autograd = above_autograd
+        self.beginning: Beginning | None = None  # until it is over
+        self.arguments: tuple[Any, ...] = ()  # what the program was called with
         self.inputs: list[RecordedInput] = []
         self.memories: list[RecordedInput] = []  # memory that inputs share, and roots in it
         self._shared: dict[int, SharedMemory] = {}  # by id of the real tensors that look at it
@@ -261,6 +264,13 @@ class Recording:
         """What the program did with hooks."""
         return self._reals.hooks
 
+    @property
+    def held_beside(self) -> Iterator[Tensor]:
+        """What is held beside steps and inputs, once for each reference."""
+        yield from self._grads_before.values()
+        if hasattr(self, "_reals"):  # it has begun
+            yield from self._reals.held
+
     def grad_before(self, recorded: RecordedInput) -> Tensor | None:
         """What stood for the gradient of an input before the program ran."""
         return self._grads_before.get(recorded.slot)
@@ -357,6 +367,24 @@ class Recording:
         return tensor if self.engine.is_abstract(tensor) else self._reals.twin_of(tensor)
 
     def differentiate(
+        self,
+        targets: Sequence[Tensor],
+        tangents: Sequence[Tensor],
+        autocast: bool,
+        others: Sequence[Tensor] = (),
+        create_graph: bool = False,
+    ) -> tuple[dict[Primal, Tensor | None], list[Tensor | None]]:
+        """Record a backward behind the forward, and refuse to have it put a tensor where it outlives the recording."""
+        if self.beginning is None:
+            return self._differentiate(targets, tangents, autocast, others, create_graph)
+        references = References(self)
+        references.results = self._differentiate(targets, tangents, autocast, others, create_graph)
+        survivors = self.beginning.survivors(references.suspects)
+        if survivors:
+            raise escape_error(survivors[0], self)
+        return references.results
+
+    def _differentiate(
         self,
         targets: Sequence[Tensor],
         tangents: Sequence[Tensor],

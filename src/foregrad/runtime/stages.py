@@ -247,26 +247,35 @@ class Escapes(Stage):
 
     def leave(self, writer: Writer) -> None:
         for effect in self.effects:
-            value = writer.variable(Output(effect.output))
             match effect:
-                case Assigned(_, table, key):
-                    with writer.block(f"with {writer.bind(recording_lock, 'recording_lock')}:"):
-                        writer.line(f"{writer.bind(table, 'module')}[{literal(writer, key)}] = {value}")
-                case GradAssigned(_, of):
-                    writer.line(f"{writer.variable(of)}.grad = {value}")
-                case Moved(_, slot, _, counted, leaf=True):
+                case Assigned():
+                    self._assign(writer, effect)
+                case GradAssigned(output, of):
+                    writer.line(f"{writer.variable(of)}.grad = {writer.variable(Output(output))}")
+                case Moved(output, slot, _, counted, leaf=True):
                     # `set_` would give it a new end of its tape, which the program's own node does not know.
                     name = writer.variable(slot)
-                    writer.line(f"{name}.data = {value}")
+                    writer.line(f"{name}.data = {writer.variable(Output(output))}")
                     if counted:
                         writer.line(f"{writer.bind(set_version, 'set_version')}({name}, {name}._version + 1)")
-                case Moved(_, slot, with_grad, counted):
-                    name = writer.variable(slot)
+                case Moved(output, slot, with_grad, counted):
+                    name, value = writer.variable(slot), writer.variable(Output(output))
                     grad = writer.bind(torch.enable_grad if with_grad else torch.no_grad, "grad_mode")
                     with writer.block(f"with {grad}():"):
                         writer.line(f"{name}.set_({value})")
                     if not counted:
                         writer.line(f"{writer.bind(set_version, 'set_version')}({name}, {name}._version - 1)")
+
+    def _assign(self, writer: Writer, effect: Assigned) -> None:
+        """Put a result where the program put it; no recording in another thread takes it for one of its own."""
+        values = [writer.variable(Output(output)) for output in effect.outputs]
+        value = values[0] if effect.build is None else f"{writer.bind(effect.build, 'build')}([{', '.join(values)}])"
+        owner, key = writer.bind(effect.owner, "owner"), literal(writer, effect.key)
+        with writer.block(f"with {writer.bind(recording_lock, 'recording_lock')}:"):
+            if type(effect.owner) is dict:
+                writer.line(f"{owner}[{key}] = {value}")
+            else:
+                writer.line(f"{writer.bind(effect.put, 'put')}({owner}, {key}, {value})")
 
 
 @dataclass(frozen=True)

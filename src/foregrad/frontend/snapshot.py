@@ -1,0 +1,369 @@
+"""What a recording did to the user's Python objects: find it, undo it, and refuse what a compiled call cannot repeat.
+
+Everything that holds state around the program is noted before it runs and compared afterwards. What the program put
+there, if it holds tensors, is put there by each call (`Escape`). Any other change is refused: a compiled call would not
+make it again. Whatever comes of a recording, its changes are undone: no recording starts from what another one left.
+"""
+
+from __future__ import annotations
+
+import collections
+import gc
+import operator
+import pickle
+import random
+import sys
+import types
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from .._torch import dict_version
+from ..errors import AssignedAttributeError, EscapeError, StateChangeError, UnsupportedError
+from ..joint.effects import Escape
+from ..record.recording import Recording
+from ..record.survivors import Survivor, held_by_frames, origin_of, suspects
+from ..values import PLAIN, is_unchanged
+from .kinds import (
+    ACCESSOR,
+    CACHE,
+    CELL,
+    CLASS,
+    FROZENSET,
+    GENERATOR,
+    MAPPING,
+    METHOD,
+    NAMESPACE,
+    PARTIAL,
+    RANDOM,
+    RANDOM_STATE,
+    TUPLE,
+    VARIABLE,
+    WEAK,
+    Items,
+    Kind,
+    class_dict,
+    kinds_of,
+    restore_dict,
+)
+from .places import Holder, Place, Surroundings
+from .tree import Leaf, flatten, unflatten
+
+_ABSENT = object()
+_MOST_OBJECTS = 10_000  # that are looked at, to say what a change was about
+_LEADING_ELSEWHERE = (type, types.ModuleType, types.FunctionType, types.MethodType, nn.Module)
+
+
+class _Global(NamedTuple):
+    """A global variable that the program assigns."""
+
+    namespace: dict[str, Any]
+    name: str
+
+
+def _restore_global(owner: _Global, items: Items) -> None:
+    owner.namespace.pop(owner.name, None)
+    owner.namespace.update(items)
+
+
+_MODULE = Kind("module", dict, restore_dict, dict.__setitem__, is_attribute=True)
+_GLOBAL = Kind(
+    "variable",
+    lambda owner: {owner.name: owner.namespace[owner.name]} if owner.name in owner.namespace else {},
+    _restore_global,
+    lambda owner, key, value: owner.namespace.__setitem__(key, value),
+)
+
+# What stays as it is, or is behind the object that is looked at: a cache gives what the function would give.
+_UNCHANGING = (TUPLE, FROZENSET, MAPPING, METHOD, PARTIAL, ACCESSOR, WEAK, CACHE)
+
+# How one more item comes into an object where it gets no key of its own.
+_ADDING: dict[str, Callable[[Any, Any, Any], None]] = {
+    "list": lambda owner, key, value: list.append(owner, value),
+    "deque": lambda owner, key, value: collections.deque.append(owner, value),
+    "set": lambda owner, key, value: set.add(owner, value),
+}
+
+
+_RANDOM_KINDS = (RANDOM, RANDOM_STATE, GENERATOR)
+
+
+def _same_state(now: Any, before: Any) -> bool:
+    """Whether a random generator is where it was: its state may hold arrays."""
+    return pickle.dumps(now) == pickle.dumps(before)
+
+
+def _global_generators() -> Iterator[Holder]:
+    """What draws for Python's and numpy's own functions."""
+    yield Holder("random", getattr(random.getstate, "__self__"), RANDOM)  # noqa: B009
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        yield Holder("numpy.random", numpy.get_state.__self__, RANDOM_STATE)
+
+
+def _table_behind(owner: Any, kind: Kind) -> dict[Any, Any] | None:
+    """The dict whose version tells whether anything has changed, if there is one."""
+    if kind is NAMESPACE:
+        return vars(owner)
+    if kind is CLASS:
+        return class_dict(owner)
+    return owner if type(owner) is dict else None  # the order of others may change alone
+
+
+def _is_pythons(key: Any, value: Any) -> bool:
+    """Whether Python has put something there by itself: warnings that were given, or a module that was imported."""
+    return key == "__warningregistry__" or isinstance(value, types.ModuleType)
+
+
+class Noted:
+    """An object of the user's that holds values, as it was."""
+
+    __slots__ = ("_table", "_version", "before", "in_argument", "kind", "name", "owner")
+
+    def __init__(self, holder: Holder, before: Items | None = None) -> None:
+        self.name, self.owner, self.kind, self.in_argument = holder
+        self._table = _table_behind(self.owner, self.kind)
+        self._version = None if self._table is None else dict_version(self._table)
+        self.before = self.kind.read(self.owner) if before is None else before
+
+    @property
+    def is_as_it_was(self) -> bool:
+        """Whether the version of a dict says so."""
+        return self._table is not None and self._version == dict_version(self._table)
+
+    def path(self, key: Any) -> str:
+        """An item in the user's words."""
+        return self.name if self.kind in (_GLOBAL, CELL) else self.kind.path(self.name, key)
+
+    def changed(self) -> list[Any]:
+        """Keys whose value is another one than before, of a new one, or of one that is gone."""
+        now, before = self.kind.read(self.owner), self.before
+        if now.keys() == before.keys() and all(map(operator.is_, now.values(), before.values())):
+            return []
+        both = {key: (now.get(key, _ABSENT), before.get(key, _ABSENT)) for key in {**before, **now}}
+        same = _same_state if self.kind in _RANDOM_KINDS else is_unchanged
+        changed = [key for key, (value, old) in both.items() if not same(value, old) and not _is_pythons(key, value)]
+        return changed if changed or self.keeps_order() else [*now]
+
+    def keeps_order(self) -> bool:
+        """Whether what was there still is, in the same order, and what is new follows it."""
+        now = self.kind.read(self.owner)
+        return self.kind.name == "set" or [*now][: len(self.before)] == [*self.before]
+
+    def value(self, key: Any) -> Any:
+        """What is there now."""
+        return self.kind.read(self.owner).get(key, _ABSENT)
+
+    @property
+    def holders(self) -> set[int]:
+        """The ids of what holds the values, as the garbage collector sees it: the object, or a dict behind it."""
+        owner = self.owner.namespace if isinstance(self.owner, _Global) else self.owner
+        inside = gc.get_referents(owner.__dict__) if isinstance(owner, type) else [getattr(owner, "__dict__", None)]
+        return {id(owner), *map(id, inside)}
+
+    def restore(self) -> None:
+        """Make it hold again what it held."""
+        self.kind.restore(self.owner, self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One item of the user's that the recording changed."""
+
+    noted: Noted
+    key: Any
+
+    @property
+    def path(self) -> str:
+        return self.noted.path(self.key)
+
+    @property
+    def value(self) -> Any:
+        return self.noted.value(self.key)
+
+    def escape(self, recording: Recording) -> Escape | None:
+        """What a compiled call does to make the same change, if it can."""
+        noted, key, value = self.noted, self.key, self.value
+        adds = key not in noted.before and noted.kind.name in _ADDING
+        put = _ADDING[noted.kind.name] if adds else noted.kind.put
+        if put is None or value is _ABSENT or noted.in_argument or not noted.keeps_order():
+            return None
+        if noted.kind is VARIABLE and key not in noted.before:  # which nobody can take away again
+            return None
+        if value is None and isinstance(noted.before.get(key), Tensor):
+            return Escape(noted.owner, put, key, (self.path,), (None,))
+        if isinstance(value, Tensor):
+            return (
+                None if _is_new_parameter(value, recording) else Escape(noted.owner, put, key, (self.path,), (value,))
+            )
+        del value
+        if not _can_be_made_again(noted.kind.read(noted.owner).pop(key)):
+            return None
+        flat = flatten(self.value, self.path)
+        with_tensors = any(map(recording.engine.is_abstract, flat.leaves))
+        # A plain value where there was none is worked out once and kept. Any other change would come with every call.
+        if not with_tensors and (adds or noted.before.get(key) is not None):
+            return None
+        build = None if isinstance(flat.tree, Leaf) else partial(unflatten, flat.tree)
+        return Escape(noted.owner, put, key, tuple(flat.paths), tuple(flat.leaves), build)
+
+
+def _is_new_parameter(value: Tensor, recording: Recording) -> bool:
+    """A parameter that the program made is not assigned by calls: the module would be another one from then on."""
+    return isinstance(value, nn.Parameter) and recording.engine.is_abstract(value)
+
+
+def _can_be_made_again(value: Any) -> bool:
+    """Whether a value is plain, or consists of new lists, dicts and tuples of tensors and plain values.
+
+    One that something else holds, too, would be another one there after each call.
+    """
+    pending = [value]
+    del value
+    while pending:
+        part = pending.pop()
+        if type(part) in (list, dict) and sys.getrefcount(part) > 3:  # its holder, this function, the count
+            return False
+        if type(part) is dict:
+            pending.extend(dict.values(part))
+        elif type(part) in (list, tuple):
+            pending.extend(part)
+        elif type(part) not in PLAIN and not isinstance(part, Tensor):
+            return False
+    return True
+
+
+class Snapshot:
+    """The user's objects around a program, before it is recorded."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._modules = [*surroundings.modules.values(), *surroundings.modules_in_arguments.values()]
+        holders = {(id(holder.owner), holder.kind.name): holder for holder in _holders(surroundings)}
+        self._noted = [Noted(holder) for holder in holders.values()]  # each once, by whatever name
+        self._performed: dict[tuple[int, Any], int] = {}  # ids of the values that calls put there
+
+    def changes(self) -> list[Change]:
+        """Everything that is not what it was."""
+        perhaps = [noted for noted in self._noted if not noted.is_as_it_was]
+        for parts in self._modules:
+            if any(parts.empty):
+                filled = [table for table in parts.empty if table]
+                perhaps += [Noted(Holder(_join(parts.path, parts.name_of(t)), t, _MODULE), {}) for t in filled]
+        return [Change(noted, key) for noted in perhaps for key in noted.changed()]
+
+    def assigned(self, recording: Recording) -> list[Escape]:
+        """What a compiled call puts into the user's objects, as the program did."""
+        self._performed = {}
+        escapes = []
+        for change in self.changes():
+            escape = change.escape(recording)
+            if escape is not None:
+                self._performed[id(change.noted.owner), change.key] = id(change.value)
+                escapes.append(escape)
+        return escapes
+
+    def survivors(self, recording: Recording, error: Exception | None = None) -> list[Survivor]:
+        """Tensors that are held by something that was not noted, and not by the recording or by its error."""
+        if recording.beginning is None:
+            return []
+        changes = self.changes()
+        found = recording.beginning.survivors(
+            lambda: suspects(recording, chain((change.value for change in changes), held_by_frames(error)))
+        )
+        known = Counter((holder, id(change.value)) for change in changes for holder in change.noted.holders)
+        return [survivor for survivor in found if _references(survivor) > known[id(survivor.holder), survivor.held]]
+
+    def undo(self, recording: Recording) -> Exception | None:
+        """Put back what the recording changed; gives the error for what a compiled call would not repeat."""
+        changes = self.changes()
+        error: Exception | None = None
+        for change in changes:
+            performed = self._performed.get((id(change.noted.owner), change.key))
+            if error is None and performed != id(change.value):
+                error = _refusal(change, recording)
+        for noted in {id(change.noted): change.noted for change in changes}.values():
+            noted.restore()
+        return error
+
+
+def _references(survivor: Survivor) -> int:
+    """How many references a holder has to what leads it to a tensor."""
+    return sum(id(item) == survivor.held for item in gc.get_referents(survivor.holder))
+
+
+def _holders(surroundings: Surroundings) -> Iterator[Holder]:
+    """Everything around a program that holds state which it can change."""
+    modules = [(parts, False) for parts in surroundings.modules.values()]
+    modules += [(parts, True) for parts in surroundings.modules_in_arguments.values()]
+    for parts, in_argument in modules:
+        for name, table, _ in parts.filled:
+            yield Holder(_join(parts.path, name), table, _MODULE, in_argument)
+        for name, container in parts.containers:
+            for kind in kinds_of(container) or ():
+                yield Holder(_join(parts.path, name), container, kind, in_argument)
+    yield from (holder for holder in surroundings.holders if holder.kind not in _UNCHANGING)
+    for path, namespace, name in surroundings.stored_globals:
+        yield Holder(path, _Global(namespace, name), _GLOBAL)
+    yield from _global_generators()
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name
+
+
+def _refusal(change: Change, recording: Recording) -> Exception:
+    name = change.path
+    escaped = find_abstract(change.value, recording)
+    if escaped is None and change.noted.kind in _RANDOM_KINDS:
+        return StateChangeError(
+            f"the program draws from {change.noted.name}: a compiled call would not draw again. Draw with torch, pass "
+            "the number as an argument, or compile with fallback='eager'."
+        )
+    if escaped is None:
+        return StateChangeError(
+            f"the program changes {name}: a compiled call would not change it again. Keep such a count in a "
+            "buffer, change it outside the program, or compile with fallback='eager'."
+        )
+    if change.noted.kind is _MODULE:
+        return UnsupportedError(
+            f"the program puts a tensor into {name}, in a way that cannot be compiled yet. Assign the tensor "
+            "itself to an attribute, return it instead, or compile with fallback='eager'."
+        )
+    return EscapeError(
+        f"A tensor of the program escapes into {name}; it was made at {origin_of(escaped, recording)}. While the "
+        "program is recorded its tensors have no data: return the tensor instead, or compile with fallback='eager'."
+    )
+
+
+def assigned_buffers(escapes: Sequence[Escape], buffers: Iterable[Place]) -> list[Escape]:
+    """An exported graph returns the new values of buffers; a tensor in any other place would be lost (X-12)."""
+    known = {(id(place.owner), place.key) for place in buffers}
+    kept = [e for e in escapes if e.leaves != (None,) and (id(e.owner), e.key) in known]
+    others = [(path, leaf) for e in escapes if e not in kept for path, leaf in zip(e.paths, e.leaves, strict=True)]
+    lost = [f"self.{path.removeprefix('_export_root.')}" for path, leaf in others if isinstance(leaf, Tensor | None)]
+    if lost:
+        one = len(lost) == 1
+        raise AssignedAttributeError(
+            f"The tensor attribute{'' if one else 's'} {', '.join(lost)} {'was' if one else 'were'} assigned during "
+            f"export: the graph would lose {'it' if one else 'them'}. Register {'it' if one else 'them'} with "
+            "register_buffer, or return the value."
+        )
+    return kept
+
+
+def find_abstract(value: Any, recording: Recording) -> Tensor | None:
+    """A recorded tensor that a value leads to."""
+    pending, seen = [value], {id(value)}
+    while pending and len(seen) < _MOST_OBJECTS:
+        held = pending.pop()
+        if isinstance(held, Tensor) and recording.engine.is_abstract(held):
+            return held
+        inside = [] if isinstance(held, _LEADING_ELSEWHERE) else gc.get_referents(held)
+        pending += [item for item in inside if id(item) not in seen]
+        seen.update(map(id, inside))
+    return None
