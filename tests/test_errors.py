@@ -17,11 +17,13 @@ from foregrad.errors import (
     EagerFallbackWarning,
     EscapeError,
     FakeModeError,
+    InternalError,
     MissingInputError,
     StateChangeError,
     UnknownOutputError,
     UnsupportedError,
 )
+from foregrad.frontend.capturing import Attempt, settle
 from helpers import grab, leaf, nop, plain
 
 HERE = pathlib.Path(__file__).name
@@ -272,3 +274,123 @@ def test_an_error_of_the_program_itself_is_never_hidden_by_the_fallback(capsys):
     with pytest.raises(KeyError, match="mine"):
         compiled(plain(2))
     assert capsys.readouterr().out == "called\n"
+
+
+# ------------------------------------------------------------------------------------------- Foregrad's own faults
+@pytest.mark.parametrize("part", ["foregrad.runtime.program.stages_of", "foregrad.frontend.capturing.build_joint"])
+def test_a_fault_of_foregrad_is_one_of_its_errors(part, monkeypatch):
+    def fails(*args, **kwargs):
+        raise ZeroDivisionError("inside")
+
+    monkeypatch.setattr(part, fails)
+    with pytest.raises(InternalError, match="ZeroDivisionError: inside") as raised:
+        grab(torch.sin)[0](plain(2))
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    compiled, _ = grab(lambda x: x * 2, fallback="eager")
+    with pytest.warns(EagerFallbackWarning):
+        assert compiled(plain(2)).tolist() == [2, 4]
+
+
+def test_recording_again_has_an_end():
+    class Recorded:
+        real_tensors: dict = {}
+
+    attempts = []
+
+    def attempt(shared, early, grads):
+        attempts.append(1)
+        return Attempt(Recorded(), grad_of=plain(1))
+
+    with pytest.raises(UnsupportedError, match="other tensors each time"):
+        settle(attempt)
+    assert len(attempts) < 30
+
+
+# ------------------------------------------------------------------------------------- what recording cannot follow
+@torch.library.custom_op("foregrad_tests::without_a_fake", mutates_args=())
+def without_a_fake(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def traced_inside(x):
+    return torch.jit.trace(lambda y: y * 2, x)(x)
+
+
+def jagged_inside(x):
+    return torch.nested.as_nested_tensor([x[:1], x], layout=torch.jagged).values()
+
+
+def sparse_product_differentiated(x):
+    return torch.sparse_coo_tensor(torch.tensor([[0, 1]]), x[:2], (4,)).to_dense()
+
+
+REFUSED = {
+    "an operator without a fake kernel": without_a_fake,
+    "a tracer": traced_inside,
+    "a nested tensor": lambda x: torch.nested.nested_tensor([x[:1].detach(), x.detach()]).to_padded_tensor(0.0),
+    "a jagged tensor": jagged_inside,
+    "an mkldnn tensor": lambda x: x.detach().to_mkldnn().to_dense(),
+    "a compressed tensor": lambda x: torch.sparse_csr_tensor([0, 1, 2], [0, 1], x[:2], (2, 2)).to_dense(),
+    "a quantized channel": lambda x: torch.quantize_per_channel(
+        x.detach().view(2, 2), torch.ones(2), torch.zeros(2), 0, torch.qint8
+    ).dequantize(),
+    "integers of a quantized tensor": lambda x: torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.quint8).int_repr(),
+    "a sparse tensor that is differentiated": sparse_product_differentiated,
+    "tensors that change places": lambda x: (torch.utils.swap_tensors(x.detach().clone(), torch.ones(4)), x)[1],
+    "a lazy module that is made inside": lambda x: nn.LazyLinear(3)(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("program", REFUSED.values(), ids=REFUSED)
+def test_what_recording_cannot_follow_is_refused_by_name(program):
+    with pytest.raises(CaptureError, match=HERE if program is not sparse_product_differentiated else "sparse"):
+        grab(program)[0](leaf(4))
+
+
+@torch.jit.script
+def scripted(x):
+    y = x * 2
+    if y.size(0) > 2:
+        y = y + 1
+    return y.relu()
+
+
+@torch.jit.script
+def scripted_branch(x):
+    if bool(x.sum() > 0):
+        return x * 2
+    return x
+
+
+def test_torchscript_functions_are_recorded():
+    compiled, _ = grab(lambda x: scripted(x) * 2)
+    for _ in range(3):
+        x, y = leaf(4), leaf(4)
+        compiled(x).sum().backward()
+        (scripted(y) * 2).sum().backward()
+        assert torch.equal(x.grad, y.grad)
+    with pytest.raises(DataDependentError):
+        grab(scripted_branch)[0](leaf(4))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchscript_modules_are_refused():
+    inside, traced = torch.jit.script(nn.Linear(4, 4)), torch.jit.trace(nn.Linear(4, 4), plain(4))
+    with pytest.raises(UnsupportedError, match="TorchScript"):
+        grab(lambda x: inside(x) * 2)[0](leaf(4))
+    for module in (inside, traced):
+        with pytest.raises(UnsupportedError, match="TorchScript"):
+            foregrad.aot_module(module, nop)(leaf(4))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layer", [lambda: nn.LazyLinear(3), nn.LazyBatchNorm1d], ids=["weights", "buffers"])
+def test_lazy_modules_are_refused_until_they_have_run(layer):
+    module = layer()
+    with pytest.raises(UnsupportedError, match=r"weight has no shape yet\. Run the module once"):
+        foregrad.aot_module(module, nop)(plain(2, 4))
+    with pytest.raises(UnsupportedError, match="has no shape yet"):
+        grab(lambda x: module(x))[0](plain(2, 4))
+    module(plain(2, 4))
+    assert foregrad.aot_module(module, nop)(plain(2, 4)).shape[0] == 2

@@ -340,3 +340,14 @@ def test_data_is_assigned_in_inference_mode():
 
     with torch.inference_mode():
         check_core(program, plain(3), plain(3))
+
+
+@pytest.mark.parametrize(
+    "program", [lambda x: x * 2, lambda x: x.view(-1) + 1, lambda x: x.mul_(2) + 1], ids=["read", "viewed", "written"]
+)
+@pytest.mark.parametrize("piece", [slice(None), slice(1, None)], ids=["whole", "a view"])
+def test_inference_mode_takes_tensors_with_a_history(program, piece):
+    eager, given = ((leaf(4) * 2)[piece] for _ in range(2))
+    with torch.inference_mode():
+        expected, result = program(eager), grab(program)[0](given)
+    assert torch.equal(expected, result) and result.is_inference() and torch.equal(eager, given)

@@ -729,6 +729,38 @@ def custom_function_of(node: PythonNode) -> type:
     return found
 
 
+_BETWEEN = frozenset({*sys.stdlib_module_names, "sympy", "mpmath"})  # who asks on behalf of others
+
+
+def _asking_code() -> types.CodeType | None:
+    """The code that asks for an attribute, past the library functions that it asks with."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in _BETWEEN:
+        frame = frame.f_back
+    return None if frame is None else frame.f_code
+
+
+def _class_as_asked(plain: type, is_users: Callable[[types.CodeType], bool]) -> Callable[[Any, str], Any]:
+    def attribute(symbol: Any, name: str) -> Any:
+        if name == "__class__":
+            code = _asking_code()
+            if code is not None and is_users(code):
+                return plain
+        return object.__getattribute__(symbol, name)
+
+    return attribute
+
+
+@functools.cache
+def sizes_like_numbers(is_users: Callable[[types.CodeType], bool]) -> Sequence[contextlib.AbstractContextManager[Any]]:
+    """In these contexts `isinstance` takes symbolic numbers for plain ones, where the user's code asks.
+
+    It asks a value for its class. Torch itself must tell symbols from numbers.
+    """
+    kinds = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
+    return [_Replaced(kind, "__getattribute__", _class_as_asked(plain, is_users)) for kind, plain in kinds]
+
+
 _functorch_utils: Any = torch.autograd.function._functorch.utils
 _unwrap_arguments = _functorch_utils.unwrap_dead_wrappers
 _push_saved_hooks = _autograd._push_saved_tensors_default_hooks
@@ -877,7 +909,8 @@ _storage_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # t
 
 def fake_attributes(mode: FakeTensorMode, device: torch.device) -> dict[str, Any]:
     """What the constructor of a fake tensor puts on it, whatever its shape."""
-    return dict(vars(FakeTensor(mode, torch.empty(0, device="meta"), device)))
+    with disable_modes(), without_function_modes():
+        return dict(vars(FakeTensor(mode, torch.empty(0, device="meta"), device)))
 
 
 @functools.cache
@@ -947,13 +980,14 @@ class Withheld:
     their storages and copy them, with pointers to nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: bool) -> None:
+        self._own = own  # tensors of other people's modes are left as they are
         self._storages: dict[int, torch.UntypedStorage] = {}  # by address
         self._running = False
 
     def add(self, value: object) -> None:
         """A tensor that the program may get."""
-        if type(value) is FakeTensor and value.layout is torch.strided:
+        if self._own and type(value) is FakeTensor and value.layout is torch.strided:
             with without_function_modes():
                 storage = value.untyped_storage()
             self._storages[storage._cdata] = storage

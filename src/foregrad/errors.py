@@ -109,5 +109,9 @@ class VerificationError(ForegradError, AssertionError):
     """An internal check on a graph failed: a defect in Foregrad, please report it."""
 
 
+class InternalError(ForegradError, RuntimeError):
+    """Foregrad itself failed on a program that runs in eager: a defect, please report it."""
+
+
 class EagerFallbackWarning(UserWarning):
     """A program could not be compiled, or was compiled too often, and runs eagerly instead."""

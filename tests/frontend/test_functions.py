@@ -307,3 +307,30 @@ def test_the_generated_source_can_be_read():
     (only,) = compiled.specializations
     assert "def call(args, kwargs):" in only.source and "inference_graph([args_0])" in only.source
     assert "inference program" in str(only) and only.backward_graph is None
+
+
+GLOBAL = torch.ones(3)
+
+
+def found_tensors():
+    closure, differentiable = plain(3), leaf(3)
+    box, computed = [plain(2)], leaf(3) * 2
+    return {
+        "closure": (lambda x: (x * 2, closure), closure),
+        "differentiable": (lambda x: (x * 2, differentiable), differentiable),
+        "global": (lambda x: (x * 2, GLOBAL), GLOBAL),
+        "list": (lambda x: (x * 2, box[0]), box[0]),
+        "with a history": (lambda x: (x * 2, computed), computed),
+        "default": (lambda x, found=closure: (x * 2, found), closure),
+        "partial": (functools.partial(lambda found, x: (x * 2, found), closure), closure),
+    }
+
+
+@pytest.mark.parametrize("kind", found_tensors())
+@pytest.mark.parametrize("example", [plain, leaf])
+def test_a_tensor_that_is_found_and_returned_is_that_tensor(kind, example):
+    program, found = found_tensors()[kind]
+    compiled, _ = grab(program)
+    for _ in range(2):
+        assert compiled(example(2))[1] is found
+    assert len(compiled.specializations) == 1

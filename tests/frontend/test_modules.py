@@ -1,5 +1,7 @@
 """`aot_module` and `aot_module_simplified`: state of modules as inputs of graphs."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -215,3 +217,17 @@ def test_a_graph_module_keeps_the_lines_of_its_nodes():
         if n.op == "call_function"
     }
     assert "line of sin" in lines["cos.default"] and "Gradient addition node" in lines["add.Tensor"]
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_models_write_to_hundreds_of_buffers(affine):
+    """Three for each batch norm, and what the backward needs behind them."""
+    model = nn.Sequential(*[nn.BatchNorm1d(2, affine=affine) for _ in range(90)])
+    eager, x = copy.deepcopy(model), torch.randn(4, 2)
+    compiled = foregrad.aot_module(model, nop)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    results = [call(given) for call, given in zip((eager, compiled), inputs, strict=True)]
+    for result in results:
+        result.square().sum().backward()
+    assert torch.equal(*results) and torch.equal(inputs[0].grad, inputs[1].grad)
+    assert all(torch.equal(a, b) for a, b in zip(eager.buffers(), model.buffers(), strict=True))

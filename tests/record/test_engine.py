@@ -1,5 +1,7 @@
 """Abstract tensors: everything but data."""
 
+import numbers
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -162,3 +164,24 @@ def test_an_input_that_requires_grad_keeps_its_kind_of_leaf():
     """V-1"""
     a, b = foregrad.capture(lambda a, b: a * b, leaf(2), leaf(2) * 1).joint.inputs
     assert a.is_leaf and not b.is_leaf and a.requires_grad and b.requires_grad
+
+
+def size_kinds(x):
+    n = x.shape[0]
+    known = [isinstance(n, int), isinstance(n, (float, int)), isinstance(n, numbers.Integral), n.__class__ is int]
+    known += [isinstance(n / 2, float), isinstance(n > 3, bool), not isinstance(n, float), not isinstance(n, str)]
+    match n:
+        case int():
+            known.append(True)
+        case _:
+            known.append(False)
+    return [x * 2 if fact else x * 3 for fact in known]
+
+
+def test_a_symbolic_size_is_an_int_to_the_program():
+    """torch's own code goes on telling them apart."""
+    compiled = foregrad.aot_function(size_kinds, nop, dynamic=True)
+    for n in (5, 6):
+        assert all(torch.equal(result, plain(n) * 2) for result in compiled(plain(n)))
+    assert len(compiled.specializations) == 1
+    assert "__getattribute__" not in vars(torch.SymInt)

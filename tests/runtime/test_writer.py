@@ -73,3 +73,18 @@ def test_keys_of_any_kind_make_a_program(key):
     compiled, _ = grab(lambda args_0, d: args_0 * d[key])
     assert compiled(plain(2), {key: plain(2)}).tolist() == [1, 4]
     assert compiled(plain(2), {key: plain(2)}).tolist() == [1, 4] and len(compiled.specializations) == 1
+
+
+@pytest.mark.parametrize("before", [0, 1, 255, 256, 700])
+@pytest.mark.parametrize("behind", [0, 2])
+def test_any_number_of_names_stands_beside_a_starred_one(before, behind):
+    """Python itself allows 255 before it."""
+    first, last = [f"a{n}" for n in range(before)], [f"b{n}" for n in range(behind)]
+    writer = Writer("names")
+    writer.take_apart([*first, "*rest", *last], "iter(given)")
+    writer.namespace["given"] = list(range(before + 3 + behind))
+    writer.run("<names>")
+    found = writer.namespace
+    assert [found[name] for name in first] == list(range(before))
+    assert found["rest"] == list(range(before, before + 3))
+    assert [found[name] for name in last] == list(range(before + 3, before + 3 + behind))

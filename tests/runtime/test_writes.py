@@ -5,7 +5,7 @@ import torch
 
 import foregrad
 from checking import check_core
-from helpers import grab, leaf, plain
+from helpers import grab, leaf, nop, plain
 
 
 def shape_then_data(x):
@@ -157,3 +157,40 @@ def test_shape_and_data_without_grad_stay_outside_the_graph():
         y = grab(lambda x: (x.transpose_(0, 1), x.sub_(4), x + 1)[2], keep_inference_input_mutations=True)[0](x)
     assert x.shape == y.shape == (3, 2)
     assert x.unique().tolist() == [-3]
+
+
+def uncounted(graph, example_inputs):
+    """A compiler whose kernels write in place and tell nobody."""
+
+    def run(args):
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        before = [tensor._version for tensor in tensors]
+        results = graph.forward(*args)
+        torch._C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(before))
+        return results
+
+    run._boxed_call = True
+    return run
+
+
+def behind_autograd(x, y):
+    x.data.mul_(2)
+    return x + y
+
+
+def in_two_places(x, y):
+    x.mul_(2)
+    y.add_(1).mul_(2)
+    return x + y
+
+
+@pytest.mark.parametrize("compiler", [nop, uncounted])
+@pytest.mark.parametrize("program", [behind_autograd, in_two_places])
+def test_versions_are_eagers_however_a_compiler_counts(program, compiler):
+    """Two views of one tensor that lie apart share its counter."""
+    compiled = foregrad.aot_function(program, compiler, keep_inference_input_mutations=True)
+    eager, whole = plain(4), plain(4)
+    for _ in range(2):
+        program(eager[:2], eager[2:])
+        compiled(whole[:2], whole[2:])
+        assert whole._version == eager._version and torch.equal(whole, eager)

@@ -12,7 +12,7 @@ import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx, nn
 
 from .._torch import FakeTensor, garbage_collection_paused
-from ..errors import EscapeError, ForegradError, GraphOutputError, StateChangeError, UnsupportedError
+from ..errors import EscapeError, ForegradError, GraphOutputError, InternalError, StateChangeError, UnsupportedError
 from ..joint.build import Joint, build_joint
 from ..locks import recording_lock
 from ..options import AOTConfig
@@ -44,6 +44,9 @@ from .snapshot import Snapshot, assigned_buffers
 from .tree import Flat, Items, Leaf, Tree, flatten, unflatten
 
 P = ParamSpec("P")
+
+# A recording that shows something new is made again; each input may show its memory and its gradient.
+_MOST_RECORDINGS = 16
 
 
 @dataclass(frozen=True)
@@ -230,6 +233,7 @@ def _capture(
             if survivors:
                 raise escape_error(survivors[0], recording)
             result = flatten(recording.result, "output")
+            recording.adopt_results(result.leaves)
             escapes = snapshot.assigned(recording)
             if config.is_export:
                 buffers = [place for argument, place in state if isinstance(argument.slot, Buffer)]
@@ -305,7 +309,7 @@ def settle(
     early: list[Tensor] = []
     grads: list[Tensor] = []
     last = attempt(shared, early, grads)
-    while True:
+    for _ in range(_MOST_RECORDINGS + 2 * len(last.recording.real_tensors)):
         early += last.late
         grads += [] if last.grad_of is None else [last.grad_of]
         if last.error is not None:
@@ -317,10 +321,20 @@ def settle(
             break
         shared = plan if len(plan) > len(shared) else shared
         last = attempt(shared, early, grads)
+    else:
+        raise UnsupportedError(
+            "the program finds other tensors each time that it is recorded, so that no recording is complete. Pass "
+            "them as arguments, or compile with fallback='eager'."
+        )
     if last.error is not None:
         refusal = explained(last.error)
         if refusal is not None:
             raise refusal from last.error
+        if last.recording.finished:
+            raise InternalError(
+                f"Foregrad failed on a program that it has recorded: {type(last.error).__name__}: {last.error}. Please "
+                "report it; fallback='eager' runs the program as it is."
+            ) from last.error
         raise last.error
     assert last.joint is not None and last.result is not None
     return last.joint, last.result, shared
@@ -375,6 +389,11 @@ def state_of(module: nn.Module, dynamic: bool) -> list[tuple[Argument, Place]]:
     """Parameters, then buffers, each under every name that it has."""
     found: list[tuple[Argument, Place]] = []
     kinds: tuple[tuple[str, type[Param] | type[Buffer]], ...] = (("_parameters", Param), ("_buffers", Buffer))
+    if any(isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
+        raise UnsupportedError(
+            "a TorchScript module keeps its parameters where recording cannot see them. Compile the module that it was "
+            "made of, or use fallback='eager'."
+        )
     modules = [(prefix, vars(child)) for prefix, child in module.named_modules(remove_duplicate=False)]
     for table_name, slot_type in kinds:
         for prefix, attributes in modules:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from .._torch import frees_when_run, names_jagged_size, set_version
@@ -20,7 +21,7 @@ from ..functionalize.effects import Chain
 from ..functionalize.walk import Functionalizer
 from ..record.backward_code import BackwardState
 from ..record.memory import WholeMemoryNeeded
-from ..record.overlap import storage_of
+from ..record.overlap import storage_of, tensors_in
 from ..record.recording import InputsFoundLate, Recording
 from ..record.stand_ins import RecordedInput
 from ..record.step import Step
@@ -203,6 +204,7 @@ class Tape:
                 except _NOT_AUTOGRADS:
                     raise
                 except Exception as error:
+                    self._refuse_sparse(error)
                     refused[slot] = error
         for node in graph.nodes[start:]:  # of attempts that were given up
             node.impure = False
@@ -218,6 +220,15 @@ class Tape:
             )
             return Differentiated([None] * self.gradients, refused=refused | dict.fromkeys(sound, refusal))
         return replace(derived, refused=refused)
+
+    def _refuse_sparse(self, error: Exception) -> None:
+        """How many elements a sparse tensor holds is data: an error about them need not be eager's."""
+        made = tensors_in([step.out for step in self.recording.steps])
+        if any(tensor.layout is not torch.strided for tensor in made):
+            raise UnsupportedError(
+                f"the program differentiates sparse tensors in a way that cannot be compiled yet ({error}). Compile "
+                "with fallback='eager'."
+            ) from error
 
     def refuse_late_inputs(self, known: int) -> None:
         """A tensor that only the backward finds, behind the inputs known so far, must be one from the start."""

@@ -29,7 +29,9 @@ def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool) -> FakeEngin
     if mode is not None:
         return WitnessedEngine(mode, "a front end has a fake mode of its own")
     if dynamic:
-        return WitnessedEngine(new_fake_mode(ShapeEnv()), "sizes are symbols")
+        return WitnessedEngine(new_fake_mode(ShapeEnv()), "sizes are symbols", own=True)
     if not DATA_CAN_BE_FORBIDDEN:
-        return WitnessedEngine(new_fake_mode(None), "this build of torch has no storages that refuse to be read")
+        return WitnessedEngine(
+            new_fake_mode(None), "this build of torch has no storages that refuse to be read", own=True
+        )
     return LeanEngine(new_fake_mode(None))

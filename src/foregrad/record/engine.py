@@ -6,7 +6,8 @@ also serves symbolic sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,6 +27,7 @@ from .._torch import (
     is_static,
     local_source,
     make_fake,
+    put_gate,
     run_on_meta,
     set_lazy_bits,
     symbolic_context,
@@ -92,6 +94,10 @@ class Engine(Protocol):
     name: str
     withheld: Withheld
 
+    @property
+    def symbolic(self) -> bool:
+        """Whether sizes may be symbols."""
+
     def is_abstract(self, value: object) -> bool:
         """Whether a value is one of this engine's tensors."""
 
@@ -134,10 +140,12 @@ class FakeEngine:
 
     name = "fake"
 
-    def __init__(self, mode: FakeTensorMode, reason: str = "") -> None:
+    def __init__(self, mode: FakeTensorMode, reason: str = "", own: bool = False) -> None:
         self.mode = mode
         self.reason = reason  # why not the lean engine
-        self.withheld = Withheld()
+        self.withheld = Withheld(own)
+        if own:
+            put_gate(mode, functools.partial(_with_storages_open, self.withheld))
         self._static = mode.shape_env is None
         self._dispatch = mode.dispatch if self._static else dispatch_with_symbols(mode)  # it runs for every operator
 
@@ -146,14 +154,16 @@ class FakeEngine:
         """The shape environment of a dynamic recording."""
         return self.mode.shape_env
 
+    @property
+    def symbolic(self) -> bool:
+        return self.mode.shape_env is not None
+
     def is_abstract(self, value: object) -> bool:
         return type(value) is FakeTensor or (is_wrapper(value) and all(map(self.is_abstract, leaves_of(value))))
 
     def twin(self, real: Tensor, slot: Primal, dynamic: bool) -> Tensor:
         if type(real) is not Tensor and type(real) is not torch.nn.Parameter:
             require_traceable(real, str(slot))
-            if torch.nn.parameter.is_lazy(real):
-                raise UnsupportedError(f"{slot} has no shape yet. Run the module once before you compile it.")
         if real.layout is not torch.strided or real.is_quantized or real.is_nested:
             kind = "quantized" if real.is_quantized else "nested" if real.is_nested else str(real.layout)
             raise UnsupportedError(f"{slot} is {kind}: only dense strided tensors can be compiled yet.")
@@ -210,13 +220,6 @@ class FakeEngine:
             device = _common_device(args)
             if device is not None:
                 return make_fake(self.mode, run_on_meta(self.mode, DIRECT[op], args, kwargs), device)
-        given = list(_tensors_in((args, list(kwargs.values()))))
-        if op_info(op).kind is Kind.RESHAPE or any(map(_has_value, given)):  # the mode puts tensors into storages
-            with self.withheld.paused():
-                return self._dispatch(op, types, args, kwargs)
-        if self.mode.cache_enabled:  # which puts results into the storages of arguments
-            with data_allowed(*(tensor.untyped_storage() for tensor in given if tensor.layout is torch.strided)):
-                return self._dispatch(op, types, args, kwargs)
         return self._dispatch(op, types, args, kwargs)
 
     def run_higher_order(self, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -251,6 +254,19 @@ class FakeEngine:
         twin = make_fake(self.mode, meta, device)
         self.withheld.add(twin)
         return twin
+
+
+def _with_storages_open(
+    withheld: Withheld, dispatch: Callable[..., Any], op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Let FakeTensorMode put results into the storages of arguments; for some operators, into any storage."""
+    given = list(_tensors_in((args, list(kwargs.values()))))
+    if op_info(op).kind is Kind.RESHAPE or any(map(_has_value, given)):
+        opened = withheld.paused()
+    else:
+        opened = data_allowed(*(tensor.untyped_storage() for tensor in given if tensor.layout is torch.strided))
+    with opened:
+        return dispatch(op, types, args, kwargs)
 
 
 def _tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:

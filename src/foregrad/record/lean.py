@@ -118,7 +118,7 @@ class LeanEngine(FakeEngine):
     results = RESULTS
 
     def __init__(self, mode: FakeTensorMode) -> None:
-        super().__init__(without_own_cache(mode))
+        super().__init__(without_own_cache(mode), own=True)
         put_gate(mode, gate)
         self.counts = Counts()
         self._maker = Maker(mode, self.withheld)

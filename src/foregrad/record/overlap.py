@@ -71,6 +71,8 @@ def reads_what_it_writes(written: Sequence[Any], arguments: Sequence[Any]) -> bo
 
 def storage_of(tensor: Tensor) -> int:
     """An identity of the memory of a tensor, asked for while a program is recorded."""
+    if tensor.layout is not torch.strided:  # it has no storage of its own
+        return -id(tensor)
     with without_function_modes():
         return int(tensor.untyped_storage()._cdata)
 
@@ -106,7 +108,8 @@ def can_be_asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     given = list(tensors_in((*args, *kwargs.values())))
     if any(tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype in _QUANTIZED for tensor in given):
         return False
-    return sum(hint_of(tensor.untyped_storage().nbytes()) for tensor in given) <= _SMALL
+    with without_function_modes():
+        return sum(hint_of(tensor.untyped_storage().nbytes()) for tensor in given) <= _SMALL
 
 
 def error_of_eager(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:

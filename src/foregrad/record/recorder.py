@@ -46,7 +46,7 @@ from .objects import ScriptObjects
 from .origin import KnownOrigins, ModuleCalls, Origin, said_now
 from .overlap import can_be_asked, error_of_eager, tensors_in
 from .randomness import Generators
-from .refusals import Refusals
+from .refusals import Refusals, explained
 from .step import Step
 from .wrappers import PLAIN_TYPES, WrapperCalls
 
@@ -184,6 +184,8 @@ class Recorder(TorchDispatchMode):
                 return self._result(twin[0], types, twin[1], {}, stack)
             if told is not None and "Could not run 'aten::" not in str(told):  # eager was asked with plain tensors
                 raise told from error
+            if explained(error) is not None:
+                raise
             if op.namespace == "aten" and (isinstance(error, _NOT_EAGERS) or can_be_asked(args, kwargs)):
                 raise UnsupportedError(
                     f"{op}, at {where(stack)}: its shape inference refuses what the operator itself takes, so that it "

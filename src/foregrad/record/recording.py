@@ -31,6 +31,7 @@ from .._torch import (
     recording_autograd,
     script_calls_seen,
     shares_version_counter,
+    sizes_like_numbers,
     storages_asked_first,
 )
 from ..errors import StateChangeError, UnsupportedError
@@ -43,7 +44,7 @@ from .backward_code import BackwardGuards, BackwardState, UserCode, user_code_se
 from .determinants import follow_determinants
 from .engine import Engine
 from .hooks import Hooks, has_hooks
-from .lines import caller_of, passes_through, user_stack, where
+from .lines import caller_of, is_users_code, passes_through, user_stack, where
 from .memory import SharedMemory, in_order, root_of
 from .overlap import tensors_in
 from .reals import RealTensors
@@ -107,6 +108,7 @@ class Recording:
         self._with_grads: set[int] = set()  # ids of real tensors whose gradients are inputs
         self.result: Any = None
         self.forward_end = 0
+        self.finished = False  # the program has run to its end
         self.grad_enabled = torch.is_grad_enabled()
         self.grad_enabled_after = self.grad_enabled
         self.autocast: AutocastState = autocast_state()
@@ -185,6 +187,7 @@ class Recording:
         reals.hooks.finish({id(recorded.seen) for recorded in self.inputs})
         self.require_known_grads()
         self.forward_end = len(self.steps)
+        self.finished = True
 
     def _adopt(self, argument: Argument) -> Any:
         """An input that is the very tensor of an earlier one is seen as that one."""
@@ -346,7 +349,10 @@ class Recording:
 
     @contextlib.contextmanager
     def _modes(self, reals: RealTensors) -> Iterator[None]:
-        with ambient_state_kept():
+        with ambient_state_kept(), contextlib.ExitStack() as symbols:
+            if self.engine.symbolic:
+                for context in sizes_like_numbers(is_users_code):
+                    symbols.enter_context(context)
             try:
                 with (
                     recording_autograd(),
@@ -361,6 +367,13 @@ class Recording:
                     yield
             finally:
                 self.recorder.generators.restore()
+
+    def adopt_results(self, results: Sequence[Any]) -> None:
+        """Tensors that the program found and passed through unused are inputs like any other."""
+        for value in results:
+            if isinstance(value, Tensor):
+                self.seen(value)
+        self.forward_end = len(self.steps)
 
     def seen(self, tensor: Tensor) -> Tensor:
         """The abstract tensor for a tensor of the result: itself, or the twin of a real one that was passed through."""
@@ -517,6 +530,11 @@ def _refuse_higher_order(error: Exception) -> None:
     refusal = "the higher-order operator {} cannot be compiled yet."
     if type(error).__module__.startswith("torch._dynamo"):
         raise UnsupportedError(refusal.format(caller_of(error, "torch._dynamo"))) from error
+    if isinstance(error, RuntimeError) and passes_through(error, "torch.jit._trace"):
+        raise UnsupportedError(
+            f"TorchScript cannot trace recorded tensors: {caller_of(error, 'torch.jit._trace')} this cannot be "
+            "compiled yet. Trace before the program, or compile with fallback='eager'."
+        ) from error
     if isinstance(error, AssertionError) and passes_through(error, "torch._higher_order_ops"):
         # Without its cause: frames of that hold tensors without data, and tools may print what frames hold.
         raise UnsupportedError(refusal.format(caller_of(error, "torch._higher_order_ops"))) from None

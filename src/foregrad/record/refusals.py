@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._torch import NO_DATA
-from ..errors import DataDependentError, ForegradError, UnsupportedError
+from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
 from .lines import place_of
 
 WAY_OUT = (
@@ -19,6 +19,12 @@ _READ = (
     f"{WAY_OUT}",
 )
 
+_NESTED = (
+    UnsupportedError,
+    "a nested tensor is made of recorded ones, at {place}: this cannot be compiled yet. Make it outside and pass it as "
+    "an argument, or compile with fallback='eager'.",
+)
+
 # What torch says to tensors without data, and would not say to real ones.
 _WORDS: dict[str, tuple[type[ForegradError], str]] = {
     NO_DATA: _READ,
@@ -27,8 +33,18 @@ _WORDS: dict[str, tuple[type[ForegradError], str]] = {
     "Please convert all Tensors to FakeTensors": (
         UnsupportedError,
         "an operator of the program meets a tensor that the program finds by itself where recording cannot see it (a "
-        "custom function saves it, and the program differentiates that function), at {place}. Pass the tensor as an "
-        "argument, or compile with fallback='eager'.",
+        "custom function saves it, and the program differentiates that function; a TorchScript module holds it), at "
+        "{place}. Pass the tensor as an argument, or compile with fallback='eager'.",
+    ),
+    "<--- HERE\nRuntimeError: \n": (  # TorchScript loses what a mode says
+        UnsupportedError,
+        "TorchScript code meets a tensor that it holds itself, or another that recording cannot see, at {place}. Call "
+        "the module that TorchScript was made of, or compile with fallback='eager'.",
+    ),
+    "There was no fake impl registered": (
+        CaptureError,
+        "an operator, at {place}, has no shape inference. Register one (register_fake), or compile with "
+        "fallback='eager'.",
     ),
     "INTERNAL ASSERT FAILED": (
         UnsupportedError,
@@ -40,6 +56,8 @@ _WORDS: dict[str, tuple[type[ForegradError], str]] = {
         "a tensor of another class is made of a recorded one, at {place}: this cannot be compiled yet. Compile with "
         "fallback='eager'.",
     ),
+    "_nested_int_memo": _NESTED,
+    "should only be called while FakeTensorMode is active": _NESTED,
     "because it has weakref associated with it": (
         UnsupportedError,
         "recorded tensors cannot be swapped, at {place}. Write to them in place, or compile with fallback='eager'.",

@@ -95,6 +95,12 @@ def _as_inference_tensor(real: Tensor) -> contextlib.AbstractContextManager[Any]
     return torch.inference_mode(real.is_inference())
 
 
+def require_shape(value: Tensor, slot: Primal) -> None:
+    """Refuse a lazy parameter: nothing else may be asked of it."""
+    if type(value) is not Tensor and torch.nn.parameter.is_lazy(value):
+        raise UnsupportedError(f"{slot} has no shape yet. Run the module once before you compile it.")
+
+
 def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
     """Make what stands for an argument: not a view, and a leaf exactly if the argument is one."""
     value = argument.value
@@ -103,6 +109,7 @@ def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
     if not isinstance(value, Tensor):
         kept = is_plain(value) or is_backward_state(value)
         return RecordedInput(argument.slot, value if kept else Object(type(value).__qualname__))
+    require_shape(value, argument.slot)
     if dispatch_mode_depth() or value.is_inference() != torch.is_inference_mode_enabled():
         with disable_modes(), _as_inference_tensor(value):
             seen = engine.twin(value, argument.slot, argument.dynamic)
@@ -112,7 +119,7 @@ def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
     if value.requires_grad:
         leaf = seen.requires_grad_()
         if not value.is_leaf:
-            with disable_modes(), torch.enable_grad():
+            with disable_modes(), _as_inference_tensor(value), torch.enable_grad():
                 seen = _NonLeaf.apply(leaf, [engine.twin(value, argument.slot, argument.dynamic)])
     _copy_attributes(value, seen)
     return _recorded(argument.slot, value, seen, leaf)
@@ -170,7 +177,7 @@ def stand_in_for_root(memory: RecordedInput, family: Family) -> RecordedInput:
     if root.requires_grad:
         leaf = seen.requires_grad_()
         if not root.is_leaf:
-            with disable_modes(), torch.enable_grad():
+            with disable_modes(), _as_inference_tensor(root), torch.enable_grad():
                 seen = _NonLeaf.apply(leaf, [once_more])
     views.append((ViewStep(aten.detach.default, (), {}, None), seen))
     return _recorded(family.slot, root, seen, leaf, parent=memory, views=tuple(views))

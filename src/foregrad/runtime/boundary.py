@@ -29,7 +29,7 @@ from .results import gives_geometry, repeated_results, values_needed, write_grap
 from .rows import FEW, Row, Value, few_or_row, spread
 from .saved import Saved, is_view
 from .tangents import plain_tangent
-from .writer import Writer, tuple_of, unpack
+from .writer import Writer, tuple_of
 
 
 class TrainingCore:
@@ -95,7 +95,7 @@ class TrainingCore:
         head = ", ".join(["ctx", *(() if self._all_through() else ("aside",)), *parameters, *spark])
         with writer.block(f"def forward({head}):"):
             if 0 < len(self._beside) <= FEW:  # many are read where they are
-                writer.line(f"{unpack(rest)} = aside")
+                writer.take_apart(rest, "aside")
             kept, saved = few_or_row("s", "saved", len(self._saved.tensors))
             sizes = [f"n{n}" for n in range(len(self._saved.sizes))]
             used = {*self._tangents, *self._aside}
@@ -318,4 +318,4 @@ class TrainingCore:
         spark = [writer.bind(torch.empty(0, requires_grad=True), "spark")] if self._alone else []
         writer.line(f"{left} = apply({', '.join([aside, *through, *spark])})")
         if self._aside:
-            writer.line(f"{unpack([writer.variable(slot) for slot in self._aside])} = {aside}")
+            writer.take_apart([writer.variable(slot) for slot in self._aside], aside)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from .._torch import OpOverload, any_autocast_enabled, deterministic_enabled
-from ..errors import UnsupportedError
+from ..errors import ForegradError, InternalError, UnsupportedError
 from ..joint.build import Joint
 from ..joint.graph import to_fx
 from ..joint.inputs import InputFacts
@@ -84,7 +84,22 @@ class _Compiled:
 
 
 def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
-    """Compile a joint graph and write its call."""
+    """Compile a joint graph and write its call.
+
+    Whatever goes wrong is Foregrad's own fault, unless it is a compiler's: the program itself has run.
+    """
+    try:
+        return _assemble(joint, config, entry)
+    except ForegradError:
+        raise
+    except Exception as error:
+        raise InternalError(
+            f"Foregrad failed to put a program together: {type(error).__name__}: {error}. Please report it; "
+            "fallback='eager' runs the program as it is."
+        ) from error
+
+
+def _assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
     if config.enable_log:
         show_graph(lambda: joint.module, "joint", config.aot_id)
     kind = "training" if joint.is_training else "inference"

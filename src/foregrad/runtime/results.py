@@ -9,7 +9,7 @@ from .._torch import autocast_off
 from ..joint.build import Joint
 from ..joint.outputs import Number, Plain, Result, ViewOfBase, ViewOfInput, ViewOfOutput
 from ..slots import Output, Returned, Updated
-from .writer import Writer, unpack
+from .writer import Writer
 
 
 def values_needed(joint: Joint) -> list[Returned]:
@@ -52,4 +52,7 @@ def repeated_results(joint: Joint) -> set[Returned]:
 def write_graph_call(writer: Writer, names: Sequence[str], call: str, autocast: bool) -> None:
     """Call a graph and name its results; without autocast if it was on while recording: its casts are in the graph."""
     with writer.block(f"with {writer.bind(autocast_off, 'autocast_off')}():") if autocast else contextlib.nullcontext():
-        writer.line(f"{unpack(list(names))} = {call}" if names else call)
+        if names:
+            writer.take_apart(names, call)
+        else:
+            writer.line(call)

@@ -222,7 +222,7 @@ class Versions(Stage):
     def _missing(self, facts: InputFacts) -> int:
         counted = self.counting.when_saved.get(facts.recorded.slot, 0)
         if not self.counting.at_the_end(facts):
-            counted += facts.written + len(facts.reshapes)
+            counted += (facts.written and not facts.written_in_graph) + len(facts.reshapes)
         return facts.version_change - counted - self._later_moves(facts)
 
     def _counts_at_once(self, facts: InputFacts) -> bool:
@@ -237,6 +237,25 @@ class Versions(Stage):
         moving = [f for f in family if f.moved is not None and not f.moved_uncounted]
         seen = facts.recorded.seen
         return sum(f is facts or shares_version_counter(f.recorded.seen, seen) for f in moving)
+
+
+@dataclass(frozen=True)
+class WritesInGraph(Stage):
+    """Inputs that the graph itself writes to: a compiler may count that or not, so what it counts is taken back."""
+
+    inputs: tuple[InputFacts, ...]
+
+    def enter(self, writer: Writer) -> None:
+        for facts in self.inputs:
+            name = writer.variable(facts.recorded.slot)
+            version = writer.variables["version before", name] = writer.fresh("version")
+            writer.line(f"{version} = {name}._version")
+
+    def leave(self, writer: Writer) -> None:
+        setter = writer.bind(set_version, "set_version")
+        for facts in self.inputs:
+            name = writer.variable(facts.recorded.slot)
+            writer.line(f"{setter}({name}, {writer.variables['version before', name]})")
 
 
 @dataclass(frozen=True)
@@ -359,6 +378,9 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int, counted
         counting = Counting(joint.is_training, counted)
         stages.append(Versions(touched, counting))
         stages.append(WriteBack(touched, returned, counting, joint.recording.grad_enabled))
+        in_graph = tuple(f for f in touched if f.written_in_graph and has_version(f) and not counting.in_memory(f))
+        if in_graph:
+            stages.append(WritesInGraph(in_graph))
     return stages
 
 

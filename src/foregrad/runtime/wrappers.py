@@ -51,7 +51,7 @@ def around_forward(writer: Writer, name: str, joint: Joint) -> str:
     with writer.block(f"def {name}(args):"):
         rest = ["*rest"] if joint.random.forward is not None else []
         if names or rest:
-            writer.line(f"{', '.join([*names.values(), *rest])}, = args")
+            writer.take_apart([*names.values(), *rest], "args")
         writer.line("args.clear()")
         leaves = [_read(slot, names, writer) for slot in taken if slot is not None]
         writer.line(f"r = {plain}([{', '.join([*leaves, *rest])}])")

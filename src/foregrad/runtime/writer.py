@@ -22,6 +22,7 @@ from .rows import Item, Row, spread
 
 _NO_WORD = re.compile(r"\W+")
 _BUILTINS = vars(builtins)
+_MOST_BEFORE_A_STAR = 255
 
 
 class Writer:
@@ -59,6 +60,24 @@ class Writer:
         """Text for the values of slots in a call or a list."""
         variables, rows = self.variables, self._rows
         return spread([variables.get(slot) or rows.get(slot) or self.variable(slot) for slot in slots])
+
+    def take_apart(self, names: Sequence[str], text: str) -> None:
+        """Lines that give the values of a sequence their names, of which one may be starred.
+
+        Python allows 255 names before that one; where there are more, the sequence is cut into slices.
+        """
+        star = next((i for i, name in enumerate(names) if name.startswith("*")), 0)
+        if star <= _MOST_BEFORE_A_STAR:
+            self.line(f"{unpack(names)} = {text}")
+            return
+        whole, behind = self.fresh("values"), names[star + 1 :]
+        end = f"len({whole}) - {len(behind)}" if behind else ""
+        self.line(f"{whole} = [*{text}]")
+        self.line(f"{unpack(names[:star])} = {whole}[:{star}]")
+        self.line(f"{names[star].removeprefix('*')} = {whole}[{star}:{end}]")
+        if behind:
+            self.line(f"{unpack(behind)} = {whole}[-{len(behind)}:]")
+        self.line(f"del {whole}")
 
     @contextlib.contextmanager
     def block(self, head: str) -> Iterator[None]:
@@ -146,6 +165,6 @@ def tuple_of(names: list[str]) -> str:
     return f"({names[0]},)" if len(names) == 1 else f"({', '.join(names)})"
 
 
-def unpack(names: list[str]) -> str:
+def unpack(names: Sequence[str]) -> str:
     """The left side of an assignment that takes a sequence apart."""
     return f"{names[0]}," if len(names) == 1 else ", ".join(names)
