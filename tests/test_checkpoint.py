@@ -442,3 +442,41 @@ def test_what_only_a_reentrant_checkpoint_finds_has_no_single_gradient(name):
 
     compiled, _ = grab(program)
     assert outcome(compiled, INSIDE[name]) == outcome(program, INSIDE[name])
+
+
+def keep_sines(ctx, op, *args, **kwargs):
+    return CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.sin.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def backwards(*results):
+    """One backward after the other, each of some results."""
+
+    def ask(y, x, w):
+        for several in results:
+            sum(y[i].sum() for i in several).backward(retain_graph=True)
+
+    return ask
+
+
+SECOND = {
+    "twice": backwards([0], [0]),
+    "with another result": backwards([0], [0, 1]),
+    "past it": backwards([1], [0], [1]),
+    "for second gradients": lambda y, x, w: torch.autograd.grad(
+        torch.autograd.grad(y[0].sum(), x, create_graph=True)[0].sum(), x
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_one_backward_runs_through_a_selective_checkpoint(name):
+    """J-13: as in eager, however many backwards were recorded"""
+    contexts = functools.partial(create_selective_checkpoint_contexts, keep_sines)
+
+    def program(x, w):
+        region = checkpoint(lambda a: (a * a).sin().exp() * w, x, use_reentrant=False, context_fn=contexts)
+        return region, x * 2
+
+    compiled, _ = grab(program)
+    assert outcome(compiled, SECOND[name]) == outcome(program, SECOND[name])
+    assert outcome(compiled, SECOND[name]) == outcome(program, SECOND[name])

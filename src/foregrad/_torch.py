@@ -65,7 +65,7 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass,
 )
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy  # what bounds a symbolic size
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.checkpoint import CheckpointFunction, _CachedTorchDispatchMode
 
 LazyGraphModule = _LazyGraphModule
 disable_modes = _disable_current_modes
@@ -775,6 +775,9 @@ class AutogradWatch(Protocol):
     def note_saved_hooks(self) -> None:
         """Hooks on what autograd saves are set, which it will call in backward."""
 
+    def note_cache(self, storage: dict[Any, Any]) -> None:
+        """A selective checkpoint will keep values there."""
+
 
 _watches: dict[int, AutogradWatch] = {}  # by thread
 
@@ -794,6 +797,16 @@ def _see_saved_hooks(pack: Any, unpack: Any) -> None:
     _push_saved_hooks(pack, unpack)
 
 
+_make_cache = _CachedTorchDispatchMode.__init__
+
+
+def _see_cache(mode: Any, *args: Any, **kwargs: Any) -> None:
+    _make_cache(mode, *args, **kwargs)
+    watch = _watches.get(threading.get_ident())
+    if watch is not None:
+        watch.note_cache(mode.storage)
+
+
 @contextlib.contextmanager
 def autograd_watched(watch: AutogradWatch) -> Iterator[None]:
     """Tell a watch what the running thread does to autograd past all modes.
@@ -807,6 +820,7 @@ def autograd_watched(watch: AutogradWatch) -> Iterator[None]:
         _watches[thread] = watch
         _functorch_utils.unwrap_dead_wrappers = _see_arguments
         _autograd._push_saved_tensors_default_hooks = _see_saved_hooks  # type: ignore[assignment]
+        _CachedTorchDispatchMode.__init__ = _see_cache  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -818,6 +832,7 @@ def autograd_watched(watch: AutogradWatch) -> Iterator[None]:
             if not _watches:
                 _functorch_utils.unwrap_dead_wrappers = _unwrap_arguments
                 _autograd._push_saved_tensors_default_hooks = _push_saved_hooks
+                _CachedTorchDispatchMode.__init__ = _make_cache  # type: ignore[method-assign]
 
 
 def effect_type(effect: str) -> Any:

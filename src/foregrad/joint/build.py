@@ -72,6 +72,7 @@ class Joint:
     grad_layouts: tuple[Layout | None, ...]  # of gradients that are wrapper subclasses
     backward_errors: dict[Returned, Exception]  # what autograd said when it was asked for the gradients of these
     backward_state: BackwardState | None  # that code of the user's has read while the backward was recorded
+    emptied: frozenset[int]  # selective checkpoints that the backward runs through
     backward_writes: tuple[BackwardWrite, ...]  # to what the caller holds; their values follow the gradients
     grad_mode_after: bool | None  # set if the program changed it for its caller
     autocast_after: AutocastState | None  # likewise
@@ -168,6 +169,7 @@ def build_joint(
         grad_layouts=derived.layouts,
         backward_errors=derived.refused,
         backward_state=derived.state,
+        emptied=derived.emptied,
         backward_writes=derived.writes,
         grad_mode_after=_if_changed(recording.grad_enabled, recording.grad_enabled_after),
         autocast_after=_if_changed(recording.autocast, recording.autocast_after),

@@ -39,6 +39,8 @@ class Order:
     refused: dict[Returned, Exception]
     state: BackwardState | None  # that code of the user's has read in this backward, and
     backward_state: BackwardState | None  # in its own
+    emptied: frozenset[int]  # selective checkpoints that this backward runs through, and
+    backward_emptied: frozenset[int]  # its own
 
     @property
     def returned(self) -> int:
@@ -61,7 +63,7 @@ def next_order(
     walk = tape.functionalizer
     start = len(tape.recording.steps)
     tangents, found = _recorded(tape, slots, with_grad)
-    state = tape.recording.backward_state
+    state, emptied = tape.recording.backward_state, tape.recording.emptied
     first_node = len(walk.graph.nodes)
     walk.run(tape.recording.steps[start:], start)
     _refuse_functional_draws(tape)
@@ -82,7 +84,7 @@ def next_order(
         tape.recording, walk, tape.primals, differentiable, lower, tape.number + 1, fresh_leaves=tape.fresh_leaves
     )
     given, impure = tape.named(saved), impure_since(walk.graph, first_node)
-    return _with_its_gradients(higher, nodes, given, tape.tangent_nodes, chain, impure, state)
+    return _with_its_gradients(higher, nodes, given, tape.tangent_nodes, chain, impure, state, emptied)
 
 
 def _recorded(
@@ -113,11 +115,13 @@ def _with_its_gradients(
     chain: Chain,
     impure: Sequence[Node],
     state: BackwardState | None,
+    emptied: frozenset[int],
 ) -> Order:
     """The joint graph of `results`, which are computed from saved values and tangents, and of their gradients.
 
     `tape` is that of the results, `impure` are nodes that must run with them, and `chain` has the tokens of those with
-    effects. `state` is what code of the user's has read on the way to them.
+    effects. `state` is what code of the user's has read on the way to
+    them, `emptied` the selective checkpoints on it.
     """
     graph = tape.functionalizer.graph
     start = len(graph.nodes)
@@ -148,6 +152,8 @@ def _with_its_gradients(
         refused=derived.refused,
         state=state,
         backward_state=derived.state,
+        emptied=emptied,
+        backward_emptied=derived.emptied,
     )
 
 

@@ -47,6 +47,7 @@ class Differentiated:
     tokens: Chain = field(default_factory=Chain)  # of its effects
     refused: dict[Returned, Exception] = field(default_factory=dict)  # autograd's errors, by target
     state: BackwardState | None = None  # that code of the user's has read in it
+    emptied: frozenset[int] = frozenset()  # selective checkpoints that it runs through
 
     @property
     def outputs(self) -> list[Node | None]:
@@ -68,6 +69,7 @@ class PartialBackward:
     layouts: tuple[Layout | None, ...]  # of gradients that are wrapper subclasses
     checked: bool  # autograd finds what it wrote changed, when it is asked again
     state: BackwardState | None  # that code of the user's has read in it
+    emptied: frozenset[int]  # selective checkpoints that it runs through
 
 
 class Tape:
@@ -164,7 +166,7 @@ class Tape:
         except Exception:
             self._writes.give_up(recording.steps[start:], self._held_by_the_caller(slots), versions)
             raise
-        state = recording.backward_state
+        state, emptied = recording.backward_state, recording.emptied
         self.refuse_late_inputs(inputs)
         found = [*(by_slot.get(recorded.slot) for recorded in self.primals), *others]
         nodes, writes = self._writes.run(
@@ -180,7 +182,7 @@ class Tape:
                 raise UnsupportedError(
                     f"the backward writes to {write.of}, in a tensor subclass, which cannot be compiled yet."
                 )
-        return Differentiated(nodes, writes, walk.tokens.chain(), state=state)
+        return Differentiated(nodes, writes, walk.tokens.chain(), state=state, emptied=emptied)
 
     def differentiate_all(self) -> Differentiated:
         """Gradients of everything that can be differentiated, and autograd's errors for what cannot.
@@ -352,7 +354,7 @@ class Tape:
         name_nodes([*given, *nodes], [node.name for node in (*graph.placeholders, *graph.nodes) if node.name])
         module = to_fx(Part([*(given[i] for i in used), *tangents], nodes, outputs))
         checked = any(write.checked for write in derived.writes)
-        return PartialBackward(module, tuple(used), derived.layouts, checked, derived.state)
+        return PartialBackward(module, tuple(used), derived.layouts, checked, derived.state, derived.emptied)
 
     def named(self, names: Sequence[str]) -> list[Node]:
         """The nodes that stand for saved values, by the names that they have in the graph of this order."""

@@ -20,6 +20,7 @@ from .._torch import disable_modes, is_functorch_wrapped, set_version, without_f
 from ..errors import DataDependentError, ForegradError, UnsupportedError
 from ..ops import aten
 from ..values import PLAIN
+from .caches import Caches
 from .engine import Engine
 from .hooks import REGISTERING, Hooks
 from .inner_backward import INNER_BACKWARDS
@@ -112,6 +113,7 @@ class RealTensors(TorchFunctionMode):
         self.attends = False  # a kernel for attention was chosen
         self.properties_read: dict[int, set[str]] = {}  # by id of what stands for a tensor: compared at each call
         self.hooks = Hooks()
+        self.caches = Caches()
         self.reaches_into_tape = False  # the program may have put functions of its own into autograd's nodes
         self.found_in_backward: set[int] = set()  # ids of twins of real tensors that were met since it began
         self._adopt = adopt  # makes a hidden input of a tensor that was not known before
@@ -172,6 +174,10 @@ class RealTensors(TorchFunctionMode):
     def note_saved_hooks(self) -> None:
         """Autograd will call the program back for what it saves."""
         self.reaches_into_tape = True
+
+    def note_cache(self, storage: dict[Any, Any]) -> None:
+        """A selective checkpoint keeps values."""
+        self.caches.add(storage)
 
     def _swap(self, value: Any) -> Any:
         if type(value) in PLAIN or self._abstract(value):

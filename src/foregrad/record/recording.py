@@ -113,6 +113,7 @@ class Recording:
         self.grad_enabled_after = self.grad_enabled
         self.autocast: AutocastState = autocast_state()
         self.autocast_after: AutocastState = self.autocast
+        self.emptied: frozenset[int] = frozenset()  # selective checkpoints, by the backward that was recorded last
         self.holds_checkpoints = False  # reentrant ones, on the tape
         self.backward_guards: BackwardGuards | None = None
         self.backward_state: BackwardState | None = None  # of the backward that was recorded last
@@ -186,6 +187,7 @@ class Recording:
             raise attributes
         reals.hooks.finish({id(recorded.seen) for recorded in self.inputs})
         self.require_known_grads()
+        reals.caches.finish()
         self.forward_end = len(self.steps)
         self.finished = True
 
@@ -415,6 +417,7 @@ class Recording:
         gradients are taken for both, and added.
         """
         self.recorder.backward = True
+        self._reals.caches.refill()
         self._reals.found_in_backward.clear()
         self.recorder.refusals.clear()
         self.recorder.objects.rewind(self.steps)
@@ -450,6 +453,7 @@ class Recording:
                     by_slot[item.slot] = extra if known is None else known + extra
         self.recorder.refusals.raise_caught()
         self.backward_state = None if code is None else self._state_read_by(code)
+        self.emptied = self._reals.caches.emptied()
         return by_slot, beside
 
     @contextlib.contextmanager

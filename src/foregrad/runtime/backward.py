@@ -39,7 +39,7 @@ from .orders import Orders
 from .randomness import with_state
 from .saved import Saved, SavedValue
 from .stash import SECOND_TIME
-from .store import Store
+from .store import Store, run_once
 from .tangents import RecordedTangents
 from .tokens import count_tokens, hiding_last_tokens, unlift_last_tokens, without_last_tokens
 from .wrappers import WrapperEdge
@@ -57,6 +57,7 @@ class _Graph:
     layouts: Sequence[Layout | None]  # of gradients that are wrapper subclasses
     checked: bool  # autograd finds what it wrote changed, when it is asked again
     state: BackwardState | None  # that code of the user's has read while it was recorded
+    emptied: frozenset[int]  # selective checkpoints that it runs through
 
 
 def _holds(state: BackwardState | None) -> bool:
@@ -81,14 +82,16 @@ class Backward:
         layouts: Sequence[Layout | None] = (),
         wrappers: Sequence[frozenset[int]] = (),
         state: BackwardState | None = None,
+        emptied: frozenset[int] = frozenset(),
     ) -> None:
         """`strides` are those of the saved tensors, as the forward's compiler reported them, `layouts` those of
         gradients that are wrapper subclasses, `wrappers` the saved values in each wrapper that is saved, and
-        `state` is what code of the user's has read in it."""
+        `state` is what code of the user's has read in it, `emptied` the selective checkpoints that it runs through."""
         self.module = module
         self.edges = edges
         self.deterministic = deterministic
         self.state = state
+        self._emptied = emptied
         self.writing = WritesOfBackward(tape, saved, writes)
         self.store = Store(tape, module, saved, edges, self.writing.live, frees, wrappers)
         self._tape = tape
@@ -186,6 +189,7 @@ class Backward:
         if torch.is_grad_enabled() and not self.writing.writes:
             return self._orders.gradients(ctx, values, wrappers, given)
         graph = self._graph(mask)
+        run_once(ctx, graph.emptied)
         if any(values[i] is None for i in graph.saved):
             raise RuntimeError(SECOND_TIME)
         arguments = [values[i] for i in graph.saved]
@@ -223,7 +227,9 @@ class Backward:
             compiled = self.compile(lambda _: None) if self._compiled is None else self._compiled
             compiled = with_state(compiled, self.module, self._tape.random)
             saved = range(len(self._saved.names))
-            return _Graph(self.module, compiled, saved, self._layouts, self.writing.are_checked, self.state)
+            return _Graph(
+                self.module, compiled, saved, self._layouts, self.writing.are_checked, self.state, self._emptied
+            )
         with self._lock:
             known = self._partial.setdefault((mask, autocast), [])
             graph = next((graph for graph in known if _holds(graph.state)), None)
@@ -245,7 +251,7 @@ class Backward:
                 "compile with fallback='eager'."
             ) from None
         run = self._compile_partial(part.module)
-        return _Graph(part.module, run, part.saved, part.layouts, part.checked, part.state)
+        return _Graph(part.module, run, part.saved, part.layouts, part.checked, part.state, part.emptied)
 
     def _compile_partial(self, module: fx.GraphModule) -> Boxed:
         """It has effects of its own: a custom function may do something else where a tangent is missing."""
@@ -270,6 +276,10 @@ class Backward:
         kept = [recorded.slot in self._tape.reached for recorded in self._tape.primals]
         kept += [True] * (len(gradients) - len(kept))
         return [gradient if keep else None for gradient, keep in zip(gradients, kept, strict=True)]
+
+    def run_once(self, ctx: Any) -> None:
+        """The usual backward runs."""
+        run_once(ctx, self._emptied)
 
     def refuse_nondeterminism(self) -> None:
         """Raised when determinism was switched on after the program was compiled."""

@@ -77,6 +77,7 @@ class TrainingCore:
         writer.bind(boundary_apply, "boundary_apply")
         writer.line("apply = boundary_apply(Program)")
         writer.line("Program._backward_cls.stash = None")
+        writer.line("Program._backward_cls.emptied = frozenset()")
         writer.line()
 
     # ------------------------------------------------------------------------------------------- forward
@@ -228,6 +229,8 @@ class TrainingCore:
                     "ctx.maybe_clear_saved_tensors()  # only the list holds them now, and the graph may empty it"
                 )
             writer.line(f"del {', '.join(tangents)}")
+            if joint.emptied:
+                writer.line(f"{writer.bind(self._backward.run_once, 'run_once')}(ctx)")
             writer.line("g = backward_graph(graph_inputs)")
             if joint.tape.holds_checkpoints:
                 only = writer.bind(self._backward.without_added, "without_added")

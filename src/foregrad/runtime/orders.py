@@ -15,7 +15,7 @@ from ..joint.tape import Tape
 from ..locks import Lock
 from ..options import AOTConfig
 from .saved import SavedValue
-from .store import Store
+from .store import Store, run_once
 
 if TYPE_CHECKING:
     from .running_order import RunningOrder
@@ -55,6 +55,7 @@ class Orders:
             wanted[position] = node is not None and will_run(node)
         links = self._store.links(ctx, nodes, values, wrappers)
         running = self._for(tangents, wanted, [link is not None for link in links])
+        run_once(ctx, running.emptied)
         with autocast_off():
             return running.gradients(values, tangents, [link for link in links if link is not None], wrappers)
 

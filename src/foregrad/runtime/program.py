@@ -187,6 +187,7 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
         joint.grad_layouts,
         values_in_wrappers(joint, saved),
         joint.backward_state,
+        joint.emptied,
     )
     around = around_backward(writer, "backward_graph", joint, backward)
     runner.install(_install(writer, wrappers_around_backward(writer, around, joint, len(saved.names))))

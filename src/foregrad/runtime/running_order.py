@@ -65,8 +65,9 @@ class RunningOrder:
             layouts=order.gradient_layouts,
             wrappers=[positions for positions in inside.values() if positions],
             state=order.backward_state,
+            emptied=order.backward_emptied,
         )
-        self.state = order.state
+        self.state, self.emptied = order.state, order.emptied
 
     def _values_in_wrappers(
         self, forward: fx.GraphModule, tokens: int, wrappers: Sequence[frozenset[int]], is_wrapped: Sequence[bool]
@@ -147,7 +148,7 @@ class RunningOrder:
         held["result"] = results
         wrappers = [held[kind][i] for kind, i in self._wrappers]
         ctx.save_for_backward(*(value.detach() for value in saved), *anchors, *wrappers)
-        ctx.sizes, ctx.order, ctx.stash = sizes, self, None
+        ctx.sizes, ctx.order, ctx.stash, ctx.emptied = sizes, self, None, self.emptied
         box[:] = [g for g, tracked in zip(results, self._is_tracked, strict=True) if not tracked]
         return (*(g for g, tracked in zip(results, self._is_tracked, strict=True) if tracked), *anchors)
 

@@ -16,6 +16,16 @@ from .saved import Saved
 from .stash import SECOND_TIME, Stash
 
 
+def run_once(ctx: Any, emptied: frozenset[int]) -> None:
+    """A backward runs through selective checkpoints, which let only one through."""
+    if emptied & ctx.emptied:
+        raise RuntimeError(
+            "Trying to backward an extra time. You are only allowed to backward once on any region computed under "
+            "selective activation checkpoint."
+        )
+    ctx.emptied |= emptied
+
+
 class Store:
     """Reads what was saved from the `ctx` of a backward, and keeps for others what autograd would free."""
 
