@@ -120,3 +120,14 @@ def test_views_under_no_grad_require_grad_as_their_base_does(dynamic):
             expected, got = program(x), compiled(x)
         assert [t.requires_grad for t in got] == [t.requires_grad for t in expected]
         assert [t.is_leaf for t in got] == [t.is_leaf for t in expected]
+
+
+def test_a_base_that_is_a_view_in_the_graph_does_not_lock_its_views():
+    def program(x):
+        y = (x * 2).view(-1)
+        y.data[:1].add_(1)
+        return y, y.data
+
+    for fn in (program, foregrad.aot_function(program, nop)):
+        y, _ = fn(leaf(2, 2))
+        y.mul_(2).sum().backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -19,9 +20,10 @@ from .._torch import (
 )
 from ..joint.build import Joint
 from ..joint.ir import Node
+from ..joint.lazy import operator_of
 from ..joint.outputs import Plain
 from ..ops import aten
-from ..slots import Output, Primal, Returned, Updated
+from ..slots import Base, Output, Primal, Returned, Updated
 from ..subclasses.layout import is_wrapper
 from .backward import Backward
 from .edges import anchor, anchor_of_any, wrappers_saved
@@ -180,6 +182,9 @@ class TrainingCore:
         return [f"{returned[s]}.detach()" if a else returned[s] for s, a in zip(self._aside, apart, strict=True)]
 
     def _is_view(self, slot: Returned) -> bool:
+        if isinstance(slot, Base):
+            node = self._joint.returned_nodes[self._joint.signature.returned.index(slot)]
+            return is_view(node) or operator_of(node) is operator.getitem
         result = self._joint.outputs.results[slot.index] if isinstance(slot, Output) else None
         return isinstance(result, Plain) and result.is_view
 
