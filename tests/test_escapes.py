@@ -548,6 +548,20 @@ def in_a_list_by_a_forward_hook():
     return module, lambda: acts
 
 
+def in_the_state_of_an_optimizer():
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+
+    def program(x):
+        optimizer.zero_grad()
+        loss = (weight * x.detach()).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return program, lambda: {**optimizer.state[weight], "weight": weight}
+
+
 def beside_what_is_worked_out_once():
     config = Plain()
     config.scale = None
@@ -564,7 +578,7 @@ ANYWHERE = [in_a_list_of_a_closure, in_a_global_list, in_a_global_dict, in_a_tup
 ANYWHERE += [in_a_variable_of_a_closure, in_a_global_variable, in_place_of_another_in_a_list, in_a_list_of_a_module]
 ANYWHERE += [in_slots, in_a_namespace, in_a_class, in_an_attribute_of_a_function, in_a_python_module, in_a_deque]
 ANYWHERE += [in_a_set, in_a_defaultdict, in_a_context_variable, in_a_thread_local, in_a_dict_by_a_forward_hook]
-ANYWHERE += [in_a_list_by_a_forward_hook, beside_what_is_worked_out_once]
+ANYWHERE += [in_a_list_by_a_forward_hook, in_the_state_of_an_optimizer, beside_what_is_worked_out_once]
 
 
 @pytest.mark.parametrize("make", ANYWHERE, ids=lambda m: m.__name__)
