@@ -392,3 +392,15 @@ def test_a_view_that_is_resized_before_a_differentiable_write_is_refused():
     with pytest.raises(UnsupportedError, match="makes it require grad"):
         foregrad.aot_function(program, nop)(leaf(2, 3), y, y[0::2])
     assert y.tolist() == plain(2, 3).tolist()
+
+
+def test_a_part_that_grows_beside_bytes_of_another_dtype():
+    """B-4: as_strided_ reaches what lies behind the part, in memory that is shown as integers too."""
+
+    def program(y, z):
+        y.as_strided_((1, 3), (3, 1), 0)
+        y.mul_(2)
+        return z + 1
+
+    x = plain(3)
+    check_core(program, x[:2], x.detach().view(torch.int16))

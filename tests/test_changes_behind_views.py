@@ -227,6 +227,30 @@ def test_a_view_of_an_input_that_the_program_makes_require_grad_by_a_write():
     check_core(program, y, y.detach())
 
 
+def test_a_detached_view_of_one_of_several_is_taken_before_the_write():
+    """A-1: afterwards autograd lets nobody take a view of it."""
+
+    def program(x):
+        v = x[0].detach()
+        v.add_(1)
+        return v
+
+    check_core(program, leaf(4, 2).chunk(2)[1])
+
+
+def test_two_names_of_one_alias_that_was_written_are_refused():
+    """A-1: they would be one object."""
+
+    def program(x):
+        v = x.detach()
+        w = torch.ops.aten.alias(v)
+        w.add_(x)
+        return w, v
+
+    with pytest.raises(UnsupportedError, match="share memory and have histories of their own"):
+        foregrad.aot_function(program, nop)(leaf(3))
+
+
 def test_a_view_whose_history_autograd_loses_is_refused():
     """A-1: eager follows it by its geometry, from a base that does not require grad."""
 

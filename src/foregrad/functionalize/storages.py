@@ -53,6 +53,7 @@ def reshape(walk: Functionalizer, step: Step) -> None:
         if step.op is aten.as_strided_.default:
             require_whole_memory(walk, state.root, always=False, view=walk.shape_now(tensor))
             parent, view = memory_of(state), by_absolute_offset(view, walk.shape_now(tensor))
+            refuse_reaching_beside(parent, walk.shape_now(tensor), step)
         walk.add_view(parent, tensor, view).source = state
 
 
@@ -157,10 +158,24 @@ def extent(tensor: Tensor) -> int:
 
 
 def memory_of(state: TensorState) -> TensorState:
-    """What `as_strided` looks at: the whole storage, wherever the tensor itself lies in it."""
-    root = state.root
-    lazy = _lazy_bits(state.tensor) != _lazy_bits(root.tensor)
-    return state if lazy or root.tensor.dtype != state.tensor.dtype else root
+    """What `as_strided` looks at: the whole storage, wherever the tensor itself lies in it.
+
+    That is the first of the tensors that it was taken from which shows the memory in the same dtype, and as it is.
+    """
+    kind = state.tensor.dtype, _lazy_bits(state.tensor)
+    return next(s for s in reversed(state.path_to_root()) if (s.tensor.dtype, _lazy_bits(s.tensor)) == kind)
+
+
+def refuse_reaching_beside(memory: TensorState, view: Tensor, step: Step) -> None:
+    """A view by geometry of memory that is shown in another dtype only in part."""
+    if memory.parent is None or _is_symbolic(view) or _is_symbolic(memory.tensor):
+        return
+    start, end = memory.tensor.storage_offset(), _reach(memory)
+    if view.numel() and not start <= view.storage_offset() <= view.storage_offset() + extent(view) <= end:
+        raise UnsupportedError(
+            f"{step.op}, at {where(step.stack)}, reaches beyond a view of another dtype, or a conjugate, that it is "
+            "applied to: this cannot be compiled yet. Apply it to the tensor that owns the memory."
+        )
 
 
 def by_absolute_offset(view: ViewStep, result: Tensor) -> ViewStep:

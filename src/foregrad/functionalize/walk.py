@@ -31,7 +31,7 @@ from .draws import Draws
 from .effects import Tokens
 from .operators import IN_GRAPHS
 from .state import Storage, TensorState, Write
-from .storages import by_absolute_offset, memory_of, require_whole_memory, reshape
+from .storages import by_absolute_offset, memory_of, refuse_reaching_beside, require_whole_memory, reshape
 from .views import Carry, carry_back, carry_past_repetition
 from .writes import takes_any_layout, write
 
@@ -238,6 +238,7 @@ class Functionalizer:
             source = parent
             if step.op is aten.as_strided.default:
                 parent, view = memory_of(parent), by_absolute_offset(view, self.shape_now(step.out))
+                refuse_reaching_beside(parent, self.shape_now(step.out), step)
             self.add_view(parent, step.out, view).source = source
             return
         node = self.graph.call(step.op, (self.read(parent), *self.args(rest)), self.kwargs(step.kwargs), step.out)

@@ -191,12 +191,14 @@ class OutputClassifier:
 
     def _refuse_two_histories(self, results: Sequence[Result]) -> None:
         """Results that are one value of the graph and two tensors for autograd: one of them was written by itself."""
-        computed = [r.tensor for r in results if isinstance(r, Plain) and r.differentiable]
-        written = [t for t in computed if not is_wrapper(t) and self._state(t).storage.writes]
-        nodes = {id(t): self._functionalizer.node_of(t) for t in written}
-        for i, tensor in enumerate(written):
-            for other in written[:i]:
-                if nodes[id(other)] is nodes[id(tensor)] and _root(other) is not _root(tensor):
+        computed = [r for r in results if isinstance(r, Plain) and r.differentiable and not is_wrapper(r.tensor)]
+        written = [r for r in computed if self._state(r.tensor).storage.writes]
+        nodes = [self._functionalizer.node_of(r.tensor) for r in written]
+        for i, result in enumerate(written):
+            for k, other in enumerate(written[:i]):
+                # Of a view each result has a tensor of its own; autograd gives any other value out as one.
+                apart = result.is_view and _root(other.tensor) is _root(result.tensor)
+                if nodes[k] is nodes[i] and not apart:
                     raise UnsupportedError(
                         "the program returns two tensors that share memory and have histories of their own, because "
                         "it has written to an alias that was detached: this cannot be compiled yet. Return a clone."
@@ -306,6 +308,8 @@ class OutputClassifier:
         siblings = self._by_storage[id(self._state(leaf).storage)]
         unbound = all(self._from_many(t) and not is_stale(t) and t.grad_fn is not None for t in siblings)
         view = ViewOfInput(owner, self._rebuild(leaf, owner.seen, self._state_at_the_end(owner)), unbound)
+        if view.rebuild.hides_base and view.rebuild.steps is not None and is_stale(owner.seen):
+            view = replace(view, rebuild=replace(view.rebuild, early=True))  # no view is taken of it afterwards
         custom = is_custom_function_node(leaf.grad_fn)
         if not custom and not (leaf.requires_grad and leaf.grad_fn is not None and self._has_own_history(leaf)):
             return view
