@@ -1,6 +1,7 @@
 """State that code in a backward reads is read when backward runs, and not when the program was recorded."""
 
 import gc
+import importlib
 import sys
 import weakref
 
@@ -303,6 +304,19 @@ def test_a_program_lets_go_of_its_arguments_and_of_its_module():
     del module, compiled, y
     gc.collect()
     assert [reference() for reference in kept] == [None, None]
+
+
+def test_a_program_that_runs_while_a_module_is_imported(tmp_path, monkeypatch):
+    """What the program reads is compared all the same."""
+    (tmp_path / "script_to_import.py").write_text(
+        "import test_state_in_backward as tests\n"
+        "FOUND = tests.gradients_of(tests.an_object, tests.compiled_by)\n"
+        "WANTED = tests.gradients_of(tests.an_object, lambda function: function)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "test_state_in_backward", sys.modules[__name__])
+    script = importlib.import_module("script_to_import")
+    assert all(map(torch.equal, script.FOUND, script.WANTED))
 
 
 def test_a_program_without_code_in_its_backward_has_nothing_to_compare():

@@ -6,9 +6,12 @@ as it is for the program itself; only what these functions read counts.
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib.metadata
 import itertools
 import operator
+import re
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -106,8 +109,24 @@ class BackwardGuards:
 
 
 def _is_torchs_own(module: str) -> bool:
-    """Whether torch calls a function for itself; sizes that are symbols it computes with sympy."""
-    return in_a_library(module) or module.partition(".")[0] in ("sympy", "mpmath")
+    """Whether a function is torch's, or belongs to what torch is built on: symbolic sizes it computes with sympy."""
+    return in_a_library(module) or module.partition(".")[0] in _beneath_torch()
+
+
+@functools.cache
+def _beneath_torch() -> frozenset[str]:
+    """The packages that torch requires, and those that they require."""
+    found: set[str] = set()
+    pending = ["torch"]
+    while pending:
+        try:
+            required = importlib.metadata.requires(pending.pop()) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        names = {re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in required if "extra ==" not in line}
+        pending += names - found
+        found |= names
+    return frozenset(name.lower().replace("-", "_") for name in found)
 
 
 def _holding(*held: Any) -> types.FunctionType:

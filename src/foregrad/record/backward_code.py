@@ -7,6 +7,7 @@ what it reads is noted, and compared when the compiled backward runs.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from ..slots import Primal
 from .lines import is_users_code
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class Call(NamedTuple):
@@ -40,9 +43,19 @@ class UserCode:
         if is_users_code(code):
             values = frame.f_locals
             key = id(code), *map(id, values.values())
-            if key not in self._seen:
+            if key not in self._seen and not _is_imported(frame):
                 self._seen.add(key)
                 self.calls.append(Call(code, frame.f_globals, dict(values)))
+
+
+def _is_imported(frame: FrameType) -> bool:
+    """Whether a function runs because the backward imports a module, which happens once."""
+    back: FrameType | None = frame
+    while back is not None and not back.f_code.co_filename.startswith(_OURS):
+        if back.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        back = back.f_back
+    return False
 
 
 class BackwardState(Protocol):
