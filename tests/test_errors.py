@@ -394,3 +394,17 @@ def test_lazy_modules_are_refused_until_they_have_run(layer):
         grab(lambda x: module(x))[0](plain(2, 4))
     module(plain(2, 4))
     assert foregrad.aot_module(module, nop)(plain(2, 4)).shape[0] == 2
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.view(2, 2).to_sparse_csr() @ x[:2],
+        lambda x: x.view(2, 2).to_sparse_bsr((1, 1)).to_dense(),
+        lambda x: torch.sparse.softmax(x.view(2, 2).to_sparse(), 1).to_dense(),
+    ],
+    ids=["csr", "bsr", "coo"],
+)
+def test_sparse_intermediates_are_recorded(program):
+    compiled = foregrad.aot_function(program, nop, enable_log=False)  # torch's printer of graphs asks for strides
+    assert torch.equal(compiled(leaf(4)), program(leaf(4)))
