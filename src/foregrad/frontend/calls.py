@@ -49,6 +49,8 @@ def is_library_class(kind: type) -> bool:
 
 def is_library_module(module: types.ModuleType) -> bool:
     """Whether a Python module belongs to Python, torch, numpy or us."""
+    if type(module) is not types.ModuleType and in_a_library(type(module).__module__):
+        return True  # operators of torch are in modules of its own making, which it fills as they are named
     return in_a_library(module.__name__) and sys.modules.get(module.__name__) is module
 
 
@@ -80,7 +82,7 @@ def methods_of(kind: type) -> list[tuple[str, types.FunctionType, Use]]:
     for name, member in vars(kind).items():
         function = member
         if type(member) is not types.FunctionType:
-            function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+            function = _behind(member)
             if not isinstance(function, types.FunctionType):
                 continue
         if is_module and name in _PREPARES_ONE:
@@ -89,6 +91,16 @@ def methods_of(kind: type) -> list[tuple[str, types.FunctionType, Use]]:
         use: Use = "to make one" if name in _MAKES_ONE else "by others" if by_others else "by name"
         found.append((name, function, use))
     return found
+
+
+def _behind(member: Any) -> Any:
+    """The function behind a descriptor of Python's own; no code of the user's runs."""
+    kind = type(member)
+    if issubclass(kind, (staticmethod, classmethod)):
+        return member.__func__
+    if issubclass(kind, property):
+        return member.fget
+    return member.func if issubclass(kind, functools.cached_property) else None
 
 
 @functools.lru_cache(maxsize=1024)

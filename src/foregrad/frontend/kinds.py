@@ -162,10 +162,6 @@ def slots_of(owner: Any) -> Items:
     return found
 
 
-def _dict_of(owner: Any) -> Any:
-    return object.__getattribute__(owner, "__dict__")
-
-
 def has_attributes(kind: type) -> bool:
     """Whether objects of a type have a dict of attributes."""
     return kind.__dictoffset__ != 0 or issubclass(kind, threading.local)
@@ -175,7 +171,7 @@ def attributes_of(owner: Any) -> dict[str, Any]:
     """The dict of an object's attributes, an empty one if it has none; none of its code runs."""
     if not has_attributes(type(owner)):
         return {}
-    found = type(owner).__getattribute__(owner, "__dict__") if is_a(owner, threading.local) else _dict_of(owner)
+    found = owner.__dict__ if is_a(owner, threading.local) else object.__getattribute__(owner, "__dict__")
     return found if type(found) is dict else {}
 
 

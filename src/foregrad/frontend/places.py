@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import builtins
 import collections
+import contextlib
 import functools
 import itertools
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -57,6 +58,7 @@ from .kinds import (
     WEAK,
     Kind,
     attributes_of,
+    class_dict,
     is_a,
     kinds_of,
 )
@@ -141,13 +143,14 @@ class Surroundings:
         self._seen_classes: set[tuple[int, bool]] = set()
         self._seen_globals: dict[int, set[str]] = {}  # by the id of a namespace
         self._computes_names = False
+        self._aside = StateGuard()
         self._in_argument = False
         self._private: set[int] = set()  # ids of functions that are reached through arguments only
         self._walk(root, arguments)
         self.guards_state = self.state.finish()
 
     def _walk(self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]]) -> None:
-        self.state.add_class(Tensor)
+        self._guard.add_library(class_dict(Tensor))
         if isinstance(root, nn.Module):
             self._enter_module(root, "")
         else:
@@ -157,7 +160,7 @@ class Surroundings:
             self._enter_hooks("all modules", global_module_hooks())
             self._look_at_functions()
         known = frozenset(self._seen)
-        state, self.state, self._in_argument = self.state, StateGuard(), True  # arguments are compared by patterns
+        self._in_argument = True
         for i, (path, value) in enumerate(arguments):
             looked_into = own_attributes(value) if is_a(value, Tensor) else value
             if looked_into is not None and not is_plain(value):
@@ -166,9 +169,25 @@ class Surroundings:
                 for j, tensor in enumerate(pattern.tensors):
                     self._tensors.setdefault(id(tensor), Place(i, "argument", j, path))
                 self._visit(Place(value, "held", None, path), looked_into)
-        self.state, self._in_argument = state, False
+            elif looked_into is not None:
+                self._note_containers(path, value)
+        self._in_argument = False
         self._look_at_functions()
         self._note_settings()
+
+    @property
+    def _guard(self) -> StateGuard:
+        """What compares a holder at each call; what arguments hold is compared by patterns."""
+        return self._aside if self._in_argument else self.state
+
+    @contextlib.contextmanager
+    def _outside_arguments(self) -> Iterator[None]:
+        """Classes, globals and Python modules are one for all calls, however they are reached."""
+        before, self._in_argument = self._in_argument, False
+        try:
+            yield
+        finally:
+            self._in_argument = before
 
     @property
     def needs_code_that_runs(self) -> bool:
@@ -183,7 +202,9 @@ class Surroundings:
         self._tensors.clear()
         self.modules_in_arguments.clear()
         self._functions.clear()
+        self._namespaces.clear()
         self._unnamed.clear()
+        self._aside = StateGuard()
         for pattern in self.patterns.values():
             pattern.release()
 
@@ -237,16 +258,18 @@ class Surroundings:
         ):  # a wrapper around the user's function, or a function of torch that the program calls
             return
         if not self._in_argument:
-            self.state.add_function(function)
+            self._guard.add_function(function)
         self.holders.append(Holder(name, function, FUNCTION, self._in_argument))
         for where, held in ((f"defaults of {name}", function.__defaults__), (f"attributes of {name}", vars(function))):
-            if held and not SETTLED.issuperset(map(type, held)):
+            values = held.values() if isinstance(held, dict) else held or ()
+            if not SETTLED.issuperset(map(type, values)):
                 self._visit_items(where, held, TUPLE if isinstance(held, tuple) else DICT)
         if function.__kwdefaults__:
             self._visit_items(f"defaults of {name}", function.__kwdefaults__, DICT)
         names = names_in(code)
         self._computes_names |= names.computed
-        self._look_at_globals(function.__globals__, names)
+        with self._outside_arguments():
+            self._look_at_globals(function.__globals__, names)
         if names.stored:
             self.stored_globals += [(f"{v} (global)", function.__globals__, v) for v in sorted(names.stored)]
         new = names.attributes - self._names
@@ -278,9 +301,9 @@ class Surroundings:
         for name in sorted(names.loaded - seen):
             value = namespace.get(name, ABSENT)
             if value is ABSENT:
-                self.state.add_item(namespace, name, ABSENT)
+                self._guard.add_item(namespace, name, ABSENT)
                 if name in vars(builtins):
-                    self.state.add_item(vars(builtins), name, vars(builtins)[name])
+                    self._guard.add_item(vars(builtins), name, vars(builtins)[name])
             else:
                 self._visit_item(Place(namespace, "item", name, f"{name} (global)"), value)
         seen |= names.loaded
@@ -305,29 +328,31 @@ class Surroundings:
         new = self._names - seen
         seen |= new
         in_library = is_library_module(module)
-        before, self._in_argument = self._in_argument, False
-        for name in sorted(new & table.keys()):
-            value, place = table[name], Place(table, "item", name, f"{path}.{name}")
+        with self._outside_arguments():
+            for name in sorted(new & table.keys()):
+                place = Place(table, "item", name, f"{path}.{name}")
+                if in_library:
+                    self._look_up_in_library(place, table[name])
+                else:
+                    self._visit_item(place, table[name])
             if not in_library:
-                self._visit_item(place, value)
-                continue
-            self.state.add_item(table, name, value)
-            if is_a(value, types.ModuleType):
-                self._enter_namespace(value, place.path)
-            elif is_a(value, types.FunctionType) and is_library_function(value):
-                self._enter_library(value.__module__)
-            elif is_a(value, types.FunctionType):  # one of the user's has taken its place
-                self._visit(place, value)
-        if not in_library:
-            self.state.add_absent(table, frozenset(new - table.keys()))
-        self._in_argument = before
+                self._guard.add_absent(table, frozenset(new - table.keys()))
+
+    def _look_up_in_library(self, place: Place, value: Any) -> None:
+        self._guard.add_item(place.owner, place.key, value)
+        if is_a(value, types.ModuleType):
+            self._enter_namespace(value, place.path)
+        elif is_a(value, types.FunctionType) and is_library_function(value):
+            self._enter_library(value.__module__)
+        elif is_a(value, types.FunctionType):  # one of the user's has taken its place
+            self._visit(place, value)
 
     def _enter_library(self, name: str | None) -> None:
         """A namespace of torch that its own code uses: what is in it may be replaced."""
         module = sys.modules.get(name or "")
         if name is not None and name.startswith("torch") and module is not None and id(module) not in self._seen:
             self._seen[id(module)] = module
-            self.state.add_table(vars(module))
+            self._guard.add_library(vars(module))
 
     # ------------------------------------------------------------------------------------------- classes
     def _enter_class(self, kind: type, called: bool = False) -> None:
@@ -336,13 +361,19 @@ class Surroundings:
         A method is called by its name, which stands in the function that calls it, or by Python and torch, which know
         it from a class of their own. Making an object calls more of them.
         """
+        if (id(kind), called) in self._seen_classes:
+            return
+        with self._outside_arguments():
+            self._enter_bases(kind, called)
+
+    def _enter_bases(self, kind: type, called: bool) -> None:
         for base in kind.__mro__:
             if (id(base), called) in self._seen_classes:
                 continue
             self._seen_classes.add((id(base), called))
             if is_library_class(base):
                 if base.__module__.startswith("torch."):
-                    self.state.add_class(base)
+                    self._guard.add_library(class_dict(base))
                     self._enter_library(base.__module__)
                     self._enter_library("torch.nn.functional")
                 continue
@@ -358,8 +389,7 @@ class Surroundings:
     def _enter_members(self, kind: type) -> None:
         """What a class of the user's holds beside its methods."""
         self._seen[id(kind)] = kind
-        before, self._in_argument = self._in_argument, False
-        self.state.add_class(kind)
+        self._guard.add_class(kind)
         self.holders.append(Holder(kind.__qualname__, kind, CLASS))
         for name, value in list(vars(kind).items()):
             path = f"{kind.__qualname__}.{name}"
@@ -367,7 +397,6 @@ class Surroundings:
                 self._found(value, Place(kind, "attribute", name, path))
             elif _may_hold_state(value) and not name.startswith("__"):
                 self._visit_value(Place(kind, "attribute", name, path), value)
-        self._in_argument = before
 
     # ------------------------------------------------------------------------------------------- modules
     def _enter_module(self, module: nn.Module, path: str) -> None:
@@ -383,10 +412,15 @@ class Surroundings:
                 for table in (child._parameters, child._buffers):
                     if table:
                         self._tables.append((full, table, [(key, id(tensor)) for key, tensor in table.items()]))
-            self._enter_hooks(full, [table for shown, table, _ in parts.filled if shown])
-            others = [(key, vars(child).get(key)) for key in parts.others]
-            for key, value in (*parts.containers, *others):
-                self._visit_attribute(vars(child), key, value, _join(full, key))
+            if len(parts.filled) > 1:
+                self._enter_hooks(full, [table for shown, table, _ in parts.filled if shown])
+            attributes = vars(child)
+            for key, value in parts.containers:
+                self._visit_attribute(attributes, key, value, _join(full, key))
+            for key in parts.others:
+                value = attributes.get(key)
+                if type(value) is not tuple or not SETTLED.issuperset(map(type, value)):
+                    self._visit_attribute(attributes, key, value, _join(full, key))
 
     def _enter_hooks(self, path: str, tables: Iterable[dict[Any, Any]]) -> None:
         """Hooks are functions that the program calls."""
@@ -406,12 +440,12 @@ class Surroundings:
     def _visit_item(self, place: Place, value: Any) -> None:
         """An item of a dict of which other items do not count: it is compared here."""
         if is_a(value, Tensor):
-            self.state.add_item(place.owner, place.key, value)
+            self._guard.add_item(place.owner, place.key, value)
             self._found(value, place)
         elif is_plain(value) and type(value) not in PLAIN:
             self._visit_value(place, value)
         else:
-            self.state.add_item(place.owner, place.key, value)
+            self._guard.add_item(place.owner, place.key, value)
             self._visit(place, value)
 
     def _visit_value(self, place: Place, value: Any) -> None:
@@ -479,17 +513,17 @@ class Surroundings:
     def _compare(self, path: str, value: Any, kind: Kind) -> None:
         """How a holder is compared at each call."""
         if kind is DICT:
-            self.state.add_table(value, without=_compared_whole(value))
+            self._guard.add_table(value, without=_compared_whole(value))
             if is_a(value, collections.OrderedDict):  # which does not count a new order as a change
-                self.state.add_sequence(value)
+                self._guard.add_sequence(value)
         elif kind is OBJECT:
-            self.state.add_object(value, without=_compared_whole(attributes_of(value)))
+            self._guard.add_object(value, without=_compared_whole(attributes_of(value)))
         elif kind in (LIST, DEQUE, SET, FROZENSET):
-            self.state.add_sequence(value)
+            self._guard.add_sequence(value)
         elif kind in _HOLD_NUMBERS and len(memoryview(value).cast("B")) > _MOST_BYTES:
             self.unknown.append((path, "is too large to be compared at each call"))
-        elif kind in (*_HOLD_NUMBERS, VARIABLE, CACHE, WEAK, MAPPING, FACTORY):
-            self.state.add_other(value, kind)
+        elif kind in (*_HOLD_NUMBERS, VARIABLE, CACHE, WEAK, MAPPING, FACTORY, PARTIAL):
+            self._guard.add_other(value, kind)
         else:
             assert kind in _NEVER_CHANGES or kind.name.startswith(("random", "numpy")), kind
 
@@ -522,7 +556,7 @@ class Surroundings:
             attributes = own_attributes(tensor)
             if attributes is not None and id(tensor) not in self._seen:
                 self._seen[id(tensor)] = tensor
-                self.state.add_table(attributes, without=_compared_whole(attributes))
+                self._guard.add_table(attributes, without=_compared_whole(attributes))
                 self._visit_items(place.path, attributes, DICT)
 
     # ------------------------------------------------------------------------------------------ settings
@@ -547,7 +581,7 @@ class Surroundings:
         except (TypeError, RuntimeError, AssertionError):  # it takes arguments, or is of a device that is not here
             return
         if is_plain(value):
-            self.state.add_setting(read, value)
+            self._guard.add_setting(read, value)
 
 
 def refuse_unknown(unknown: Sequence[tuple[str, str]]) -> None:
@@ -560,7 +594,7 @@ def refuse_unknown(unknown: Sequence[tuple[str, str]]) -> None:
 
 
 _HOLD_NUMBERS = (BYTES, ARRAY, NDARRAY)
-_NEVER_CHANGES = (TUPLE, METHOD, PARTIAL, ACCESSOR)
+_NEVER_CHANGES = (TUPLE, METHOD, ACCESSOR)
 
 
 def own_attributes(tensor: Tensor) -> dict[str, Any] | None:

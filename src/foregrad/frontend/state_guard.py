@@ -59,6 +59,16 @@ class StateGuard:
         """A whole dict, in its order; the values of some keys are compared elsewhere."""
         self._table(table).note_all(frozenset(without))
 
+    def add_library(self, table: dict[Any, Any]) -> None:
+        """A namespace or a class of torch's, which holds no tensors; what was noted of it once serves all programs."""
+        if id(table) not in self._tables:
+            noted = _LIBRARIES.get(id(table))
+            if noted is None or noted.version != dict_version(table):
+                noted = _LIBRARIES[id(table)] = _Table(table)
+                noted.items = dict(table)
+                noted.keys = list(noted.items)
+            self._tables[id(table)] = noted
+
     def _table(self, table: dict[Any, Any]) -> _Table:
         return self._tables.setdefault(id(table), _Table(table))
 
@@ -159,6 +169,9 @@ def _noted(items: dict[Any, Any]) -> dict[Any, Any]:
 
 def _same_items(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
     return len(now) == len(before) and all(still(now.get(key, ABSENT), value) for key, value in before.items())
+
+
+_LIBRARIES: dict[int, _Table] = {}  # by the id of the dict, which is kept
 
 
 class _Table:

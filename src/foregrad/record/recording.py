@@ -245,7 +245,7 @@ class Recording:
             if id(argument.value) in self._with_grads and first is None and argument.value.grad is not None:
                 grad = self._adopt(Argument(GradOf(argument.slot), argument.value.grad))  # type: ignore[arg-type]
                 recorded.seen.grad = self._grads_before[argument.slot] = grad
-        return argument.value if isinstance(recorded.seen, Object) else recorded.seen
+        return argument.value if isinstance(recorded.seen, (Object, set, frozenset)) else recorded.seen
 
     def _need_grad(self, real: Tensor) -> None:
         if real.grad is not None and id(real) not in self._with_grads:

@@ -107,6 +107,8 @@ def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
     if type(value) is int and argument.dynamic:
         return RecordedInput(argument.slot, engine.symbol(value, argument.slot))
     if not isinstance(value, Tensor):
+        if type(value) in (set, frozenset) and is_plain(value):
+            return RecordedInput(argument.slot, type(value)(list(value)))
         kept = is_plain(value) or is_backward_state(value)
         return RecordedInput(argument.slot, value if kept else Object(type(value).__qualname__))
     require_shape(value, argument.slot)
