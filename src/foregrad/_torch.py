@@ -340,6 +340,12 @@ def lock_view(view: torch.Tensor) -> None:
     _autograd._set_creation_meta(view, _autograd.CreationMeta.MULTI_OUTPUT_NODE)
 
 
+def overrides_functions(kind: type[torch.Tensor]) -> bool:
+    """Whether torch's functions ask a tensor class what they give: a subclass of its own type, by default."""
+    disabled: Any = torch._C._disabled_torch_function_impl
+    return kind.__torch_function__ is not disabled
+
+
 def made_in_mode(tensor: torch.Tensor, inference: bool) -> torch.Tensor:
     """A tensor in the same memory that is an inference tensor, or none, wherever the given one was made."""
     with torch.inference_mode(inference), torch.no_grad():

@@ -191,6 +191,49 @@ def test_an_escape_that_no_call_can_repeat():
         compiled(lambda x: keep(x) + 1)(pair(2))
 
 
+class Noisy(torch.Tensor):
+    """Overrides torch's functions, and holds no other tensor."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return result + 1 if func is torch.Tensor.mul else result
+
+
+class OwnParameter(torch.nn.Parameter):
+    """Overrides nothing."""
+
+
+def test_overrides_of_functions():
+    """A subclass with a `__torch_function__` only is refused, wherever the program meets it"""
+
+    class Net(torch.nn.Module):
+        def __init__(self, weight):
+            super().__init__()
+            self.register_buffer("weight", weight)
+
+        def forward(self, x):
+            return x * self.weight
+
+    noisy = plain(2).as_subclass(Noisy)
+    for refused in (
+        lambda: compiled(lambda x: x * 2)(noisy),
+        lambda: compiled(lambda x: x * noisy)(plain(2)),
+        lambda: foregrad.aot_module(Net(noisy), nop)(plain(2)),
+    ):
+        with pytest.raises(UnsupportedError, match="is a Noisy, a tensor subclass whose __torch_function__"):
+            refused()
+    with pytest.raises(UnsupportedError, match="a tensor of another class is made of a recorded one"):
+        compiled(lambda x: x.as_subclass(Noisy) * 2)(plain(2))
+
+
+def test_subclasses_that_override_nothing():
+    """A parameter of a class of its own is one"""
+    weight = OwnParameter(plain(2))
+    result, same = compiled(lambda x: (x * weight, weight))(plain(2))
+    assert type(result) is torch.Tensor and same is weight and result.tolist() == [1, 4]
+
+
 def test_module_attribute():
     """X: a subclass that the program assigns to a module is assigned by the compiled call too"""
 

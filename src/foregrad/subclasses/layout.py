@@ -13,8 +13,15 @@ from typing import Any, Literal
 
 from torch import SymInt, Tensor
 from torch.nn import Parameter
+from torch.nn.parameter import is_lazy
 
-from .._torch import FakeTensor, expression_of, is_jagged_size, is_traceable_wrapper_subclass
+from .._torch import (
+    FakeTensor,
+    expression_of,
+    is_jagged_size,
+    is_traceable_wrapper_subclass,
+    overrides_functions,
+)
 from ..errors import UnsupportedError
 from ..slots import Inner, Slot
 from ..values import same_value
@@ -39,9 +46,20 @@ def is_jagged(value: Tensor) -> bool:
 
 
 def require_traceable(value: Tensor, name: str) -> None:
-    """Refuse a subclass that runs operators by itself and cannot be taken apart."""
+    """Refuse a subclass that runs operators by itself and cannot be taken apart, or that overrides functions only.
+
+    What stands for a tensor while a program is recorded is of a class of torch's own: overrides would not be called.
+    """
     kind = type(value)
-    if kind in _PLAIN_TYPES or getattr(kind, "__torch_dispatch__", None) is Tensor.__torch_dispatch__:
+    if kind in _PLAIN_TYPES:
+        return
+    if getattr(kind, "__torch_dispatch__", None) is Tensor.__torch_dispatch__:
+        if overrides_functions(kind) and not is_lazy(value):
+            raise UnsupportedError(
+                f"{name} is a {kind.__name__}, a tensor subclass whose __torch_function__ decides about types and "
+                "functions: it cannot be compiled yet. Pass x.as_subclass(torch.Tensor), or compile with "
+                "fallback='eager'."
+            )
         return
     missing = [name for name in ("__tensor_flatten__", "__tensor_unflatten__") if not hasattr(kind, name)]
     if missing:
