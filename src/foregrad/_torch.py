@@ -13,6 +13,7 @@ import ctypes
 import functools
 import gc
 import itertools
+import logging
 import sys
 import threading
 import types
@@ -1116,6 +1117,20 @@ below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 _cpu_autocast: Any = torch._C._parse_dispatch_key("AutocastCPU")
 _cuda_autocast: Any = torch._C._parse_dispatch_key("AutocastCUDA")
 _AUTOCAST = torch._C.DispatchKeySet(_cpu_autocast) | torch._C.DispatchKeySet(_cuda_autocast)
+
+
+@contextlib.contextmanager
+def quiet_inference() -> Iterator[None]:
+    """FakeTensorMode logs each error of a meta kernel at length, also those that are expected."""
+    disabled = _fake_tensor_log.disabled
+    _fake_tensor_log.disabled = True
+    try:
+        yield
+    finally:
+        _fake_tensor_log.disabled = disabled
+
+
+_fake_tensor_log = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 @contextlib.contextmanager

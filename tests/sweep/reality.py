@@ -257,6 +257,20 @@ def observe(infos: Sequence[Any], device: str, asked: Asked, dynamic: bool = Fal
             program.run(Observer(asked, dynamic))
 
 
+def functional_twins(device: str) -> Iterator[Program]:
+    """Functional twins of operators that write and also give something new. Programs do not call them."""
+    for shape in ((4, 3), (4, 3, 5), (2, 3, 4, 5), (2, 3, 2, 4, 5), (2, 3, 1, 1), (1, 3, 4, 5)):
+        x, noise = torch.rand(shape, device=device), torch.rand(shape, device=device)
+        statistics = [torch.ones(shape[1], device=device) for _ in range(4)]
+        twins = {
+            torch.ops.aten._native_batch_norm_legit_functional.default: (x, *statistics, True, 0.1, 1e-5),
+            torch.ops.aten.rrelu_with_noise_functional.default: (x, noise, 0.1, 0.3, True),
+        }
+        for op, args in twins.items():
+            for laid in with_layouts(Call(args[0], args[1:], {})):
+                yield Program(f"{op} {shape}, {laid.name}", op, laid.call)
+
+
 def part_of_database(device: str = "cpu") -> list[Any]:
     """The operators that a type of device has."""
     return [info for info in database() if info.supported_dtypes(device)]

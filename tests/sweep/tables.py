@@ -40,7 +40,7 @@ def work(device: str, share: slice, file: Path, verify: bool) -> None:
     from fidelity import Believing
     from foregrad._torch import new_fake_mode
     from foregrad.record.lean import LeanEngine
-    from sweep.reality import Seen, observe, part_of_database
+    from sweep.reality import Observer, Seen, functional_twins, observe, part_of_database
 
     torch.set_num_threads(1)
     seen: set[Observation] = set()
@@ -63,6 +63,8 @@ def work(device: str, share: slice, file: Path, verify: bool) -> None:
     if verify:
         asked.append((lambda: LeanEngine(new_fake_mode(None)), note_wrong))
     with file.open("a") as lines:
+        for program in functional_twins(device) if not share.start else ():
+            program.run(Observer(asked))
         for info in part_of_database(device)[share]:
             observe([info], device, asked)
             if device == "cuda":
@@ -117,28 +119,26 @@ def table(seen: Iterable[Observation], version: str, device: str) -> dict[str, A
 def agreeing(seen: Iterable[Observation]) -> tuple[set[str], set[str]]:
     """Layouts and dtypes such that all that was observed with them, and nothing else, agrees.
 
-    Of what takes part in a disagreement, what takes part in most goes, and the unusual before the usual.
+    Of what takes part in disagreements the least usual goes first and, among equals, what takes part in most.
     """
     seen = list(seen)
     layouts = {layout for one in seen for layout in one[1]}
     dtypes = {dtype for one in seen for dtype in one[2]}
-
-    def usual(text: str) -> tuple[bool, bool, str]:
-        return text.startswith("contiguous"), "ones" not in text, text
-
-    for column, kept, given in ((1, layouts, frozenset({"float32"})), (2, dtypes, None), (1, layouts, None)):
+    phases = ((1, layouts, {"float32"}), (2, dtypes, set()), (1, layouts, set()))  # float32 decides about layouts first
+    for column, kept, needed in phases:
         while True:
-            wrong = [one for one in seen if not one[3] and one[1] <= layouts and one[2] <= dtypes]
-            wrong = [one for one in wrong if given is None or one[2] & given]
-            if not wrong:
-                break
-            taking_part = Counter(name for one in wrong for name in one[column] if name != "float32")
+            within = [one for one in seen if one[1] <= layouts and one[2] <= dtypes and one[2] >= needed]
+            taking_part = Counter(name for one in within if not one[3] for name in one[column] if name != "float32")
             if not taking_part:
                 break
-            worst = max(taking_part.values())
-            kept.remove(min((name for name, count in taking_part.items() if count == worst), key=usual))
+            kept.remove(min(taking_part, key=lambda name: (usual(name), -taking_part[name], name)))
     within = [one for one in seen if one[1] <= layouts and one[2] <= dtypes]
     return {name for one in within for name in one[1]}, {name for one in within for name in one[2]}
+
+
+def usual(layout: str) -> tuple[bool, bool]:
+    """How usual a layout is, for comparison."""
+    return layout.startswith("contiguous"), "ones" not in layout
 
 
 def text_of(made: dict[str, Any]) -> str:

@@ -28,6 +28,7 @@ from .._torch import (
     backend_settings,
     deterministic_enabled,
     put_gate,
+    quiet_inference,
     without_own_cache,
 )
 from ..ops import Kind, op_info
@@ -278,7 +279,8 @@ class LeanEngine(FakeEngine):
         if ruled is not None:
             return self._build(self.results.add(key, ruled), tensors)
         try:
-            out = self._direct(op, types, args, kwargs)
+            with quiet_inference():  # who keeps logs would keep the recorded tensors in their tracebacks
+                out = self._direct(op, types, args, kwargs)
         except NO_SHAPES:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):

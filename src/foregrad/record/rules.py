@@ -99,6 +99,12 @@ def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: b
     return [x.size, x.size[1:2], x.size[1:2]]
 
 
+def _batch_norm_functional(x: Any, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Sizes | None:
+    """The functional twin gives new running statistics as well."""
+    results = _batch_norm(x, weight, bias, mean, var, *rest)
+    return None if results is None or mean is None or var is None else [*results, mean.size, var.size]
+
+
 def _batch_norm_backward(
     grad: Any, x: Any, weight: Any, mean: Any, var: Any, saved: Any, saved_var: Any, train: bool, eps: float, mask: Any
 ) -> Sizes | None:
@@ -148,6 +154,7 @@ RULES: dict[Any, Rule] = {
     aten._softmax_backward_data.default: _softmax_backward,
     aten._log_softmax_backward_data.default: _softmax_backward,
     aten.native_batch_norm.default: _batch_norm,
+    aten._native_batch_norm_legit_functional.default: _batch_norm_functional,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,

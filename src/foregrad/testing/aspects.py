@@ -287,7 +287,7 @@ def _random(eager: Observation, compiled: Observation, same: SameTensor) -> Iter
 
 
 def _counting_strides(facts: TensorFacts) -> object:
-    """The stride of a dimension of size one leads to no element: torch itself does not look at it."""
+    """Autograd takes gradients over as they come, and does not look at the strides of dimensions of size one."""
     if facts.stride is None:
         return None
     return tuple(1 if size == 1 else stride for size, stride in zip(facts.shape, facts.stride, strict=True))
@@ -305,6 +305,7 @@ _ANY_TENSOR: dict[str, Callable[[TensorFacts], object]] = {
 
 _ARGUMENT_OR_OUTPUT: dict[str, Callable[[TensorFacts], object]] = {
     **_ANY_TENSOR,
+    "stride": lambda facts: facts.stride,
     "storage offset": lambda facts: facts.offset,
     "leaf or not": lambda facts: facts.history,
     "conj bit": lambda facts: facts.is_conj,
