@@ -24,7 +24,7 @@ from ..joint.lazy import operator_of
 from ..joint.outputs import Plain
 from ..ops import aten
 from ..slots import Base, Output, Primal, Returned, Updated
-from ..subclasses.layout import is_wrapper
+from ..subclasses.layout import Wrapped, is_wrapper
 from .backward import Backward
 from .edges import anchor, anchor_of_any, wrappers_saved
 from .results import gives_geometry, repeated_results, values_needed, write_graph_call
@@ -184,6 +184,8 @@ class TrainingCore:
     def _is_view(self, slot: Returned) -> bool:
         if isinstance(slot, Base):
             node = self._joint.returned_nodes[self._joint.signature.returned.index(slot)]
+            if isinstance(node, Wrapped):
+                return False  # a wrapper is made anew, around whatever its leaves are
             return is_view(node) or operator_of(node) is operator.getitem
         result = self._joint.outputs.results[slot.index] if isinstance(slot, Output) else None
         return isinstance(result, Plain) and result.is_view
