@@ -53,7 +53,18 @@ def can_be_tried(op: OpOverload, metas: Sequence[Meta]) -> bool:
     """
     if not metas or not all(meta.native for meta in metas):
         return False
+    if is_internal(op) and any(meta.device.type == "cuda" and meta.dtype not in FLOATS for meta in metas):
+        return False  # seeds, indices and the like that another kernel has left for it
     return not any(0 in meta.size for meta in metas) or survives_emptiness(op)
+
+
+FLOATS = frozenset(dtype for dtype in DTYPES if dtype.is_floating_point or dtype.is_complex)
+
+
+def is_internal(op: OpOverload) -> bool:
+    """Whether only torch itself calls an operator: its kernel relies on what it is given, sizes above all."""
+    name = op._schema.name.removeprefix("aten::")
+    return name.startswith("_") or "backward" in name
 
 
 def survives_emptiness(op: OpOverload) -> bool:
@@ -140,7 +151,8 @@ def _settled(case: Case, inferred: Answer, infer: Infer) -> Answer:
     room = case.elements + sum(meta.reach for meta in metas_in([inferred]))
     answer: Answer | None = None
     if room > SMALL and op_info(case.op).kind is not Kind.VIEW:
-        answer = _by_stand_ins(case, inferred, infer)
+        relies = is_internal(case.op) and len(case.metas) > 1  # on sizes that belong together
+        answer = None if relies else _by_stand_ins(case, inferred, infer)
         if answer is None and room > LARGE:
             raise UnsupportedError(_unknown(case.op, "the tensors are too large"))
     return answer if answer is not None else tried(case)
