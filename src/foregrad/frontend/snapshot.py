@@ -206,8 +206,10 @@ class Change:
             return None
         flat = flatten(self.value, self.path)
         with_tensors = any(map(recording.engine.is_abstract, flat.leaves))
-        # A plain value where there was none is worked out once and kept. Any other change would come with every call.
-        if not with_tensors and (adds or noted.before.get(key) is not None):
+        # A plain value where there was none is worked out once and kept, and one that is appended to a list is appended
+        # by each call, which finds the list as the recording found it. Any other change would come with every call.
+        kept = noted.kind.name == "list" if adds else noted.before.get(key) is None
+        if not with_tensors and not kept:
             return None
         build = None if isinstance(flat.tree, Leaf) else partial(unflatten, flat.tree)
         return Escape(noted.owner, put, key, tuple(flat.paths), tuple(flat.leaves), build)
