@@ -9,12 +9,13 @@ from torch.nn import functional as F
 
 import foregrad
 from foregrad import check
+from foregrad._torch import hint_of
 from foregrad.errors import UnsupportedError
 from foregrad.record import layouts, trials
 from foregrad.record.layouts import NOTHING_KNOWN, Row, layout_class, rows_in
 from foregrad.record.lean import LeanEngine
 from foregrad.record.metas import Fresh, interned
-from foregrad.record.shrinking import shrinkings, smaller
+from foregrad.record.shrinking import shrinkings, smaller, strides_in_order
 from helpers import leaf, nop, plain
 
 CPU = torch.device("cpu")
@@ -80,6 +81,59 @@ def test_other_sizes_lie_alike():
     for shape in ((3, 4), (5, 6)):
         x = plain(*shape).t()
         assert torch.equal(compiled(x), F.logsigmoid(x).view(-1))
+
+
+def test_symbolic_results_of_another_dtype_than_inferred():
+    """The kernel decides about the dtype too, and about all results of an operator."""
+    q = plain(2, 2, 8, 8).double().transpose(1, 2)
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    seen = []
+
+    def look(graph, inputs):
+        seen.extend(n.meta["val"] for n in graph.graph.nodes if "flash" in str(n.target))
+        return nop(graph, inputs)
+
+    foregrad.aot_function(lambda q: attend(q, q, q), look, dynamic=True)(q)
+    for value, real in zip(*seen, attend(q, q, q), strict=True):
+        assert value.dtype is real.dtype and tuple(map(hint_of, value.stride())) == real.stride()
+
+
+def rnn_workspace(x, state, *weights):
+    return torch.ops.aten.mkldnn_rnn_layer(x, *weights, state, state, False, [], 2, 4, 1, True, False, False, True)[3]
+
+
+def lstm_arguments(batch):
+    torch.manual_seed(0)
+    return plain(2, batch, 3), torch.zeros(1, batch, 4), plain(16, 3), plain(16, 4), plain(16), plain(16)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="there is no such library here")
+def test_a_workspace_of_symbolic_sizes_is_the_librarys_own():
+    model = nn.LSTM(3, 4)
+    compiled = foregrad.aot_module(model, nop, dynamic=True)
+    for batch in (5, 7, 3):
+        x = leaf(2, batch, 3)
+        expected, got = (torch.autograd.grad(f(x)[0].sum(), x)[0] for f in (model, compiled))
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="there is no such library here")
+@pytest.mark.parametrize(
+    "size", [lambda w: w.shape[0], lambda w: w.size(0), lambda w: w.numel(), len, lambda w: w.float().shape[0]]
+)
+def test_the_size_of_a_workspace_is_the_real_one(size):
+    def read(*given):
+        return given[0] * size(rnn_workspace(*given))
+
+    for batch in (5, 50):
+        given = lstm_arguments(batch)
+        assert torch.equal(symbolic(read)(*given), read(*given))
+
+
+@pytest.mark.parametrize("size", [(2, 0, 3), (0, 3), (3, 0), (2, 1, 0)])
+def test_strides_of_symbolic_results_without_elements_are_known(size):
+    like = interned(size, torch.empty(size).stride(), 0, torch.float32, CPU, False, False)
+    assert strides_in_order(like, size, {}) == like.stride
 
 
 def branch(x):

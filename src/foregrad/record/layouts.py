@@ -82,10 +82,10 @@ def _way(size: tuple[int, ...], stride: tuple[int, ...], lazy: bool) -> str:
 def fills_memory(size: Sequence[int], stride: Sequence[int]) -> bool:
     """Whether elements fill a stretch of memory one by one, in some order of the dimensions.
 
-    The stride of a dimension of size one leads nowhere.
+    The stride of a dimension of size one leads nowhere, nor does one of size zero.
     """
     expected = 1
-    for d in sorted((d for d in range(len(size)) if size[d] != 1), key=lambda d: (stride[d], size[d])):
+    for d in sorted((d for d in range(len(size)) if size[d] > 1), key=lambda d: (stride[d], size[d])):
         if stride[d] != expected:
             return False
         expected *= size[d]

@@ -12,6 +12,7 @@ import sys
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
@@ -40,11 +41,31 @@ CHECKED_FUNCTIONS = frozenset(
 )
 """Functions of tensors that give a plain value which follows from what guards compare."""
 
+SIZES = frozenset(
+    {
+        *(Tensor.size, Tensor.numel, Tensor.nelement, Tensor.__len__, torch.numel),
+        *(Tensor.shape.__get__, Tensor.nbytes.__get__),  # type: ignore[attr-defined]
+    }
+)
+"""How a program reads the size of a tensor."""
+
+WORKSPACE = "_foregrad_workspace"
+"""Where a recorded tensor notes that only a library knows its size, and what it is this time."""
+
 _WHY = {
     "_version": "counts the writes from before the call",
     "_base": "is the tensor that it is a view of, outside of the program",
     "_backward_hooks": "holds what was registered before the call",
 }
+
+
+def refuse_size_of_workspace(tensor: Any) -> None:
+    """Refuse to read the size of a tensor that only a library knows, if this is one."""
+    if isinstance(tensor, Tensor) and WORKSPACE in vars(tensor):
+        raise UnsupportedError(
+            f"the program reads the size of a library's workspace, at {where(user_stack(4))}, which is not known for "
+            "symbolic sizes. Compile with dynamic=False."
+        )
 
 
 def refuse_property(name: str) -> None:

@@ -28,10 +28,12 @@ from .lines import is_own_code, is_users_code, user_stack, where
 from .metadata_reads import (
     CHECKED_PROPERTIES,
     FROM_BEFORE,
+    SIZES,
     follows_from_guards,
     is_known,
     refuse_plain_result,
     refuse_property,
+    refuse_size_of_workspace,
     who_asks,
 )
 from .refusals import WAY_OUT, Refusals, explained
@@ -268,6 +270,8 @@ class RealTensors(TorchFunctionMode):
             raise
 
     def _handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in SIZES and args:
+            refuse_size_of_workspace(args[0])
         if func not in _SPECIAL and getattr(func, "__name__", None) != "__get__":
             return self._call(func, args, kwargs)
         if func in NEEDS_DATA:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from .layouts import fills_memory
 from .metas import Fresh, Meta, Result, Several, interned
 
@@ -42,6 +44,8 @@ def smaller(value: Any, sizes: Mapping[int, int]) -> Any:
 
 
 def _smaller_tensor(meta: Meta, sizes: Mapping[int, int]) -> Meta:
+    if meta.dtype is torch.uint8 and len(meta.size) == 1:  # maybe a library's workspace, which it reads as it sees fit
+        return meta
     size = tuple(sizes.get(n, n) for n in meta.size)
     stride = list(meta.stride)
     extents = {1: 1}  # of what lies further inside: in the large tensor, and in the small one
@@ -122,7 +126,7 @@ def strides_in_order(like: Meta, size: Sequence[Any], ones: Mapping[int, Any]) -
         step = step * size[d]
         steps[like.stride[d] * like.size[d]] = step
     for d, n in enumerate(like.size):
-        if n == 1:
+        if n <= 1:
             known = steps.get(like.stride[d], ones.get(like.stride[d]))
             if known is None:
                 return None

@@ -18,6 +18,7 @@ from ..errors import ForegradError, UnsupportedError
 from ..ops import aten
 from .engine import FakeEngine
 from .lean import LeanEngine, kept
+from .metadata_reads import WORKSPACE
 from .metas import Fresh, Meta, Other, Part, Result, Several, Shared, described, interned
 from .shrinking import strides_in_order
 from .trials import reconciled
@@ -76,14 +77,13 @@ class WitnessedEngine(FakeEngine):
             if guess == fact or isinstance(fact, Other) or isinstance(guess, Other):
                 return item
             made = None
-            if (
-                isinstance(guess, (Fresh, Part))
-                and isinstance(fact, (Fresh, Part))
-                and guess.meta.size == fact.meta.size
-            ):
-                made = self._relaid(item, guess.meta, fact.meta, tensors)
-            elif isinstance(guess, Shared) and isinstance(fact, Shared) and guess.meta.size == fact.meta.size:
-                made = self._viewed(item, guess, fact, tensors)
+            match guess, fact:
+                case (Fresh() | Part(), Fresh() | Part()) if guess.meta.size == fact.meta.size:
+                    made = self._relaid(item, fact.meta, tensors)
+                case (Shared(), Shared()) if guess.meta.size == fact.meta.size:
+                    made = self._viewed(item, guess, fact, tensors)
+                case (Fresh() | Part() | Shared(), Fresh() | Part() | Shared()) if type(guess) is type(fact):
+                    made = _workspace(item, guess.meta, fact.meta)
             if made is None:
                 raise UnsupportedError(
                     f"{op}: its results lie otherwise in memory than torch's shape inference says, and how they do for "
@@ -95,9 +95,9 @@ class WitnessedEngine(FakeEngine):
             return real.kind([anew(*each) for each in zip(out, inferred.results, real.results, strict=True)])
         return anew(out, inferred, real)
 
-    def _relaid(self, item: Any, guess: Meta, fact: Meta, tensors: Sequence[FakeTensor]) -> Tensor | None:
-        """A result with the strides that it really has."""
-        if guess.dtype is not fact.dtype or fact.offset or fact.has_bits:
+    def _relaid(self, item: Any, fact: Meta, tensors: Sequence[FakeTensor]) -> Tensor | None:
+        """A result with the strides, and the dtype, that it really has."""
+        if fact.offset or fact.has_bits:
             return None
         stride = strides_in_order(fact, item.shape, _known_steps(tensors))
         return None if stride is None else self._strided(item.shape, stride, 0, fact.dtype, self.device_of(item))
@@ -115,6 +115,19 @@ class WitnessedEngine(FakeEngine):
                 stride[d] = steps[real]
         given = tensors[fact.argument], list(item.shape), stride, item.storage_offset()
         return self.infer(aten.as_strided.default, (FakeTensor,), given, {})
+
+
+def _workspace(item: Any, guess: Meta, fact: Meta) -> Tensor | None:
+    """A result that is a library's own bytes, how many only the library knows: shape inference says none.
+
+    Nothing follows from their number but what the library makes of them. What really is there is noted, so that a
+    tensor whose size does follow from it is found out.
+    """
+    bytes_only = guess.dtype is fact.dtype is torch.uint8
+    if not bytes_only or guess.size != (0,) or len(fact.size) != 1:
+        return None
+    vars(item)[WORKSPACE] = fact
+    return item
 
 
 class NoNumber(Exception):
@@ -149,6 +162,9 @@ def _number(value: Any) -> int:
 
 
 def _meta_of(tensor: Any) -> Meta:
+    workspace: Meta | None = vars(tensor).get(WORKSPACE)
+    if workspace is not None:
+        return workspace
     size, stride = (tuple(map(_number, numbers)) for numbers in (tensor.shape, tensor.stride()))
     bits = tensor.is_conj(), tensor.is_neg()
     return interned(size, stride, _number(tensor.storage_offset()), tensor.dtype, tensor.fake_device, *bits)
