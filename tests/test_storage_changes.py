@@ -1,9 +1,12 @@
 """A tensor gets another storage, or its storage another size: what the caller, and every old alias, sees then."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
+from torch.utils._pytree import tree_leaves
 
 import foregrad
 from checking import check_core
@@ -469,3 +472,55 @@ def test_views_of_an_input_that_moves_unnoticed_are_not_taken_again_in_backward(
         return foregrad.aot_function(fn, nop, partition_fn=foregrad.min_cut_rematerialization_partition)
 
     foregrad.check(program, leaf(3), plain(3, 3), compile=over_min_cut)
+
+
+def doubled(x):
+    x.data = x.detach() * 2
+    return x
+
+
+MOVED_VIEWS = {
+    "one": lambda x: doubled(x)[1:],
+    "beside it": lambda x: (doubled(x), x[..., -1]),
+    "twice": lambda x: (doubled(x), v := x.view(2, 3), v),
+    "pieces": lambda x: (*doubled(x).split(3), x.unbind()[1]),
+    "written behind autograd": lambda x: (doubled(x), v := x[1:], x.detach().mul_(2), v * 2)[1::2],
+    "and a computed one": lambda x: (doubled(x)[1:], x * 3),
+}
+
+
+@pytest.mark.parametrize("make", [lambda: leaf(6), lambda: leaf(6) * 1], ids=["leaf", "computed"])
+@pytest.mark.parametrize("program", MOVED_VIEWS.values(), ids=MOVED_VIEWS)
+def test_views_of_a_moved_input_are_views_of_the_callers_tensor(program, make):
+    """A-1, M-7: they lie in its new memory, and a write to one is a write to it, for autograd too."""
+    foregrad.check(program, make())
+
+    def scene(fn):
+        x = make()
+        views = [t for t in tree_leaves(fn(x)) if t._is_view()]
+        assert views and all(view._base is x for view in views)
+        try:
+            views[0].mul_(3)
+        except RuntimeError as error:
+            return str(error)
+        return x.tolist(), x._version, x.grad_fn.name()
+
+    assert scene(foregrad.aot_function(program, nop)) == scene(program)
+
+
+def test_a_view_of_a_moved_input_is_put_elsewhere():
+    """A-11: into a gradient, and into an attribute."""
+    place = SimpleNamespace(part=None)
+
+    def program(x, y):
+        x.data = x.detach() * 2
+        place.part = x[1:]
+        y.grad = x[:2]
+        return x * 1
+
+    def scene(fn):
+        x, y = leaf(3), leaf(2)
+        out = fn(x, y)
+        return out, x, y.grad, place.part, y.grad._base is x, place.part._base is x
+
+    agree(program, scene)

@@ -43,6 +43,7 @@ class Rebuild:
     leaf_by_force: bool = False  # a view taken under no_grad seems to require grad already
     renewed: bool = False  # autograd took it again by its geometry, for its memory changed after it was taken
     early: bool = False  # it is taken before anything is written, and goes stale by the writes as it does in eager
+    late: bool = False  # it is taken from the input when that has been moved to other memory
     conj: bool = False  # the geometry alone lacks the conj bit that the view has, or has not
     neg: bool = False
     without_grad: bool = False  # it was taken under no_grad, and requires grad where its base does
@@ -373,6 +374,9 @@ class OutputClassifier:
             return None
         if self._state(base).storage is not self._state(leaf).storage:  # it was moved to other memory since
             return None
+        moved = self._moved(leaf)
+        if moved is not None and moved.required_grad:
+            return ViewOfInput(moved, replace(self._rebuild(leaf, base), late=True), self._from_many(leaf))
         siblings = self._by_storage[id(self._state(leaf).storage)]
         single = [t for t in siblings if not self._from_many(t)]
         if len(siblings) == 1 or (self._from_many(leaf) and len(single) <= 1) or base.grad_fn is None:

@@ -19,6 +19,7 @@ from ..joint.outputs import (
     OutputFacts,
     Plain,
     Rebuild,
+    Result,
     SameAsInput,
     SameAsOutput,
     ViewOfBase,
@@ -75,7 +76,7 @@ class Aliases(Stage):
                     writer.variable(Output(i))
         for i, result in results:
             match result:
-                case ViewOfInput(recorded, rebuild, _) if not rebuild.early:
+                case ViewOfInput(recorded, rebuild, _) if not (rebuild.early or rebuild.late):
                     self._take(writer, Output(i), recorded.slot, rebuild, taken)
                 case ViewOfBase(base, _, rebuild):
                     self._take(writer, Output(i), Base(base), rebuild, taken)
@@ -85,8 +86,18 @@ class Aliases(Stage):
             name, make = writer.variable(Output(i)), writer.bind(torch.nn.Parameter, "Parameter")
             writer.line(f"{name} = {make}({name}, {name}.requires_grad)")
         for i, result in results:
-            if isinstance(result, SameAsOutput):
+            if isinstance(result, SameAsOutput) and not is_late(self.outputs.results[result.index]):
                 writer.variables[Output(i)] = writer.variable(Output(result.index))
+
+    def take_late(self, writer: Writer) -> None:
+        """Views of inputs that have been moved to other memory by now."""
+        taken = Taken()
+        for i, result in enumerate(self.outputs.results):
+            match result:
+                case ViewOfInput(recorded, Rebuild(late=True) as rebuild, _):
+                    self._take(writer, Output(i), recorded.slot, rebuild, taken)
+                case SameAsOutput(index) if is_late(self.outputs.results[index]):
+                    writer.variables[Output(i)] = writer.variable(Output(index))
 
     def _lie_in_memory(self, writer: Writer, output: Output, base: Slot, rebuild: Rebuild) -> None:
         """Give a result that autograd takes for computed the memory of the input that it is an alias of."""
@@ -157,6 +168,11 @@ class Aliases(Stage):
             current = name
         if not steps:
             writer.line(f"{name} = {writer.bind(aten.alias.default, 'alias')}({source})")
+
+
+def is_late(result: Result) -> bool:
+    """Whether a result is taken only when inputs have been moved."""
+    return isinstance(result, ViewOfInput) and result.rebuild.late
 
 
 def _take_back_version(writer: Writer, name: str, followed: bool) -> None:

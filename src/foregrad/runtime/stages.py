@@ -31,7 +31,7 @@ from ..joint.inputs import InputFacts
 from ..locks import recording_lock
 from ..record.step import Step
 from ..slots import Grown, Inner, Memory, Output, Primal, Returned, Root, Updated
-from .aliases import Aliases
+from .aliases import Aliases, is_late
 from .hooks import RegisterHooks
 from .stage import Stage
 from .text import arguments_text, grad_mode, literal, op_name
@@ -271,6 +271,29 @@ class Escapes(Stage):
                     self._assign(writer, effect)
                 case GradAssigned(output, of):
                     writer.line(f"{writer.variable(of)}.grad = {writer.variable(Output(output))}")
+
+    def _assign(self, writer: Writer, effect: Assigned) -> None:
+        """Put a result where the program put it; no recording in another thread takes it for one of its own."""
+        values = [writer.variable(Output(output)) for output in effect.outputs]
+        value = values[0] if effect.build is None else f"{writer.bind(effect.build, 'build')}([{', '.join(values)}])"
+        owner, key = writer.bind(effect.owner, "owner"), literal(writer, effect.key)
+        with writer.block(f"with {writer.bind(recording_lock, 'recording_lock')}:"):
+            if type(effect.owner) is dict:
+                writer.line(f"{owner}[{key}] = {value}")
+            else:
+                writer.line(f"{writer.bind(effect.put, 'put')}({owner}, {key}, {value})")
+
+
+@dataclass(frozen=True)
+class Moves(Stage):
+    """Inputs that the program moved to other memory, and the views that it took of them afterwards."""
+
+    effects: tuple[Moved, ...]
+    aliases: Aliases
+
+    def leave(self, writer: Writer) -> None:
+        for effect in self.effects:
+            match effect:
                 case Moved(output, slot, _, counted, leaf=True):
                     # `set_` would give it a new end of its tape, which the program's own node does not know.
                     name = writer.variable(slot)
@@ -284,17 +307,7 @@ class Escapes(Stage):
                         writer.line(f"{name}.set_({value})")
                     if not counted:
                         writer.line(f"{writer.bind(set_version, 'set_version')}({name}, {name}._version - 1)")
-
-    def _assign(self, writer: Writer, effect: Assigned) -> None:
-        """Put a result where the program put it; no recording in another thread takes it for one of its own."""
-        values = [writer.variable(Output(output)) for output in effect.outputs]
-        value = values[0] if effect.build is None else f"{writer.bind(effect.build, 'build')}([{', '.join(values)}])"
-        owner, key = writer.bind(effect.owner, "owner"), literal(writer, effect.key)
-        with writer.block(f"with {writer.bind(recording_lock, 'recording_lock')}:"):
-            if type(effect.owner) is dict:
-                writer.line(f"{owner}[{key}] = {value}")
-            else:
-                writer.line(f"{writer.bind(effect.put, 'put')}({owner}, {key}, {value})")
+        self.aliases.take_late(writer)
 
 
 @dataclass(frozen=True)
@@ -356,10 +369,10 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int, counted
     if joint.hooks:
         stages.append(RegisterHooks(joint.hooks))
     made = [facts.recorded.slot for facts in joint.inputs if facts.made_to_require_grad]
-    late = [] if joint.is_training else [slot for slot in made if _shares_written_memory(joint, slot)]
-    for slots in (tuple(slot for slot in made if slot not in late), tuple(late)):
+    last = [] if joint.is_training else [slot for slot in made if _shares_written_memory(joint, slot)]
+    for slots in (tuple(slot for slot in made if slot not in last), tuple(last)):
         if slots:
-            stages.append(RequireGrad(slots, at_once=slots[0] not in late))
+            stages.append(RequireGrad(slots, at_once=slots[0] not in last))
     if joint.autocast_after is not None:
         stages.append(AutocastAfter(joint.autocast_after))
     if joint.grad_mode_after is not None:
@@ -367,11 +380,21 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int, counted
     dims = tuple((i, dynamic_dims(t)) for i, t in enumerate(joint.outputs.tensors) if t is not None and dynamic_dims(t))
     if dims:
         stages.append(DynamicMarks(dims))
-    if joint.effects:
-        stages.append(Escapes(joint.effects))
+    moves = tuple(effect for effect in joint.effects if isinstance(effect, Moved))
+    grads = tuple(effect for effect in joint.effects if isinstance(effect, GradAssigned))
+    late = tuple(effect for effect in grads if is_late(joint.outputs.results[effect.output]))
+    early = tuple(effect for effect in grads if effect not in late)  # in the shape that their tensors still have
+    escapes = tuple(effect for effect in joint.effects if effect not in (*moves, *early))
+    if escapes:
+        stages.append(Escapes(escapes))
     if joint.attributes:
         stages.append(Attributes(joint.attributes))
-    stages.append(Aliases(joint.outputs, joint.recording.grad_enabled))
+    aliases = Aliases(joint.outputs, joint.recording.grad_enabled)
+    if moves:
+        stages.append(Moves(moves, aliases))
+    if early:
+        stages.append(Escapes(early))
+    stages.append(aliases)
     if joint.touched:
         # Before views are taken: they would take a new version for a write.
         touched, returned = tuple(joint.touched), frozenset(joint.signature.returned)
