@@ -399,8 +399,7 @@ def _may_change(number: int | SymInt | FromLeaf) -> bool:
     return isinstance(number, FromLeaf)
 
 
-_is_leaf, _is_view = operator.attrgetter("is_leaf"), operator.methodcaller("_is_view")
-_offset = operator.methodcaller("storage_offset")
+_is_leaf, _is_view, _offset = operator.attrgetter("is_leaf"), Tensor._is_view, Tensor.storage_offset
 
 
 def lie_plainly(*tensors: Tensor) -> bool:

@@ -81,8 +81,9 @@ class ModuleGuard:
     def _note_tables(self, modules: Sequence[ModuleParts]) -> None:
         hooks = global_module_hooks()
         self._global_hooks = list(map(dict, hooks))
-        self._versions = [(table, dict_version(table)) for table in hooks if table]
-        self._versions += [(table, version) for parts in modules for _, table, version in parts.filled]
+        filled = [(table, dict_version(table)) for table in hooks if table]
+        filled += [(table, version) for parts in modules for _, table, version in parts.filled]
+        self._tables, self._versions = [table for table, _ in filled], [version for _, version in filled]
         self._empty = [table for table in hooks if not table]
         for parts in modules:
             self._empty += parts.empty
@@ -98,10 +99,7 @@ class ModuleGuard:
             return False
         if any(self._empty):
             return self._look_again()
-        for table, version in self._versions:
-            if dict_version(table) != version:
-                return self._look_again()
-        return True
+        return list(map(dict_version, self._tables)) == self._versions or self._look_again()
 
     def _look_again(self) -> bool:
         modules = [ModuleParts("", module) for module in self._modules]

@@ -115,20 +115,21 @@ class StateGuard:
         self._types = list(map(type, self._objects))
         self._attributes = list(map(_attributes, self._objects))
         self._made_of = list(map(_made_of, self._functions))
-        holders = self._dicts, self._objects, self._functions, self._sequences, self._others, self._settings
-        return any(holders)
+        self._holds_more = any((self._objects, self._sequences, self._others, self._settings))
+        return bool(self._dicts or self._functions or self._holds_more)
 
     # ------------------------------------------------------------------------------------------- comparing
     def holds(self) -> bool:
         """Whether everything is as it was."""
         if list(map(dict_version, self._dicts)) != self._versions and not self._look_at_tables():
             return False
-        if self._functions and (any(self._empty) or not self._functions_hold()):
+        if self._functions and not self._functions_hold():
             return False
-        if self._objects and not (
-            all(map(operator.is_, map(type, self._objects), self._types))
-            and all(map(operator.is_, map(_attributes, self._objects), self._attributes))
-        ):
+        return not self._holds_more or self._others_hold()
+
+    def _others_hold(self) -> bool:
+        same_classes = all(map(operator.is_, map(type, self._objects), self._types))
+        if not same_classes or not all(map(operator.is_, map(_attributes, self._objects), self._attributes)):
             return False
         for owner, before in self._sequences:
             if len(owner) != len(before) or not all(map(still, owner, before)):
@@ -140,6 +141,8 @@ class StateGuard:
 
     def _functions_hold(self) -> bool:
         """Whether functions have the code and the defaults that they had; the very same ones are not looked into."""
+        if any(self._empty):
+            return False
         try:
             return list(map(_made_of, self._functions)) == self._made_of
         except Exception:  # defaults that cannot be compared are other ones
