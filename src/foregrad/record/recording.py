@@ -390,7 +390,7 @@ class Recording:
         create_graph: bool = False,
     ) -> tuple[dict[Primal, Tensor | None], list[Tensor | None]]:
         """Record a backward behind the forward, and refuse to have it put a tensor where it outlives the recording."""
-        if self.beginning is None:
+        if self.beginning is None or not self._may_run_user_code(targets):  # autograd itself puts nothing anywhere
             return self._differentiate(targets, tangents, autocast, others, create_graph)
         references = References(self)
         references.results = self._differentiate(targets, tangents, autocast, others, create_graph)
