@@ -1,6 +1,10 @@
 """Results lie in memory as the kernels lay them, whatever torch's shape inference says."""
 
 import functools
+import gc
+import logging
+import warnings
+import weakref
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ import foregrad
 from foregrad import check
 from foregrad._torch import hint_of
 from foregrad.errors import UnsupportedError
+from foregrad.ops import Kind, op_info
 from foregrad.record import layouts, trials
 from foregrad.record.layouts import NOTHING_KNOWN, Row, layout_class, rows_in
 from foregrad.record.lean import LeanEngine
@@ -260,7 +265,95 @@ def test_a_whole_model_without_a_table(nothing_known):
     check(model, plain(2, 3, 8, 8))
 
 
+class Images(nn.Module):
+    """What related sizes there are: of windows, of strides, of indices into images."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+            *(nn.Conv2d(16, 24, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 10)),
+        )
+
+    def forward(self, x):
+        return F.cross_entropy(self.layers(x), torch.zeros(len(x), dtype=torch.int64))
+
+
+def test_trials_are_silent(nothing_known, caplog, capfd):
+    for form in (torch.contiguous_format, torch.channels_last):
+        x = plain(4, 3, 64, 64).to(memory_format=form)
+        with warnings.catch_warnings(record=True) as warned:
+            foregrad.capture(Images().to(memory_format=form), x)
+        assert not warned
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_trial_that_fails_holds_nothing(nothing_known, monkeypatch):
+    """The error of a trial leads, frame by frame, to the recorded tensors."""
+    alive = []
+
+    class Watched(RuntimeError):
+        def __init__(self):
+            super().__init__("bad values")
+            alive.append(weakref.ref(self))
+
+    monkeypatch.setattr(trials, "run_for_real", lambda case, fill: (_ for _ in ()).throw(Watched()))
+    gc.disable()
+    try:
+        with pytest.raises(UnsupportedError, match="bad values"):
+            foregrad.capture(lambda x: x.sin(), turned(2, 3))
+        assert alive and not any(error() for error in alive[:-1])
+    finally:
+        gc.enable()
+
+
 # ------------------------------------------------------------------------------------------------ the table
+def attention(x):
+    q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in x.chunk(3, dim=-1))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+ORDINARY = {
+    "attention": (attention, lambda: leaf(2, 16, 96)),
+    "layer norm": (lambda x: F.gelu(F.layer_norm(x, (8,))), lambda: leaf(2, 5, 8)),
+    "pooling": (lambda x: F.avg_pool2d(F.max_pool2d(x, 2), 2), lambda: leaf(2, 3, 8, 8)),
+    "pooling, channels last": (lambda x: F.max_pool2d(x, 3, 2, 1), lambda: channels_last(2, 3, 8, 8)),
+    "convolution": (nn.Conv2d(3, 4, 3), lambda: leaf(2, 3, 8, 8)),
+    "activations": (lambda x: F.log_softmax(F.silu(x), -1), lambda: leaf(4, 5)),
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_ordinary_programs_need_no_trial(name, monkeypatch):
+    """For the versions that there is a table for."""
+    program, make = ORDINARY[name]
+    tried = []
+    run = trials.run_for_real
+    monkeypatch.setattr(trials, "run_for_real", lambda case, fill: tried.append(case.op) or run(case, fill))
+    LeanEngine.results.clear()
+    foregrad.aot_function(program, nop)(make()).sum().backward()
+    assert [op for op in tried if op_info(op).kind is not Kind.VIEW] == []  # views look at no data
+
+
+def test_a_table_grows_by_what_takes_in_no_disagreement():
+    from sweep.tables import extended
+
+    def seen(agrees, *layouts, dtype="float32"):
+        return "op", frozenset(layouts), frozenset({dtype}), agrees
+
+    row = {"contiguous"}, {"float32"}
+    assert extended(row, [], [seen(True, "contiguous", "permuted")]) == ({"contiguous", "permuted"}, {"float32"})
+    before = [frozenset({"contiguous", "permuted"})]
+    assert extended(row, before, [seen(True, "permuted"), seen(True, "expanded")]) == (
+        {"contiguous", "expanded"},
+        {"float32"},
+    )
+    assert extended(row, [], [seen(False, "contiguous")]) == (set(), {"float32"})
+    by_dtype = [frozenset({"contiguous"})]
+    assert extended(row, by_dtype, [seen(True, "contiguous", dtype="half")]) == row
+
+
 @pytest.mark.parametrize(
     ("tensor", "expected"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -269,6 +271,65 @@ def functional_twins(device: str) -> Iterator[Program]:
         for op, args in twins.items():
             for laid in with_layouts(Call(args[0], args[1:], {})):
                 yield Program(f"{op} {shape}, {laid.name}", op, laid.call)
+
+
+def ordinary(device: str) -> Iterator[Program]:
+    """What models are made of, in shapes and dtypes that the database does not have, in all layouts."""
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        for name, function, shapes in _BLOCKS:
+            tensors = [torch.rand(shape, device=device, dtype=dtype).requires_grad_() for shape in shapes]
+            layouts = tuple(LAYOUTS) if dtype is torch.float32 else FEW_LAYOUTS
+            for laid in with_layouts(Call(tensors[0], tuple(tensors[1:]), {}), layouts):
+                yield Program(f"{name}, {dtype}, {laid.name}", function, laid.call)
+
+
+def _packed_attention(packed: Tensor, heads: int, causal: bool) -> Tensor:
+    """Attention as transformers have it: queries, keys and values are parts of one tensor."""
+    parts = packed.chunk(3, dim=-1)
+    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
+
+
+def _blocks() -> Iterator[tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...]]]:
+    for batch, heads in ((2, 4), (1, 2), (2, 1)):
+        for causal in (False, True):
+            attend = functools.partial(_packed_attention, heads=heads, causal=causal)
+            yield f"packed attention, {batch}, {heads}", attend, ((batch, 5, 24),)
+        plain = (batch, heads, 5, 8)
+        yield f"attention, {batch}, {heads}", F.scaled_dot_product_attention, (plain, plain, plain)
+        masked = (plain, plain, plain, (batch, 1, 5, 5))
+        yield f"masked attention, {batch}, {heads}", F.scaled_dot_product_attention, masked
+    for image in ((2, 8, 6, 6), (1, 8, 6, 6), (2, 8, 2, 2)):
+        yield f"max pool, {image}", functools.partial(F.max_pool2d, kernel_size=2), (image,)
+        overlapping = functools.partial(F.max_pool2d, kernel_size=3, stride=2, padding=1)
+        yield f"overlapping max pool, {image}", overlapping, (image,)
+        yield f"average pool, {image}", functools.partial(F.avg_pool2d, kernel_size=2), (image,)
+        yield f"adaptive pool, {image}", functools.partial(F.adaptive_avg_pool2d, output_size=1), (image,)
+        norm = functools.partial(F.batch_norm, running_mean=None, running_var=None, training=True)
+        yield f"batch norm, {image}", lambda x, w, b, norm=norm: norm(x, weight=w, bias=b), (image, (8,), (8,))
+        yield f"group norm, {image}", lambda x, w, b: F.group_norm(x, 4, w, b), (image, (8,), (8,))
+        for kernel, groups in (((4, 8, 3, 3), 1), ((4, 8, 1, 1), 1), ((8, 1, 3, 3), 8)):
+            same = functools.partial(F.conv2d, padding=kernel[-1] // 2, groups=groups)
+            yield f"convolution, {image}, {kernel}", same, (image, kernel)
+            yield f"convolution with bias, {image}, {kernel}", same, (image, kernel, kernel[:1])
+    for shape in ((2, 5, 8), (2, 1, 8), (4, 8)):
+        yield f"layer norm, {shape}", lambda x, w, b: F.layer_norm(x, (8,), w, b), (shape, (8,), (8,))
+        yield f"root mean square norm, {shape}", lambda x, w: F.rms_norm(x, (8,), w), (shape, (8,))
+        yield f"log softmax, {shape}", lambda x: F.log_softmax(x, -1), (shape,)
+        yield f"split, {shape}", lambda x: x.split(4, -1), (shape,)
+        yield f"cross entropy, {shape}", _classify, (shape,)
+        for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits"):
+            yield f"{name}, {shape}", getattr(F, name), (shape, shape)
+        for name in ("gelu", "silu", "softplus", "hardswish", "leaky_relu", "elu", "mish"):
+            yield f"{name}, {shape}", getattr(F, name), (shape,)
+
+
+def _classify(logits: Tensor) -> Tensor:
+    flat = logits.flatten(0, -2)
+    return F.cross_entropy(flat, torch.zeros(len(flat), dtype=torch.int64, device=flat.device))
+
+
+_BLOCKS = tuple(_blocks())
 
 
 def part_of_database(device: str = "cpu") -> list[Any]:

@@ -40,7 +40,7 @@ def work(device: str, share: slice, file: Path, verify: bool) -> None:
     from fidelity import Believing
     from foregrad._torch import new_fake_mode
     from foregrad.record.lean import LeanEngine
-    from sweep.reality import Observer, Seen, functional_twins, observe, part_of_database
+    from sweep.reality import Observer, Seen, functional_twins, observe, ordinary, part_of_database
 
     torch.set_num_threads(1)
     seen: set[Observation] = set()
@@ -63,7 +63,7 @@ def work(device: str, share: slice, file: Path, verify: bool) -> None:
     if verify:
         asked.append((lambda: LeanEngine(new_fake_mode(None)), note_wrong))
     with file.open("a") as lines:
-        for program in functional_twins(device) if not share.start else ():
+        for program in (*functional_twins(device), *ordinary(device)) if not share.start else ():
             program.run(Observer(asked))
         for info in part_of_database(device)[share]:
             observe([info], device, asked)
@@ -136,6 +136,58 @@ def agreeing(seen: Iterable[Observation]) -> tuple[set[str], set[str]]:
     return {name for one in within for name in one[1]}, {name for one in within for name in one[2]}
 
 
+def add_ordinary(device: str, file: Path) -> None:
+    """Add what ordinary programs show to a table, without the time that torch's database takes."""
+    logging.disable(logging.ERROR)
+    warnings.simplefilter("ignore")
+    from fidelity import Believing
+    from foregrad._torch import new_fake_mode
+    from sweep.reality import Observer, Seen, ordinary
+
+    seen: dict[str, set[Observation]] = defaultdict(set)
+
+    def note(one: Seen) -> None:
+        if one.agrees is not None:
+            seen[str(one.op)].add((str(one.op), one.layouts, one.dtypes, one.agrees))
+
+    for program in ordinary(device):
+        program.run(Observer([(lambda: Believing(new_fake_mode(None)), note)]))
+    made = json.loads(file.read_text())
+    rows = {op: (set(g["layouts"]), set(g["dtypes"])) for g in made["agree"] for op in g["operators"]}
+    for op, of_op in seen.items():
+        differ = {frozenset(text.split(" + ")) for text in made["differ"].get(op, ())}
+        rows[op] = extended(rows.get(op, (set(), set())), differ, of_op)
+        differ |= {layouts for _, layouts, _, agrees in of_op if not agrees}
+        if differ:
+            made["differ"][op] = sorted({" + ".join(sorted(layouts)) for layouts in differ})
+    groups: dict[tuple[Any, Any], list[str]] = defaultdict(list)
+    for op, (layouts, dtypes) in sorted(rows.items()):
+        if layouts:
+            groups[tuple(sorted(layouts)), tuple(sorted(dtypes))].append(op)
+    made["agree"] = [{"layouts": k[0], "dtypes": k[1], "operators": ops} for k, ops in sorted(groups.items())]
+    made["differ"] = dict(sorted(made["differ"].items()))
+    file.write_text(text_of(made))
+
+
+def extended(
+    row: tuple[set[str], set[str]], differ: Iterable[frozenset[str]], seen: Iterable[Observation]
+) -> tuple[set[str], set[str]]:
+    """A row, and as much of what was observed beside it as takes in no disagreement, of now or of before."""
+    layouts, dtypes = set(row[0]), set(row[1])
+    wrong = [(one[1], one[2]) for one in seen if not one[3]]
+    for these, of in wrong:
+        if these <= layouts and of <= dtypes:
+            layouts.discard(min(these, key=lambda name: (usual(name), name)))
+    by_dtype = any(these <= layouts for these in differ)  # which dtype it was is not known any more
+    wrong += [(these, frozenset()) for these in differ if not these <= layouts]
+    right = [one for one in seen if one[3] and (one[2] <= dtypes or not by_dtype)]
+    for _, these, of, _ in sorted(right, key=lambda one: (len(one[1]), sorted(one[1]), sorted(one[2]))):
+        more, among = layouts | these, dtypes | of
+        if not any(a <= more and b <= among for a, b in wrong):
+            layouts, dtypes = more, among
+    return layouts, dtypes
+
+
 def usual(layout: str) -> tuple[bool, bool]:
     """How usual a layout is, for comparison."""
     return layout.startswith("contiguous"), "ones" not in layout
@@ -161,6 +213,7 @@ def main() -> None:
     parser.add_argument(
         "--verify", action="store_true", help="compare what is recorded as well, and print what is wrong"
     )
+    parser.add_argument("--ordinary", action="store_true", help="only add what ordinary programs show to the table")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
@@ -168,6 +221,10 @@ def main() -> None:
         work(options.device, slice(start, None, step), options.into, options.verify)
         return
     from foregrad.record.layouts import table_file, torch_version
+
+    if options.ordinary:
+        add_ordinary(options.device, table_file(torch_version(), options.device))
+        return
     from sweep.reality import part_of_database
 
     started, size = time.time(), len(part_of_database(options.device))

@@ -28,6 +28,7 @@ from .shrinking import alike, carried_over, shrinkings, smaller
 
 SMALL = 1 << 16  # elements of arguments and results together that are tried as they are
 LARGE = 1 << 25  # and where nothing smaller can stand in
+HUGE = 1 << 28  # and where nothing smaller may: as much as the program itself will take
 
 Answer = Result | Several
 Infer = Callable[["Case"], Answer]  # what shape inference says to a case
@@ -153,20 +154,20 @@ def _settled(case: Case, inferred: Answer, infer: Infer) -> Answer:
     if room > SMALL and op_info(case.op).kind is not Kind.VIEW:
         relies = is_internal(case.op) and len(case.metas) > 1  # on sizes that belong together
         answer = None if relies else _by_stand_ins(case, inferred, infer)
-        if answer is None and room > LARGE:
+        if answer is None and room > (HUGE if relies else LARGE):
             raise UnsupportedError(_unknown(case.op, "the tensors are too large"))
     return answer if answer is not None else tried(case)
 
 
 def tried(case: Case) -> Answer:
     """What an operator gives to tensors like these, if it does not refuse all values that come to mind."""
+    why = ""
     for fill in fills(case.op, case.metas):
         try:
             return run_for_real(case, fill)
-        except Exception as error:
-            failure = error
-    text = next(iter(str(failure).splitlines()), "")
-    raise UnsupportedError(_unknown(case.op, f"{type(failure).__name__}: {text}")) from failure
+        except Exception as error:  # not kept: its frames lead to the recorded tensors
+            why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    raise UnsupportedError(_unknown(case.op, why))
 
 
 def tried_twice(case: Case) -> Answer | None:
