@@ -1,12 +1,15 @@
 """The fuzzer: it finds what is planted, makes it small, and finds nothing where nothing is wrong."""
 
+import contextlib
 import functools
 import runpy
 
 import pytest
+import torch
 
 from foregrad.testing.fuzz import Failure, FuzzProgram, Input, Statement, Storage, examine, fails_with, generate, shrink
 from foregrad.testing.fuzz.__main__ import main
+from foregrad.testing.fuzz.program import loaded
 from foregrad.testing.fuzz.workers import Examine, Make, Workers
 from testing.planted import PLANTED
 
@@ -91,3 +94,16 @@ def test_a_program_that_ends_its_process_does_not_end_the_run():
 def test_the_command_line_shows_a_program(capsys):
     assert main(["--seed", SEED, "--grammar", "tensors", "--show", "3"]) == 0
     assert capsys.readouterr().out == f"{made(3)}\n"
+
+
+def test_gradients_of_few_bits_are_not_drawn():
+    """The order in which they are added up shows."""
+    programs = [generate("bits", number) for number in range(400)]
+    coarse = [p for p in programs if any(storage.dtype == "bfloat16" for storage in p.storages)]
+    assert coarse
+    for program in coarse:
+        with loaded(program) as script:
+            made = script.make_inputs()
+            with contextlib.suppress(Exception):
+                script.program(*made)
+        assert not any(t.requires_grad and t.is_leaf for t in made if t.dtype == torch.bfloat16)
