@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import foregrad
 from foregrad.functionalize.views import INVERSES, SCATTERS
 from helpers import grab, leaf, plain
 
@@ -114,3 +115,25 @@ def test_a_write_through_a_view_of_complex_numbers(name):
 
 def test_every_row_that_scatters_has_an_inverse():
     assert set(INVERSES) >= SCATTERS
+
+
+ODD = {
+    "view as itself": ((1, 2, 2), (4, 1, 2), lambda t: t.view_as(t)),
+    "squeeze that does nothing": ((1, 2, 2), (4, 1, 2), lambda t: t.squeeze(2)),
+    "squeeze": ((1, 2, 2), (9, 1, 2), lambda t: t.squeeze(0)),
+    "view": ((2, 1, 2), (2, 7, 1), lambda t: t.view(4)),
+    "scalar": ((1,), (5,), lambda t: t.view(())),
+    "squeeze and transpose": ((2, 1, 2), (1, 7, 2), lambda t: t.squeeze().t()),
+    "expand": ((1, 3), (9, 1), lambda t: t.expand(1, 1, 3)),
+}
+
+
+@pytest.mark.parametrize(("shape", "stride", "view"), ODD.values(), ids=ODD)
+def test_a_write_through_a_view_keeps_the_strides_of_dimensions_of_size_one(shape, stride, view):
+    def program(x):
+        t = torch.empty_strided(shape, stride).fill_(1)
+        v = view(t)
+        v.mul_(x)
+        return t, v
+
+    foregrad.check(program, torch.tensor(3.0, requires_grad=True))

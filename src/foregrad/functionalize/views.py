@@ -60,7 +60,21 @@ def _same(op: OpOverload) -> Row:
 
 
 def _reshape(c: Carry) -> Node:
-    return c.emit(aten.view.default, c.new, c.base_sizes())
+    """A reshape back gives the base's strides, but those of dimensions of size one."""
+    base, sizes = c.base_tensor, c.base_sizes()
+    if not is_static(base) or 1 not in base.shape or c.new.value.layout is not torch.strided:
+        return c.emit(aten.view.default, c.new, sizes)
+    if (c.new.value.shape, c.new.value.stride()) == (base.shape, base.stride()):
+        return c.new
+    node = c.walk.emit(aten.view.default, c.new, sizes)
+    if node.value.stride() != base.stride() and _same_place(node.value, base):
+        return c.emit(aten.as_strided.default, node, sizes, list(base.stride()))
+    return node
+
+
+def _same_place(a: Tensor, b: Tensor) -> bool:
+    """Whether the strides of two tensors of one shape put their elements at the same places."""
+    return all(n == 1 or k == m for n, k, m in zip(a.shape, a.stride(), b.stride(), strict=True))
 
 
 def _permute(c: Carry) -> Node:
