@@ -420,3 +420,17 @@ def test_layouts_without_gradients(mode):
 
 def test_constants_keep_their_values():
     check(lambda x: x * int(torch.tensor(3) + 1), plain(2))
+
+
+@pytest.mark.parametrize("reduce", [torch.max, torch.argmin, torch.amax, lambda x: x.max(0)])
+def test_a_reduction_of_nothing_is_refused_though_nobody_reads_it(reduce):
+    """Shape inference lets it pass, and without a reader no kernel would refuse it either."""
+
+    def program(x):
+        reduce(x)
+        return x * 2
+
+    with pytest.raises((RuntimeError, IndexError)):
+        program(plain(0))
+    with pytest.raises((foregrad.ForegradError, RuntimeError, IndexError)):
+        foregrad.aot_function(program, nop)(plain(0))

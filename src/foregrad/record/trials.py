@@ -69,9 +69,9 @@ def is_internal(op: OpOverload) -> bool:
 
 
 def survives_emptiness(op: OpOverload) -> bool:
-    """Whether an operator can be tried on tensors without elements."""
+    """Whether an operator can be tried on tensors without elements; some reductions refuse them."""
     info = op_info(op)
-    return info.pointwise or info.kind is Kind.VIEW
+    return info.pointwise or info.kind is Kind.VIEW or torch.Tag.reduction in op.tags
 
 
 @dataclass(frozen=True)
