@@ -438,3 +438,15 @@ def test_what_autograd_would_take_otherwise_on_abstract_tensors_is_refused(name)
     program, x = REFUSED[name]
     with pytest.raises(UnsupportedError, match="cannot be"):
         foregrad.aot_function(program, nop)(x)
+
+
+def test_a_view_beyond_its_base_that_is_written_itself():
+    """A-2: autograd takes it again, by its geometry, from all the memory."""
+
+    def program(y):
+        v = y.as_strided((2, 2), (2, 1), 1)
+        with torch.no_grad():
+            v *= v
+        return v
+
+    check_core(program, leaf(2, 3)[..., 0])

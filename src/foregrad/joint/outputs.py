@@ -454,7 +454,7 @@ class OutputClassifier:
         if not any(step.op is aten.as_strided.default for step in steps):
             return False
         forward = self._recording.steps[: self._recording.forward_end]
-        taken = max((i for i, step in enumerate(forward) if any(t is leaf for t in tensors_in([step.out]))), default=0)
+        taken = min((i for i, step in enumerate(forward) if any(t is leaf for t in tensors_in([step.out]))), default=0)
         later = [step for step in forward[taken + 1 :] if op_info(step.op).kind in (Kind.WRITE, Kind.RESHAPE)]
         storage = self._state(leaf).storage
         changed = [t for step in later for t in tensors_in(written_arguments(step.op, step.args, step.kwargs))]
