@@ -3,6 +3,7 @@
 import collections
 import contextvars
 import functools
+import itertools
 import pickle
 import queue
 import random
@@ -16,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import foregrad
 from checking import check_core
-from foregrad.errors import EscapeError, StateChangeError
+from foregrad.errors import CaptureError, EscapeError, StateChangeError, UnsupportedError
 from helpers import leaf, nop, plain
 
 
@@ -606,8 +607,8 @@ def into_a_cache():
 
 
 def into_a_queue():
-    kept = queue.SimpleQueue()
-    return lambda x: (kept.put(x * 2), x.sin())[1], "a list"
+    put = queue.SimpleQueue().put  # a function of Python's: nobody sees what is behind it
+    return lambda x: (put(x * 2), x.sin())[1], "a list"
 
 
 def into_a_context_variable():
@@ -623,7 +624,8 @@ def into_a_generator():
 
     kept = numbers()
     next(kept)
-    return lambda x: (kept.send(x * 2), x.sin())[1], "a generator"
+    send = kept.send
+    return lambda x: (send(x * 2), x.sin())[1], "a generator"
 
 
 def into_an_iterator():
@@ -668,9 +670,10 @@ def test_a_tensor_that_is_put_into_an_argument_is_refused():
 
 def test_what_a_failed_recording_leaves_behind_cannot_be_used():
     kept = queue.SimpleQueue()
+    put = kept.put
 
     def program(x):
-        kept.put(x * 2)
+        put(x * 2)
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine") as raised:
@@ -963,3 +966,111 @@ def test_other_changes_are_refused_and_undone(make, dynamic):
         with pytest.raises(StateChangeError, match=r"the program (changes|draws)"):
             foregrad.aot_function(program, nop, dynamic=dynamic)(plain(2))
         assert look() == before
+
+
+class Held:
+    """An object that leads to others by attributes."""
+
+
+def by_a_variable(iterator):
+    return lambda x: x * next(iterator, 0.5)
+
+
+def by_a_default(iterator):
+    def program(x, iterator=iterator):
+        return x * next(iterator, 0.5)
+
+    return program
+
+
+def by_an_attribute(iterator):
+    held = Held()
+    held.inner = [Held()]
+    held.inner[0].numbers = iterator
+    return lambda x: x * next(held.inner[0].numbers, 0.5)
+
+
+def by_a_class(iterator):
+    kind = type("Kind", (Held,), {"numbers": iterator})
+    return lambda x: x * next(kind.numbers, 0.5)
+
+
+@pytest.mark.parametrize("make", [by_a_variable, by_a_default, by_an_attribute, by_a_class], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("iterate", [iter, itertools.chain, lambda items: (item for item in items)])
+def test_an_iterator_is_not_used_up_by_a_program_that_is_refused(make, iterate):
+    """F-2: nobody can put back what a recording takes out."""
+    iterator = iterate([1.0, 2.0])
+    with pytest.raises(UnsupportedError, match=r"the program can reach .*, which is of the type"):
+        foregrad.aot_function(make(iterator), nop)(plain(2))
+    assert list(iterator) == [1.0, 2.0]
+
+
+def test_a_refused_program_leaves_no_trace_in_a_cache():
+    @functools.lru_cache
+    def doubled(x):
+        return x * 2
+
+    for program in (lambda x: doubled(x), lambda x: x * doubled(3) * x.sum().item()):
+        with pytest.raises(CaptureError):
+            foregrad.aot_function(program, nop)(leaf(2))
+        assert tuple(doubled.cache_info()) == (0, 0, 128, 0)
+
+
+@pytest.mark.parametrize("has_some", [False, True])
+def test_a_tensor_that_is_put_on_another_one_is_refused(has_some):
+    """At a later call another tensor may be there."""
+    other = plain(2)
+    if has_some:
+        other.given = 1
+    before = dict(vars(other))
+    with pytest.raises(EscapeError, match=r"escapes into other.*seen"):
+        foregrad.aot_function(lambda x: (setattr(other, "seen", x * 2), x.sin())[1], nop)(plain(2))
+    assert vars(other) == before
+
+
+def counting_class():
+    class Counting(torch.Tensor):
+        calls = 0
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            Counting.calls += 1
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    return Counting
+
+
+@pytest.mark.parametrize("as_argument", [False, True])
+def test_a_refused_tensor_of_a_class_of_the_users_has_its_class_as_it_was(as_argument):
+    kind = counting_class()
+    other = torch.ones(2).as_subclass(kind)
+    program = (lambda x, y: x * y) if as_argument else (lambda x, y: x * other)
+    with pytest.raises(UnsupportedError, match="__torch_function__"):
+        foregrad.aot_function(program, nop)(plain(2), other if as_argument else 1)
+    assert kind.calls == 0
+
+
+def test_hooks_on_all_modules_are_seen_where_modules_are_in_arguments_only():
+    totals = {"n": 0}
+
+    def count(module, inputs, output):
+        totals["n"] += 1
+
+    handle = nn.modules.module.register_module_forward_hook(count)
+    try:
+        with pytest.raises(StateChangeError, match="totals"):
+            foregrad.aot_function(lambda x, box: box[0](x), nop)(plain(2), [nn.ReLU()])
+    finally:
+        handle.remove()
+    assert totals == {"n": 0}
+
+
+def test_data_that_makes_an_inference_tensor_is_refused():
+    def program(x):
+        x.data = x.data * 2
+        return x
+
+    x = plain(2)
+    with torch.inference_mode(), pytest.raises(UnsupportedError, match="inference tensor"):
+        foregrad.aot_function(program, nop)(x)
+    assert x.tolist() == [1, 2] and not x.is_inference()

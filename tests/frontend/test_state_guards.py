@@ -610,3 +610,17 @@ def compare_at_each_step(steps):
         assert torch.equal(compiled(x), program(x)), f"change {count}, again"
         assert len(compiled.specializations) == before, f"change {count}: compiled again for nothing"
     assert count
+
+
+def test_what_a_metaclass_gives_to_a_class_is_guarded():
+    class Meta(type):
+        factor = 2
+
+    class Kind(metaclass=Meta):
+        pass
+
+    inside, _ = grab(lambda x: x * Kind.factor)
+    given, _ = grab(lambda x, kind: x * kind.factor)
+    assert inside(plain(1)).item() == given(plain(1), Kind).item() == 2
+    Meta.factor = 5
+    assert inside(plain(1)).item() == given(plain(1), Kind).item() == 5

@@ -19,6 +19,7 @@ NESTED = {
     "a named tuple": Point(1, [2]),
     "an ordered dict": OrderedDict(b=1, a=2),
     "a size": torch.Size([2, 3]),
+    "a size in an ordered dict": OrderedDict(k=torch.Size([2, 3])),
     "a mix": [{"p": Point((1,), {})}, OrderedDict(k=[None])],
 }
 
@@ -29,6 +30,14 @@ def test_what_is_taken_apart_can_be_put_together(name):
     again = unflatten(flat.tree, flat.leaves)
     assert again == NESTED[name] and type(again) is type(NESTED[name])
     assert len(flat.paths) == len(flat.leaves) == len(set(flat.paths))
+
+
+def test_a_size_in_another_container_stays_one():
+    """F-3: pytree alone would make a tuple of it."""
+    compiled, _ = grab(lambda x, nested: (x * nested["k"].numel(), nested))
+    for _ in range(2):
+        out, nested = compiled(plain(1), OrderedDict(k=torch.Size([2, 3])))
+        assert out.item() == 6 and type(nested["k"]) is torch.Size
 
 
 def test_paths_are_in_the_words_of_python():

@@ -199,7 +199,8 @@ def _capture(
 ) -> Capture:
     arguments = list(zip(flat.paths, flat.leaves, strict=True))
     surroundings = Surroundings(function, arguments)
-    refuse_unknown(surroundings.unknown_arguments)  # before anything runs: an iterator would be used up
+    # Before anything runs: an iterator would be used up.
+    refuse_unknown([*surroundings.unknown_arguments, *surroundings.used_up])
     modules = ModuleGuard(list(surroundings.modules.values())) if surroundings.modules else None
     found = [argument for argument, _ in state]
     hidden: dict[Hidden, Place] = {}
@@ -265,6 +266,7 @@ def _capture(
 def _failed(error: Exception, recording: Recording, snapshot: Snapshot) -> Attempt:
     """What comes of a recording that did not get to its end; it leaves nothing behind."""
     refusal = snapshot.undo(recording)
+    snapshot.empty_caches(recording)
     left = snapshot.survivors(recording, error)
     disown(recording)
     recording.beginning, recording.arguments = None, ()

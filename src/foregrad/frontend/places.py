@@ -123,11 +123,14 @@ class Surroundings:
         self.stored_globals: list[tuple[str, dict[str, Any], str]] = []
         self.state = StateGuard()
         self.holders: list[Holder] = []
+        self.tensors: list[tuple[str, Tensor]] = []  # which the program may put attributes on
         self.modules: dict[int, ModuleParts] = {}  # by id
         self.modules_in_arguments: dict[int, ModuleParts] = {}
         self.patterns: dict[int, ObjectPattern] = {}  # of arguments that are objects, by the number of the leaf
         self.unknown: list[tuple[str, str]] = []  # what cannot be followed: its path, and why
         self.unknown_arguments: list[tuple[str, str]] = []
+        self._used_up: list[tuple[str, str, tuple[str, ...]]] = []  # with the attributes that lead there
+        self._trail: tuple[str, ...] = ()  # the attributes through which the walk has come
         self._tensors: dict[int, Place] = {}
         self._state: dict[int, Place] = {}  # parameters and buffers of modules, once somebody asks
         self._tables: list[
@@ -162,6 +165,8 @@ class Surroundings:
         known = frozenset(self._seen)
         self._in_argument = True
         for i, (path, value) in enumerate(arguments):
+            if is_a(value, Tensor):
+                self._enter_tensor(value, path)
             looked_into = own_attributes(value) if is_a(value, Tensor) else value
             if looked_into is not None and not is_plain(value):
                 pattern = self.patterns[i] = ObjectPattern(looked_into, known)
@@ -173,6 +178,9 @@ class Surroundings:
                 self._note_containers(path, value)
         self._in_argument = False
         self._look_at_functions()
+        if self.modules or self.modules_in_arguments:
+            self._enter_hooks("all modules", global_module_hooks())
+            self._look_at_functions()
         self._note_settings()
 
     @property
@@ -194,10 +202,17 @@ class Surroundings:
         """Whether names in code tell too little, so that what runs has to be noted."""
         return self._ran is None and (self._computes_names or bool(self.unknown))
 
+    @property
+    def used_up(self) -> list[tuple[str, str]]:
+        """What a recording would use up, as far as the names in the program lead there."""
+        read = self._names
+        return [(path, why) for path, why, trail in self._used_up if self._computes_names or read.issuperset(trail)]
+
     def release(self) -> None:
         """Let go of everything that only a recording needs; no argument stays alive."""
         self.holders.clear()
         self.cells.clear()
+        self.tensors.clear()
         self._seen.clear()
         self._tensors.clear()
         self.modules_in_arguments.clear()
@@ -365,6 +380,7 @@ class Surroundings:
             return
         with self._outside_arguments():
             self._enter_bases(kind, called)
+            self._enter_bases(type(kind), called=False)
 
     def _enter_bases(self, kind: type, called: bool) -> None:
         for base in kind.__mro__:
@@ -396,7 +412,9 @@ class Surroundings:
             if is_a(value, Tensor):
                 self._found(value, Place(kind, "attribute", name, path))
             elif _may_hold_state(value) and not name.startswith("__"):
+                before, self._trail = self._trail, (name,)
                 self._visit_value(Place(kind, "attribute", name, path), value)
+                self._trail = before
 
     # ------------------------------------------------------------------------------------------- modules
     def _enter_module(self, module: nn.Module, path: str) -> None:
@@ -432,7 +450,9 @@ class Surroundings:
     def _visit_attribute(self, table: dict[str, Any], key: str, value: Any, path: str) -> None:
         """Attributes of modules are compared together; what they lead to is compared here."""
         if is_a(value, Tensor) or not is_plain(value):
+            before, self._trail = self._trail, (*self._trail, key)
             self._visit(Place(table, "item", key, path), value)
+            self._trail = before
         else:
             self._note_containers(path, value)
 
@@ -489,7 +509,10 @@ class Surroundings:
     def _visit_object(self, path: str, value: Any) -> None:
         kinds = kinds_of(value)
         if kinds is None:
-            self.unknown.append((path, f"is of the type {type(value).__module__}.{type(value).__qualname__}"))
+            why = f"is of the type {type(value).__module__}.{type(value).__qualname__}"
+            self.unknown.append((path, why))
+            if _is_used_up(value):
+                self._used_up.append((path, why, self._trail))
             return
         if len(self.holders) > _MOST_HOLDERS and self._reads_everything:
             self.unknown.append((path, "is one of too many objects that the program can reach"))
@@ -543,14 +566,24 @@ class Surroundings:
                 place = Place(owner, "attribute", key, full)
             else:
                 place = Place(item, "held", None, full)
+            before = self._trail
+            self._trail = (*before, str(key)) if kind is OBJECT else before
             if kind is DICT or kind is OBJECT:
                 self._visit_value(place, item)
             else:
                 self._visit(place, item)
+            self._trail = before
             if kind is DICT and type(key) not in SETTLED:
                 self._visit(Place(key, "held", None, full), key)
 
+    def _enter_tensor(self, tensor: Tensor, path: str) -> None:
+        """A tensor that a program may put attributes on; one of a class of the user's runs the code of that class."""
+        self.tensors.append((path, tensor))
+        if type(tensor) is not Tensor and type(tensor) is not nn.Parameter and not is_library_class(type(tensor)):
+            self._enter_class(type(tensor))
+
     def _found(self, tensor: Tensor, place: Place) -> None:
+        self._enter_tensor(tensor, place.path)
         if not self._in_argument:
             self._tensors.setdefault(id(tensor), place)
             attributes = own_attributes(tensor)
@@ -595,6 +628,11 @@ def refuse_unknown(unknown: Sequence[tuple[str, str]]) -> None:
 
 _HOLD_NUMBERS = (BYTES, ARRAY, NDARRAY)
 _NEVER_CHANGES = (TUPLE, METHOD, ACCESSOR)
+
+
+def _is_used_up(value: Any) -> bool:
+    """Whether reading takes something out of an object that nobody can put back: iterators and queues."""
+    return hasattr(type(value), "__next__") or hasattr(type(value), "get_nowait")
 
 
 def own_attributes(tensor: Tensor) -> dict[str, Any] | None:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from .._torch import dict_version
 from ..errors import AssignedAttributeError, EscapeError, StateChangeError, UnsupportedError
 from ..joint.effects import Escape
+from ..record.attributes import MARKS
 from ..record.recording import Recording
 from ..record.survivors import Survivor, held_by_frames, origin_of, suspects
 from ..values import PLAIN, is_unchanged
@@ -51,7 +52,7 @@ from .kinds import (
     kinds_of,
     restore_dict,
 )
-from .places import Holder, Place, Surroundings
+from .places import Holder, Place, Surroundings, own_attributes
 from .tree import Leaf, flatten, unflatten
 
 _ABSENT = object()
@@ -71,6 +72,19 @@ def _restore_global(owner: _Global, items: Items) -> None:
     owner.namespace.update(items)
 
 
+def _is_mark(name: Any) -> bool:
+    """Whether an attribute of a tensor is none of the user's."""
+    return str(name).startswith(MARKS)
+
+
+def _read_marked(owner: dict[Any, Any]) -> Items:
+    return {key: value for key, value in owner.items() if not _is_mark(key)}
+
+
+def _restore_marked(owner: dict[Any, Any], items: Items) -> None:
+    restore_dict(owner, {**items, **{key: value for key, value in owner.items() if _is_mark(key)}})
+
+
 _MODULE = Kind("module", dict, restore_dict, dict.__setitem__, is_attribute=True)
 _GLOBAL = Kind(
     "variable",
@@ -78,6 +92,9 @@ _GLOBAL = Kind(
     _restore_global,
     lambda owner, key, value: owner.namespace.__setitem__(key, value),
 )
+
+# No call repeats this: another tensor may be there by then.
+_TENSOR = Kind("tensor", _read_marked, _restore_marked, is_attribute=True)
 
 # What stays as it is, or is behind the object that is looked at: a cache gives what the function would give.
 _UNCHANGING = (TUPLE, FROZENSET, MAPPING, METHOD, PARTIAL, ACCESSOR, WEAK, CACHE)
@@ -247,6 +264,9 @@ class Snapshot:
         self._modules = [*surroundings.modules.values(), *surroundings.modules_in_arguments.values()]
         holders = {(id(holder.owner), holder.kind.name): holder for holder in _holders(surroundings)}
         self._noted = [Noted(holder) for holder in holders.values()]  # each once, by whatever name
+        self._bare = [(path, tensor) for path, tensor in surroundings.tensors if not vars(tensor)]  # most are
+        caches = [holder.owner for holder in surroundings.holders if holder.kind is CACHE]
+        self._caches = [(cache, cache.cache_info()) for cache in caches]
         self._performed: dict[tuple[int, Any], int] = {}  # ids of the values that calls put there
 
     def changes(self) -> list[Change]:
@@ -256,6 +276,7 @@ class Snapshot:
             if any(parts.empty):
                 filled = [table for table in parts.empty if table]
                 perhaps += [Noted(Holder(_join(parts.path, parts.name_of(t)), t, _MODULE), {}) for t in filled]
+        perhaps += [Noted(Holder(path, vars(t), _TENSOR), {}) for path, t in self._bare if vars(t)]
         return [Change(noted, key) for noted in perhaps for key in noted.changed()]
 
     def assigned(self, recording: Recording) -> list[Escape]:
@@ -290,7 +311,22 @@ class Snapshot:
                 error = _refusal(change, recording)
         for noted in {id(change.noted): change.noted for change in changes}.values():
             noted.restore()
+        if error is not None:
+            self.empty_caches(recording)
         return error
+
+    def empty_caches(self, recording: Recording) -> None:
+        """Take out of caches what the recording has put there, where they were empty or lead to its tensors."""
+        for cache, before in self._caches:
+            was_empty = before.currsize == before.misses == before.hits == 0
+            if cache.cache_info() != before and (was_empty or _leads_to_abstract(cache, recording)):
+                cache.cache_clear()
+
+
+def _leads_to_abstract(cache: Any, recording: Recording) -> bool:
+    """Whether a cache has an abstract tensor among its keys or values; the function behind it does not count."""
+    inside = [held for held in gc.get_referents(cache) if held is not cache.__wrapped__ and held is not vars(cache)]
+    return any(find_abstract(held, recording) is not None for held in inside)
 
 
 def _references(survivor: Survivor) -> int:
@@ -309,6 +345,9 @@ def _holders(surroundings: Surroundings) -> Iterator[Holder]:
             for kind in kinds_of(container) or ():
                 yield Holder(_join(parts.path, name), container, kind, in_argument)
     yield from (holder for holder in surroundings.holders if holder.kind not in _UNCHANGING)
+    for path, tensor in surroundings.tensors:
+        if vars(tensor) and own_attributes(tensor) is not None:
+            yield Holder(path, vars(tensor), _TENSOR)
     for path, namespace, name in surroundings.stored_globals:
         yield Holder(path, _Global(namespace, name), _GLOBAL)
     yield from _global_generators()

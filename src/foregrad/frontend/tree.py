@@ -84,11 +84,20 @@ def _take_apart(value: Any, path: str, leaves: list[Any], paths: list[str]) -> T
         leaves.append(value)
         paths.append(path)
         return Leaf(len(leaves) - 1)
-    below, spec = pytree.tree_flatten(value)
+    below, spec = _flatten_registered(value)
     first = len(leaves)
     leaves.extend(below)
     paths.extend(f"{path}.leaf{i}" for i in range(len(below)))
     return Registered(spec, tuple(range(first, len(leaves))))
+
+
+def _flatten_registered(value: Any) -> tuple[list[Any], Any]:
+    """What pytree makes of a container, but for a torch.Size in it, which would come back as a tuple."""
+    return pytree.tree_flatten(value, is_leaf=_is_known_size)
+
+
+def _is_known_size(value: Any) -> bool:
+    return type(value) is torch.Size and all(type(length) is int for length in value)
 
 
 def unflatten(tree: Tree, leaves: Sequence[Any]) -> Any:
@@ -147,7 +156,7 @@ def write_take_apart(writer: Writer, tree: Tree, source: str, names: Sequence[st
             reads = [f"{source}[{literal(writer, key)}]" for key in keys]
             _take_items(writer, items, source, reads, names, miss)
         case Registered(spec, indices):
-            flatten_name = writer.bind(pytree.tree_flatten, "tree_flatten")
+            flatten_name = writer.bind(_flatten_registered, "flatten_registered")
             leaves, found = writer.fresh("leaves"), writer.fresh("structure")
             writer.line(f"{leaves}, {found} = {flatten_name}({source})")
             same = writer.bind(same_structure, "same_structure")

@@ -15,14 +15,14 @@ from .._torch import fake_attribute_names
 from ..errors import StateChangeError
 from ..slots import Primal
 
-_OURS = ("_foregrad_", "_dynamo_", "_is_param")  # also hints for front ends, and what makes a tensor a parameter
+MARKS = ("_foregrad_", "_dynamo_", "_is_param")  # also hints for front ends, and what makes a tensor a parameter
 
 
 def own_attributes(tensor: Tensor) -> dict[str, Any]:
     """Attributes that are not the recording's own."""
     names = fake_attribute_names()
     found = vars(tensor).items()
-    return {name: value for name, value in found if name not in names and not name.startswith(_OURS)}
+    return {name: value for name, value in found if name not in names and not name.startswith(MARKS)}
 
 
 class FoundAttributes:

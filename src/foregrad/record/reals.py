@@ -248,6 +248,11 @@ class RealTensors(TorchFunctionMode):
             raise UnsupportedError(
                 f"assigning .data of another dtype, at {where(user_stack(3))}, cannot be compiled yet."
             )
+        if target.is_inference() != value.is_inference():
+            raise UnsupportedError(
+                f"assigning .data, at {where(user_stack(3))}, makes an inference tensor of a normal one, or the other "
+                "way round, which cannot be compiled yet."
+            )
         version = 0 if target.is_inference() else target._version
         with torch.no_grad():
             aten.set_.source_Tensor(target, value.detach())

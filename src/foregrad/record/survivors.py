@@ -11,6 +11,7 @@ what hooks have packed), whose own references no Python object shows.
 from __future__ import annotations
 
 import contextvars
+import functools
 import gc
 import sys
 import types
@@ -36,6 +37,7 @@ _NO_CONTAINERS = (Tensor, type, types.ModuleType, types.FunctionType, types.Meth
 _AT_ONCE = 32  # objects whose holders are asked for together: each takes a comparison with everything there is
 _PACKAGE = __name__.partition(".")[0] + "."
 _ARGS, _KWARGS, _OUT = attrgetter("args"), attrgetter("kwargs"), attrgetter("out")
+_CACHED_FUNCTION = type(functools.lru_cache(len))
 _HELD_BY_THREADS = (contextvars.Context,)  # which are new, perhaps, and which nothing leads to that Python shows
 
 
@@ -304,7 +306,10 @@ def show(survivor: Survivor) -> str:
     if isinstance(holder, dict):
         owner = next((o for o in gc.get_referrers(holder) if _attributes_of(o) is holder), None)
         key = next((key for key, value in dict.items(holder) if value is trail[0]), None)
-        return f"a dict, as {key!r}" if owner is None else f"{_name(owner)}.{key}"
+        if owner is None:
+            cache = next((o for o in gc.get_referrers(holder) if type(o) is _CACHED_FUNCTION), None)
+            return f"a dict, as {key!r}" if cache is None else _name(cache)
+        return f"{_name(owner)}.{key}"
     if isinstance(trail[0], dict) and _attributes_of(holder) is trail[0] and len(trail) > 1:
         key = next((key for key, value in dict.items(trail[0]) if value is trail[1]), None)
         return f"{_name(holder)}.{key}"
