@@ -120,6 +120,7 @@ def tensor_guard(
     return guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
+is_view: Callable[[torch.Tensor], bool] = torch.Tensor._is_view  # asked of every input at each call; `_base` costs more
 any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 deterministic_enabled: Callable[[], bool] = torch._C._get_deterministic_algorithms
 dispatch_mode_depth: Callable[[], int] = torch._C._len_torch_dispatch_stack

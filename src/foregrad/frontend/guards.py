@@ -28,6 +28,7 @@ from .._torch import (
     function_mode_depth,
     is_jagged_size,
     is_static,
+    is_view,
     shape_guard,
     shape_guard_expression,
     tensor_guard,
@@ -399,7 +400,7 @@ def _may_change(number: int | SymInt | FromLeaf) -> bool:
     return isinstance(number, FromLeaf)
 
 
-_is_leaf, _is_view, _offset = operator.attrgetter("is_leaf"), Tensor._is_view, Tensor.storage_offset
+_is_leaf, _offset = operator.attrgetter("is_leaf"), Tensor.storage_offset
 
 
 def lie_plainly(*tensors: Tensor) -> bool:
@@ -409,7 +410,7 @@ def lie_plainly(*tensors: Tensor) -> bool:
     >>> lie_plainly(x, torch.ones(2)), lie_plainly(x, x[1:])
     (True, False)
     """
-    return all(map(_is_leaf, tensors)) and not any(map(_is_view, tensors)) and not any(map(_offset, tensors))
+    return all(map(_is_leaf, tensors)) and not any(map(is_view, tensors)) and not any(map(_offset, tensors))
 
 
 _attributes = operator.attrgetter("__dict__")
