@@ -140,6 +140,18 @@ class Remembered:
         return type(value) is self._value[0] and bool(frozen(value) == self._value)
 
 
+def loosely(value: Any) -> Callable[[], Any]:
+    """Leads to an object without keeping it alive, where Python has a way to; to None when the object is gone.
+
+    >>> loosely((1, 2))()
+    (1, 2)
+    """
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
+
+
 def weakly(value: Any) -> Callable[[], Any]:
     """A way to an object that does not keep it alive, if there is one; it leads to nothing when the object is gone.
 

@@ -13,7 +13,6 @@ import itertools
 import operator
 import re
 import types
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -24,7 +23,7 @@ from .._torch import PythonNode, Settings, custom_function_of
 from ..errors import BackwardError
 from ..record.backward_code import Call, UserCode
 from ..slots import Hidden, Primal
-from ..values import PLAIN, Remembered
+from ..values import PLAIN, Remembered, loosely
 from .calls import in_a_library
 from .module_guard import ModuleGuard
 from .places import Place, Surroundings, refuse_unknown
@@ -66,21 +65,13 @@ class ReadInBackward:
                 )
 
 
-def _weakly(value: Any) -> Callable[[], Any]:
-    """Leads to an object without keeping it alive, if it can be told to go."""
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return lambda: value
-
-
 class BackwardGuards:
     """Guards what code of the user's does in the backwards of one program, those included that are recorded later."""
 
     def __init__(
         self, function: Any, places: Mapping[Primal, Place], hidden: Mapping[Hidden, Place], around: Surroundings
     ) -> None:
-        self._function = _weakly(function)
+        self._function = loosely(function)
         self._places, self._hidden = places, hidden
         self._around: Surroundings | None = around
 
@@ -90,7 +81,7 @@ class BackwardGuards:
 
     def read_by(self, code: UserCode) -> ReadInBackward | None:
         """A guard of what code of the user's reads in a backward, if any has run."""
-        calls = [call for call in code.calls if not _is_torchs_own(str(call.namespace.get("__name__")))]
+        calls = [call for call in code.living_calls() if not _is_torchs_own(str(call.namespace.get("__name__")))]
         if not calls:
             return None
         places = {slot: self._place_of(slot, tensor) for slot, tensor in code.tensors.items()}
@@ -140,35 +131,39 @@ def _holding(*held: Any) -> types.FunctionType:
 
 
 def _functions_of(calls: Iterable[Call]) -> Iterator[types.FunctionType]:
-    """The functions that were called: those that live on, whose variables others may assign; else copies of them."""
-    by_code: dict[int, list[Call]] = {}
+    """The functions that were called: those that live on, whose variables others may assign.
+
+    For one that was made and dropped in the backward stands a function of its code, which leads to the same globals;
+    what its variables held is looked at by itself.
+    """
+    by_code: dict[tuple[int, int], list[Call]] = {}
     for call in calls:
-        by_code.setdefault(id(call.code), []).append(call)
+        by_code.setdefault((id(call.code), id(call.namespace)), []).append(call)
     enclosed = [several[0].code for several in by_code.values() if several[0].code.co_freevars]
-    alive: dict[int, list[types.FunctionType]] = {}
+    alive: dict[tuple[int, int], list[types.FunctionType]] = {}
     for holder in gc.get_referrers(*enclosed) if enclosed else ():
         if type(holder) is types.FunctionType:
-            alive.setdefault(id(holder.__code__), []).append(holder)
+            alive.setdefault((id(holder.__code__), id(holder.__globals__)), []).append(holder)
     for key, several in by_code.items():
-        found = [f for f in alive.get(key, ()) if any(_is_of(f, call) for call in several)]
-        yield from found or map(_copied, several)
+        held = {_variables_of(call) for call in several} if key in alive else ()
+        found = [f for f in alive.get(key, ()) if tuple(map(_identity_in, f.__closure__ or ())) in held]
+        yield from found or (_like(several[0]),)
 
 
-def _is_of(function: types.FunctionType, call: Call) -> bool:
-    """Whether a function may be the one that was called: its variables hold what they held then."""
-    cells = zip(call.code.co_freevars, function.__closure__ or (), strict=True)
-    return all(_contents(cell) is call.values.get(name) for name, cell in cells)
+def _variables_of(call: Call) -> tuple[int, ...]:
+    """The identities of what a function has found in the enclosing ones."""
+    return tuple(id(call.values.get(name)) for name in call.code.co_freevars)
 
 
-def _contents(cell: types.CellType) -> Any:
+def _identity_in(cell: types.CellType) -> int:
     try:
-        return cell.cell_contents
+        return id(cell.cell_contents)
     except ValueError:  # it is empty
-        return None
+        return id(None)
 
 
-def _copied(call: Call) -> types.FunctionType:
-    cells = tuple(types.CellType(call.values.get(name)) for name in call.code.co_freevars)
+def _like(call: Call) -> types.FunctionType:
+    cells = tuple(types.CellType() for _ in call.code.co_freevars)
     return types.FunctionType(call.code, call.namespace, call.code.co_name, None, cells)
 
 

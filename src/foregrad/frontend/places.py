@@ -66,7 +66,7 @@ from .module_parts import ModuleParts
 from .patterns import ObjectPattern
 from .state_guard import ABSENT, StateGuard
 
-_MOST_HOLDERS = 200_000  # that are walked before the code that runs has to tell what is read
+_MOST_HOLDERS = 20_000  # that are walked before the code that runs has to tell what is read
 _MOST_BYTES = 1 << 20  # of an array of numbers that is compared at each call
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from ..slots import Primal
+from ..values import loosely
 from .lines import is_users_code
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -46,6 +47,20 @@ class UserCode:
             if key not in self._seen and not _is_imported(frame):
                 self._seen.add(key)
                 self.calls.append(Call(code, frame.f_globals, dict(values)))
+
+    def living_calls(self) -> list[Call]:
+        """The calls, with those of their values that live on without them; the calls are forgotten.
+
+        What the backward itself has made and dropped is nothing that anybody could change.
+        """
+        loose = [(c.code, c.namespace, {name: loosely(v) for name, v in c.values.items()}) for c in self.calls]
+        self.calls.clear()
+        calls = []
+        for code, namespace, references in loose:
+            values = {name: reference() for name, reference in references.items()}
+            alive = {name: value for name, value in values.items() if value is not None}
+            calls.append(Call(code, namespace, alive))
+        return calls
 
 
 def _is_imported(frame: FrameType) -> bool:
