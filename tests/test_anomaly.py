@@ -131,3 +131,16 @@ def test_a_nan_after_the_program_is_eagers_own():
     y = compiled(lambda x: x - x)(x).sqrt()
     with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match="returned nan values"):
         (y * 0).sum().backward()
+
+
+def test_hooks_on_all_modules_do_not_see_the_backward_graph():
+    calls = []
+    x = leaf(2)
+    compiled = foregrad.aot_function(lambda x: x.sin(), nop)
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *given: calls.append(given[0]))
+    try:
+        with torch.autograd.detect_anomaly(check_nan=False):
+            compiled(x).sum().backward()
+    finally:
+        handle.remove()
+    assert not calls

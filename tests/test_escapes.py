@@ -3,6 +3,7 @@
 import collections
 import contextvars
 import functools
+import io
 import itertools
 import pickle
 import queue
@@ -995,7 +996,34 @@ def by_a_class(iterator):
     return lambda x: x * next(kind.numbers, 0.5)
 
 
-@pytest.mark.parametrize("make", [by_a_variable, by_a_default, by_an_attribute, by_a_class], ids=lambda m: m.__name__)
+def by_a_user_dict(iterator):
+    held = collections.UserDict(numbers=iterator)
+    return lambda x: x * next(held["numbers"], 0.5)
+
+
+def by_a_chain_map(iterator):
+    held = collections.ChainMap({}, {"numbers": [iterator]})
+    return lambda x: x * next(held["numbers"][0], 0.5)
+
+
+def by_a_partial(iterator):
+    given = functools.partial(lambda numbers: numbers, iterator)
+    return lambda x: x * next(given(), 0.5)
+
+
+def by_a_second_name(iterator):
+    held = Held()
+    held.unused = held.numbers = [iterator]
+    return lambda x: x * next(held.numbers[0], 0.5)
+
+
+WAYS = [
+    *(by_a_variable, by_a_default, by_an_attribute, by_a_class),
+    *(by_a_user_dict, by_a_chain_map, by_a_partial, by_a_second_name),
+]
+
+
+@pytest.mark.parametrize("make", WAYS, ids=lambda m: m.__name__)
 @pytest.mark.parametrize("iterate", [iter, itertools.chain, lambda items: (item for item in items)])
 def test_an_iterator_is_not_used_up_by_a_program_that_is_refused(make, iterate):
     """F-2: nobody can put back what a recording takes out."""
@@ -1014,6 +1042,68 @@ def test_a_refused_program_leaves_no_trace_in_a_cache():
         with pytest.raises(CaptureError):
             foregrad.aot_function(program, nop)(leaf(2))
         assert tuple(doubled.cache_info()) == (0, 0, 128, 0)
+
+
+def test_a_queue_behind_a_user_dict_is_refused_before_anything_is_put_there():
+    held = collections.UserDict(last=queue.SimpleQueue())
+    with pytest.raises(UnsupportedError, match=r"which is of the type _queue.SimpleQueue"):
+        foregrad.aot_function(lambda x: (held["last"].put(x), x.sin())[1], nop)(plain(2))
+    assert held["last"].empty()
+
+
+def test_a_cache_that_remembers_tensors_is_refused_before_it_remembers_more():
+    @functools.lru_cache
+    def doubled(x):
+        return x * 2
+
+    x = plain(2)
+    before = doubled(x)
+    with pytest.raises(UnsupportedError, match=r"doubled.*, which remembers what it gave for tensors"):
+        foregrad.aot_function(lambda x: doubled(x) + 1, nop)(x)
+    assert doubled(x) is before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda held: held.view.__setitem__(0, 3),
+        lambda held: held.text.write("more"),
+        lambda held: held.bytes.read(1),
+        lambda held: held.event.set(),
+        lambda held: setattr(held.kinds.inner.Inner, "n", 5),
+        lambda held: held.kinds.inner.Inner.numbers.pop(),
+    ],
+)
+def test_what_a_refused_program_changed_is_put_back(change):
+    class Inner:
+        n, numbers = 1, [1]
+
+    class Outer:
+        pass
+
+    Outer.Inner = Inner
+    held = Held()
+    held.view, held.text, held.bytes = memoryview(bytearray(b"ab")), io.StringIO("text"), io.BytesIO(b"bytes")
+    held.event, held.kinds = threading.Event(), type("Kinds", (), {"inner": Outer})
+    with pytest.raises(StateChangeError, match="the program changes"):
+        foregrad.aot_function(lambda x: (change(held), x.sin())[1], nop)(plain(2))
+    assert (bytes(held.view), held.text.getvalue(), held.bytes.tell(), held.event.is_set()) == (b"ab", "text", 0, False)
+    assert Inner.n == 1 and Inner.numbers == [1]
+
+
+def test_numbers_that_a_refused_program_replaced_by_equal_ones_are_the_old_ones():
+    held = Held()
+    held.rate, held.calls = float("0.25"), 0
+    before = held.rate
+
+    def program(x):
+        held.rate = held.rate * 1.0
+        held.calls += 1
+        return x * held.rate
+
+    with pytest.raises(StateChangeError, match=r"the program changes held.*calls"):
+        foregrad.aot_function(program, nop)(plain(2))
+    assert held.rate is before
 
 
 @pytest.mark.parametrize("has_some", [False, True])

@@ -10,6 +10,7 @@ import io
 import itertools
 import logging
 import random
+import sys
 import threading
 import types
 import weakref
@@ -77,7 +78,11 @@ CASES = {
     "numpy function": (np.add, []),
     "lock": (threading.Lock(), []),
     "logger": (logging.getLogger(), []),
-    "file": (io.StringIO(), []),
+    "memoryview": (memoryview(b"a"), ["memoryview"]),
+    "text in memory": (io.StringIO(), ["file in memory"]),
+    "bytes in memory": (io.BytesIO(), ["file in memory"]),
+    "event": (threading.Event(), ["object"]),
+    "file": (sys.stdout, []),
     "generator of torch": (torch.Generator(), []),
     "operator": (torch.ops.aten.add, []),
     "iterator": (iter([1]), None),
@@ -103,6 +108,11 @@ def test_the_kinds_of_an_object(name):
         lambda: {1, 2},
         lambda: collections.deque([1, 2]),
         lambda: bytearray(b"ab"),
+        lambda: memoryview(bytearray(b"ab")),
+        lambda: memoryview(bytearray(b"abcd"))[::2],
+        lambda: memoryview(array.array("d", [1.0, 2.0])),
+        lambda: io.StringIO("text"),
+        lambda: io.BytesIO(b"bytes"),
         lambda: array.array("d", [1.0, 2.0]),
         lambda: np.arange(4.0).reshape(2, 2),
         lambda: np.array([1, "a", None], dtype=object),
@@ -135,8 +145,10 @@ def _disturb(value):
             value["c"] = value.pop("a")
         case set():
             value.add(9)
-        case bytearray() | np.ndarray():
+        case bytearray() | memoryview() | np.ndarray():
             value[0] = 0
+        case io.StringIO() | io.BytesIO():
+            value.write(value.read(3) * 3)
         case types.CellType():
             value.cell_contents = 6
         case random.Random() | np.random.RandomState() | np.random.Generator():

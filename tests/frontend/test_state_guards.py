@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from helpers import grab, plain
+import foregrad
+from helpers import grab, nop, plain
 
 CASES = {}
 
@@ -624,3 +625,55 @@ def test_what_a_metaclass_gives_to_a_class_is_guarded():
     assert inside(plain(1)).item() == given(plain(1), Kind).item() == 2
     Meta.factor = 5
     assert inside(plain(1)).item() == given(plain(1), Kind).item() == 5
+
+
+def test_an_empty_list_of_a_module_is_compared_as_well():
+    class Keeping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def forward(self, x):
+            self.seen[:] = [x]
+            return x * 2
+
+    module = Keeping()
+    compiled = foregrad.aot_module(module, nop)
+    for _ in range(3):
+        x = plain(2)
+        compiled(x)
+        assert len(module.seen) == 1 and module.seen[0] is x
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_list_that_is_like_the_one_that_was_written_to_is_another_one(nested):
+    first, second = [], []
+    held = {"seen": [first] if nested else first}
+
+    def program(x):
+        seen = held["seen"][0] if nested else held["seen"]
+        seen.append(x)
+        return x * 2
+
+    compiled = foregrad.aot_function(program, nop)
+    compiled(plain(2))
+    held["seen"] = [second] if nested else second
+    compiled(plain(2))
+    assert len(first) == len(second) == 1
+
+
+@pytest.mark.parametrize("where", ["in an argument", "made inside"])
+def test_hooks_on_all_modules_are_noticed_wherever_the_module_is(where):
+    given = nn.Identity()
+
+    def program(x, module):
+        return (module if where == "in an argument" else nn.Identity())(x) + 1
+
+    compiled, x = foregrad.aot_function(program, nop), plain(2)
+    torch.testing.assert_close(compiled(x, given), x + 1)
+    handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output * 2)
+    try:
+        torch.testing.assert_close(compiled(x, given), x * 2 + 1)
+    finally:
+        handle.remove()
+    torch.testing.assert_close(compiled(x, given), x + 1)

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from .._torch import FakeTensor, garbage_collection_paused
 from ..errors import EscapeError, ForegradError, GraphOutputError, InternalError, StateChangeError, UnsupportedError
 from ..joint.build import Joint, build_joint
+from ..joint.effects import Assigned
 from ..locks import recording_lock
 from ..options import AOTConfig
 from ..record.choice import engine_for
@@ -200,7 +201,7 @@ def _capture(
     arguments = list(zip(flat.paths, flat.leaves, strict=True))
     surroundings = Surroundings(function, arguments)
     # Before anything runs: an iterator would be used up.
-    refuse_unknown([*surroundings.unknown_arguments, *surroundings.used_up])
+    refuse_unknown([*surroundings.unknown_arguments, *surroundings.changed_for_good(function, arguments)])
     modules = ModuleGuard(list(surroundings.modules.values())) if surroundings.modules else None
     found = [argument for argument, _ in state]
     hidden: dict[Hidden, Place] = {}
@@ -259,6 +260,7 @@ def _capture(
     if ran is not None:
         surroundings = Surroundings(function, arguments, ran)
     refuse_unknown(surroundings.unknown)
+    surroundings.fix(effect.owner for effect in joint.effects if isinstance(effect, Assigned))
     places = tuple((a.slot, place) for a, place in state)
     return Capture(joint, flat, result, places, hidden, surroundings, modules, tuple(shared))
 

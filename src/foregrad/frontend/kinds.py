@@ -18,6 +18,7 @@ import enum
 import functools
 import gc
 import io
+import itertools
 import logging
 import os
 import random
@@ -136,9 +137,50 @@ def _restore_ndarray(owner: Any, items: Items) -> None:
         owner[...] = numpy.frombuffer(items["bytes"], dtype=items["dtype"]).reshape(items["shape"])
 
 
+def _read_view(owner: memoryview) -> Items:
+    try:
+        return {"format": owner.format, "shape": owner.shape, "bytes": owner.tobytes()}
+    except ValueError:  # it was released
+        return {}
+
+
+def _restore_view(owner: memoryview, items: Items) -> None:
+    if not items or owner.readonly or _read_view(owner) == items:
+        return
+    before = memoryview(items["bytes"])
+    if owner.c_contiguous:
+        owner.cast("B")[:] = before
+    else:  # of one dimension: Python makes no others
+        owner[:] = before.cast(owner.format)  # type: ignore[call-overload]
+
+
+def _read_stream(owner: io.StringIO | io.BytesIO) -> Items:
+    return {} if owner.closed else {"text": owner.getvalue(), "position": owner.tell()}
+
+
+def _restore_stream(owner: io.StringIO | io.BytesIO, items: Items) -> None:
+    if not items or _read_stream(owner) == items:
+        return
+    owner.seek(0)
+    owner.truncate()
+    owner.write(items["text"])
+    owner.seek(items["position"])
+
+
 BYTES = Kind("bytearray", lambda owner: {"bytes": bytes(owner)}, _restore_bytes)
 ARRAY = Kind("array", lambda owner: {"bytes": owner.tobytes()}, _restore_array)
 NDARRAY = Kind("numpy array", _read_ndarray, _restore_ndarray)
+VIEW = Kind("memoryview", _read_view, _restore_view)
+STREAM = Kind("file in memory", _read_stream, _restore_stream)
+
+
+def size_of(owner: Any, kind: Kind) -> int:
+    """How many bytes or characters an object has in it."""
+    if kind is NDARRAY:
+        return int(owner.nbytes)
+    if kind in (VIEW, STREAM):
+        return max((len(value) for value in kind.read(owner).values() if isinstance(value, (bytes, str))), default=0)
+    return memoryview(owner).nbytes
 
 
 # --------------------------------------------------------------------------------------------------- objects
@@ -292,6 +334,13 @@ CACHE = Kind(  # what it holds cannot be looked at, but whether anything was put
 )
 
 
+def remembers_tensors(cache: Any) -> bool:
+    """Whether a cached function was called with tensors, as far as it remembers."""
+    tables = [held for held in gc.get_referents(cache) if type(held) is dict and held is not vars(cache)]
+    keys = itertools.chain.from_iterable(tables)
+    return any(is_a(part, torch.Tensor) for key in keys if is_a(key, tuple) for part in key)
+
+
 # -------------------------------------------------------------------------------------------- state behind calls
 _UNSET = object()
 
@@ -351,6 +400,9 @@ KINDS: dict[type, Kind] = {
     types.MappingProxyType: MAPPING,
     bytearray: BYTES,
     array.array: ARRAY,
+    memoryview: VIEW,
+    io.StringIO: STREAM,
+    io.BytesIO: STREAM,
     types.CellType: CELL,
     types.FunctionType: FUNCTION,
     types.MethodType: METHOD,
@@ -391,9 +443,6 @@ OPAQUE: tuple[type, ...] = (
     threading.Thread,
     type(threading.Lock()),
     type(threading.RLock()),
-    threading.Event,
-    threading.Condition,
-    threading.Semaphore,
     type(vars(abc.ABC)["_abc_impl"]),
     # Random state and objects in C++ that are followed while recording.
     torch.Generator,
@@ -401,6 +450,7 @@ OPAQUE: tuple[type, ...] = (
 )
 """Objects whose state is not looked into, on purpose; those of some modules of torch come on top."""
 
+_IN_MEMORY = (io.StringIO, io.BytesIO)  # files that nobody but the program can see
 _OPAQUE_MODULES = (
     *("torch._", "torch.cuda.", "torch.distributed.", "torch.fx.", "torch.jit.", "torch.library.", "torch.utils."),
     *("foregrad.", "typing."),
@@ -424,7 +474,8 @@ def kinds_of(value: Any) -> tuple[Kind, ...] | None:
         return (known,) if kind is not collections.defaultdict else (DICT, FACTORY)
     if is_a(value, type):
         return (CLASS,)
-    if kind is object or is_a(value, OPAQUE) or f"{kind.__module__}.".startswith(_OPAQUE_MODULES):
+    is_opaque = is_a(value, OPAQUE) and not is_a(value, _IN_MEMORY)
+    if kind is object or is_opaque or f"{kind.__module__}.".startswith(_OPAQUE_MODULES):
         return ()
     base, found = _builtin_kind(kind)
     if _hides_state(kind, base):

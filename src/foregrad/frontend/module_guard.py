@@ -76,7 +76,7 @@ class ModuleGuard:
         self._note_tables(modules)
         self._facts = list(map(_Facts, modules))
         values = [value for parts in modules for _, value in parts.containers]
-        self._containers = [(value, Remembered(value)) for value in values if value and is_plain(value)]
+        self._containers = [(value, Remembered(value)) for value in values if is_plain(value)]
 
     def _note_tables(self, modules: Sequence[ModuleParts]) -> None:
         hooks = global_module_hooks()

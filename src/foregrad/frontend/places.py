@@ -13,6 +13,7 @@ import collections
 import contextlib
 import functools
 import itertools
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,14 +54,18 @@ from .kinds import (
     OBJECT,
     PARTIAL,
     SET,
+    STREAM,
     TUPLE,
     VARIABLE,
+    VIEW,
     WEAK,
     Kind,
     attributes_of,
     class_dict,
     is_a,
     kinds_of,
+    remembers_tensors,
+    size_of,
 )
 from .module_parts import ModuleParts
 from .patterns import ObjectPattern
@@ -94,6 +99,18 @@ class Place(NamedTuple):
             case "held":
                 return owner
 
+    def read(self) -> Any:
+        """What is there now."""
+        match self.how:
+            case "cell":
+                return self.owner.cell_contents
+            case "item" | "argument":
+                return self.owner[self.key]
+            case "attribute":
+                return getattr(self.owner, self.key)
+            case "held":
+                return self.owner
+
 
 class Holder(NamedTuple):
     """An object of the user's that holds state, as one of the kinds that it is of."""
@@ -116,6 +133,7 @@ class Surroundings:
         root: Callable[..., Any],
         arguments: Sequence[tuple[str, Any]] = (),
         ran: Mapping[int, types.CodeType] | None = None,
+        reads: Names | None = None,
     ) -> None:
         self.plain: list[tuple[Place, Any]] = []  # containers of plain values, compared as a whole
         self.cells: list[tuple[str, types.CellType]] = []
@@ -129,16 +147,18 @@ class Surroundings:
         self.patterns: dict[int, ObjectPattern] = {}  # of arguments that are objects, by the number of the leaf
         self.unknown: list[tuple[str, str]] = []  # what cannot be followed: its path, and why
         self.unknown_arguments: list[tuple[str, str]] = []
-        self._used_up: list[tuple[str, str, tuple[str, ...]]] = []  # with the attributes that lead there
-        self._trail: tuple[str, ...] = ()  # the attributes through which the walk has come
+        self._hidden_state: list[tuple[str, str]] = []  # those whose state nobody can see or put back
         self._tensors: dict[int, Place] = {}
         self._state: dict[int, Place] = {}  # parameters and buffers of modules, once somebody asks
         self._tables: list[
             tuple[str, dict[str, Any], list[tuple[str, int]]]
         ] = []  # those that are not in it yet, by id
         self._seen: dict[int, Any] = {}  # by id; kept, so that an id stays its own
+        self._inside: dict[
+            int, tuple[Any, Any]
+        ] = {}  # by id: what holds a container of plain values, and its key there
         self._ran = ran
-        self._reads: Names | None = None if ran is None else _names_of(ran.values())
+        self._reads: Names | None = reads if ran is None else _names_of(ran.values())
         self._names: set[str] = {"forward"}  # that the program may look up in an object
         self._unnamed: dict[str, list[Any]] = {}  # members of classes that no function has named yet
         self._functions: list[types.FunctionType] = []  # still to be looked at
@@ -159,9 +179,8 @@ class Surroundings:
         else:
             self._visit(Place(root, "held", None, ""), root)
         self._look_at_functions()
-        if self.modules:
-            self._enter_hooks("all modules", global_module_hooks())
-            self._look_at_functions()
+        self._enter_hooks("all modules", global_module_hooks())  # the program may make a module and call it
+        self._look_at_functions()
         known = frozenset(self._seen)
         self._in_argument = True
         for i, (path, value) in enumerate(arguments):
@@ -178,9 +197,8 @@ class Surroundings:
                 self._note_containers(path, value)
         self._in_argument = False
         self._look_at_functions()
-        if self.modules or self.modules_in_arguments:
-            self._enter_hooks("all modules", global_module_hooks())
-            self._look_at_functions()
+        if not self.modules:
+            self.state.add_hooks(global_module_hooks())
         self._note_settings()
 
     @property
@@ -202,11 +220,26 @@ class Surroundings:
         """Whether names in code tell too little, so that what runs has to be noted."""
         return self._ran is None and (self._computes_names or bool(self.unknown))
 
-    @property
-    def used_up(self) -> list[tuple[str, str]]:
-        """What a recording would use up, as far as the names in the program lead there."""
-        read = self._names
-        return [(path, why) for path, why, trail in self._used_up if self._computes_names or read.issuperset(trail)]
+    def changed_for_good(
+        self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]] = ()
+    ) -> list[tuple[str, str]]:
+        """What a recording may change and nobody can put back, as far as the names in the program lead there."""
+        if not self._hidden_state or self._computes_names:
+            return self._hidden_state
+        named = Names(attributes=frozenset(self._names))
+        return Surroundings(root, arguments, reads=named)._hidden_state
+
+    def fix(self, owners: Iterable[Any]) -> None:
+        """What calls write to must be the very same object, however alike another one may be."""
+        tops = {id(value): place for place, value in self.plain}
+        for owner in owners:
+            while id(owner) in self._inside:
+                outer, key = self._inside[id(owner)]
+                self.state.add_identity(functools.partial(operator.getitem, outer, key), owner)
+                owner = outer
+            if id(owner) in tops:
+                self.state.add_identity(tops[id(owner)].read, owner)
+        self.guards_state = self.state.finish()
 
     def release(self) -> None:
         """Let go of everything that only a recording needs; no argument stays alive."""
@@ -214,6 +247,7 @@ class Surroundings:
         self.cells.clear()
         self.tensors.clear()
         self._seen.clear()
+        self._inside.clear()
         self._tensors.clear()
         self.modules_in_arguments.clear()
         self._functions.clear()
@@ -412,9 +446,7 @@ class Surroundings:
             if is_a(value, Tensor):
                 self._found(value, Place(kind, "attribute", name, path))
             elif _may_hold_state(value) and not name.startswith("__"):
-                before, self._trail = self._trail, (name,)
                 self._visit_value(Place(kind, "attribute", name, path), value)
-                self._trail = before
 
     # ------------------------------------------------------------------------------------------- modules
     def _enter_module(self, module: nn.Module, path: str) -> None:
@@ -450,9 +482,7 @@ class Surroundings:
     def _visit_attribute(self, table: dict[str, Any], key: str, value: Any, path: str) -> None:
         """Attributes of modules are compared together; what they lead to is compared here."""
         if is_a(value, Tensor) or not is_plain(value):
-            before, self._trail = self._trail, (*self._trail, key)
             self._visit(Place(table, "item", key, path), value)
-            self._trail = before
         else:
             self._note_containers(path, value)
 
@@ -485,6 +515,7 @@ class Surroundings:
                 self._seen[id(value)] = value
                 self.holders.append(Holder(path, value, kind, self._in_argument))
                 for key, item in kind.read(value).items():
+                    self._inside.setdefault(id(item), (value, key))
                     self._note_containers(kind.path(path, key), item)
 
     def _visit(self, place: Place, value: Any) -> None:
@@ -511,8 +542,7 @@ class Surroundings:
         if kinds is None:
             why = f"is of the type {type(value).__module__}.{type(value).__qualname__}"
             self.unknown.append((path, why))
-            if _is_used_up(value):
-                self._used_up.append((path, why, self._trail))
+            self._hidden_state.append((path, why))
             return
         if len(self.holders) > _MOST_HOLDERS and self._reads_everything:
             self.unknown.append((path, "is one of too many objects that the program can reach"))
@@ -523,6 +553,8 @@ class Surroundings:
         for kind in kinds:
             self.holders.append(Holder(path, value, kind, self._in_argument))
             self._compare(path, value, kind)
+            if kind is CACHE and remembers_tensors(value):  # and would remember those of the recording
+                self._hidden_state.append((path, "remembers what it gave for tensors"))
             if kind is OBJECT:
                 self._enter_class(type(value))
             if kind not in _HOLD_NUMBERS:
@@ -543,7 +575,7 @@ class Surroundings:
             self._guard.add_object(value, without=_compared_whole(attributes_of(value)))
         elif kind in (LIST, DEQUE, SET, FROZENSET):
             self._guard.add_sequence(value)
-        elif kind in _HOLD_NUMBERS and len(memoryview(value).cast("B")) > _MOST_BYTES:
+        elif kind in _HOLD_NUMBERS and size_of(value, kind) > _MOST_BYTES:
             self.unknown.append((path, "is too large to be compared at each call"))
         elif kind in (*_HOLD_NUMBERS, VARIABLE, CACHE, WEAK, MAPPING, FACTORY, PARTIAL):
             self._guard.add_other(value, kind)
@@ -552,7 +584,7 @@ class Surroundings:
 
     def _visit_items(self, path: str, owner: Any, kind: Kind) -> None:
         by_item = kind in (DICT, LIST, TUPLE, DEQUE)
-        named = None if kind is not OBJECT or self._reads_everything else self._reads
+        named = None if kind is not OBJECT or self._reads_everything or _reads_itself(type(owner)) else self._reads
         table = attributes_of(owner) if kind is OBJECT else None
         for key, item in kind.read(owner).items():
             if type(item) in SETTLED or (named is not None and key not in named.attributes):
@@ -566,13 +598,10 @@ class Surroundings:
                 place = Place(owner, "attribute", key, full)
             else:
                 place = Place(item, "held", None, full)
-            before = self._trail
-            self._trail = (*before, str(key)) if kind is OBJECT else before
             if kind is DICT or kind is OBJECT:
                 self._visit_value(place, item)
             else:
                 self._visit(place, item)
-            self._trail = before
             if kind is DICT and type(key) not in SETTLED:
                 self._visit(Place(key, "held", None, full), key)
 
@@ -626,13 +655,19 @@ def refuse_unknown(unknown: Sequence[tuple[str, str]]) -> None:
         )
 
 
-_HOLD_NUMBERS = (BYTES, ARRAY, NDARRAY)
+_HOLD_NUMBERS = (BYTES, ARRAY, NDARRAY, VIEW, STREAM)
 _NEVER_CHANGES = (TUPLE, METHOD, ACCESSOR)
 
 
-def _is_used_up(value: Any) -> bool:
-    """Whether reading takes something out of an object that nobody can put back: iterators and queues."""
-    return hasattr(type(value), "__next__") or hasattr(type(value), "get_nowait")
+def _reads_itself(kind: type) -> bool:
+    """Whether methods of a library read attributes of an object, which no name in the program tells (`UserDict`)."""
+    return any(is_library_class(base) and _has_python_code(base) for base in kind.__mro__)
+
+
+@functools.cache
+def _has_python_code(kind: type) -> bool:
+    """Whether a class of a library is written in Python."""
+    return any(type(member) is types.FunctionType for member in vars(kind).values())
 
 
 def own_attributes(tensor: Tensor) -> dict[str, Any] | None:
@@ -650,7 +685,7 @@ def _compared_whole(items: Mapping[Any, Any]) -> list[Any]:
 
 def _may_hold_state(value: Any) -> bool:
     """Whether something in a class is neither a method nor a plain value."""
-    skipped = (types.FunctionType, property, staticmethod, classmethod, functools.cached_property, type)
+    skipped = (types.FunctionType, property, staticmethod, classmethod, functools.cached_property)
     if type(value) in PLAIN or is_a(value, skipped):
         return False
     return not hasattr(type(value), "__get__") or bool(kinds_of(value))  # fields of named tuples are in C

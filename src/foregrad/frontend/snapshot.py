@@ -32,6 +32,8 @@ from ..record.survivors import Survivor, held_by_frames, origin_of, suspects
 from ..values import PLAIN, is_unchanged
 from .kinds import (
     ACCESSOR,
+    ARRAY,
+    BYTES,
     CACHE,
     CELL,
     CLASS,
@@ -40,11 +42,14 @@ from .kinds import (
     MAPPING,
     METHOD,
     NAMESPACE,
+    NDARRAY,
     PARTIAL,
     RANDOM,
     RANDOM_STATE,
+    STREAM,
     TUPLE,
     VARIABLE,
+    VIEW,
     WEAK,
     Items,
     Kind,
@@ -108,6 +113,7 @@ _ADDING: dict[str, Callable[[Any, Any, Any], None]] = {
 
 
 _RANDOM_KINDS = (RANDOM, RANDOM_STATE, GENERATOR)
+_COMPUTED = (*_RANDOM_KINDS, BYTES, ARRAY, NDARRAY, VIEW, STREAM)  # what is read of them is a copy
 
 
 def _same_state(now: Any, before: Any) -> bool:
@@ -166,6 +172,15 @@ class Noted:
         same = _same_state if self.kind in _RANDOM_KINDS else is_unchanged
         changed = [key for key, (value, old) in both.items() if not same(value, old) and not _is_pythons(key, value)]
         return changed if changed or self.keeps_order() else [*now]
+
+    @property
+    def holds_the_same(self) -> bool:
+        """Whether it holds the very same objects: an equal number in the place of another is none of the user's."""
+        if self.kind in _COMPUTED:
+            return not self.changed()
+        now, before = self.kind.read(self.owner), self.before
+        items = [key for key in {**before, **now} if not _is_pythons(key, now.get(key))]
+        return all(now.get(key, _ABSENT) is before.get(key, _ABSENT) for key in items) and self.keeps_order()
 
     def keeps_order(self) -> bool:
         """Whether what was there still is, in the same order, and what is new follows it."""
@@ -271,13 +286,16 @@ class Snapshot:
 
     def changes(self) -> list[Change]:
         """Everything that is not what it was."""
+        return [Change(noted, key) for noted in self._perhaps_changed() for key in noted.changed()]
+
+    def _perhaps_changed(self) -> list[Noted]:
         perhaps = [noted for noted in self._noted if not noted.is_as_it_was]
         for parts in self._modules:
             if any(parts.empty):
                 filled = [table for table in parts.empty if table]
                 perhaps += [Noted(Holder(_join(parts.path, parts.name_of(t)), t, _MODULE), {}) for t in filled]
         perhaps += [Noted(Holder(path, vars(t), _TENSOR), {}) for path, t in self._bare if vars(t)]
-        return [Change(noted, key) for noted in perhaps for key in noted.changed()]
+        return perhaps
 
     def assigned(self, recording: Recording) -> list[Escape]:
         """What a compiled call puts into the user's objects, as the program did."""
@@ -309,8 +327,9 @@ class Snapshot:
             performed = self._performed.get((id(change.noted.owner), change.key))
             if error is None and performed != id(change.value):
                 error = _refusal(change, recording)
-        for noted in {id(change.noted): change.noted for change in changes}.values():
-            noted.restore()
+        for noted in self._perhaps_changed():
+            if not noted.holds_the_same:
+                noted.restore()
         if error is not None:
             self.empty_caches(recording)
         return error

@@ -44,6 +44,7 @@ class StateGuard:
         self._others: list[tuple[Any, Any, dict[Any, Any]]] = []  # an owner, how it is read, what it held
         self._empty: list[dict[Any, Any]] = []  # of functions, mostly: no attribute was ever given to them
         self._settings: list[tuple[Callable[[], Any], Any]] = []
+        self._identities: list[tuple[Callable[[], Any], Any]] = []
         self._seen_classes: set[int] = set()
 
     # ------------------------------------------------------------------------------------------ collecting
@@ -104,6 +105,19 @@ class StateGuard:
             self._seen_classes.add(id(kind))
             self.add_table(class_dict(kind))
 
+    def add_hooks(self, tables: Iterable[dict[Any, Any]]) -> None:
+        """Dicts of functions that are called in order; nearly always there are none."""
+        for table in tables:
+            if table:
+                self.add_table(table)
+                self.add_sequence(table)  # a new order does not count as a change of an OrderedDict
+            else:
+                self._empty.append(table)
+
+    def add_identity(self, read: Callable[[], Any], value: Any) -> None:
+        """A place in which there must be the very same object."""
+        self._identities.append((read, value))
+
     def add_setting(self, read: Callable[[], Any], value: Any) -> None:
         """Something of torch's that is asked for by a call."""
         self._settings.append((read, value))
@@ -115,15 +129,15 @@ class StateGuard:
         self._types = list(map(type, self._objects))
         self._attributes = list(map(_attributes, self._objects))
         self._made_of = list(map(_made_of, self._functions))
-        self._holds_more = any((self._objects, self._sequences, self._others, self._settings))
-        return bool(self._dicts or self._functions or self._holds_more)
+        self._holds_more = any((self._objects, self._sequences, self._others, self._settings, self._identities))
+        return bool(self._dicts or self._functions or self._empty or self._holds_more)
 
     # ------------------------------------------------------------------------------------------- comparing
     def holds(self) -> bool:
         """Whether everything is as it was."""
         if list(map(dict_version, self._dicts)) != self._versions and not self._look_at_tables():
             return False
-        if self._functions and not self._functions_hold():
+        if any(self._empty) or (self._functions and not self._functions_hold()):
             return False
         return not self._holds_more or self._others_hold()
 
@@ -137,12 +151,12 @@ class StateGuard:
         for owner, read, items in self._others:
             if not _same_items(read(owner), items):
                 return False
+        if not all(read() is value for read, value in self._identities):
+            return False
         return all(is_unchanged(ask(), answer) for ask, answer in self._settings)
 
     def _functions_hold(self) -> bool:
         """Whether functions have the code and the defaults that they had; the very same ones are not looked into."""
-        if any(self._empty):
-            return False
         try:
             return list(map(_made_of, self._functions)) == self._made_of
         except Exception:  # defaults that cannot be compared are other ones

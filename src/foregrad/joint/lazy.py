@@ -66,7 +66,8 @@ class LazyModule(LazyGraphModule):
         members = vars(self)
         flat = members.get("_foregrad_flat")
         if flat is None or kwargs:
-            return super()._lazy_forward(*args, **kwargs)
+            self.real_recompile()
+            return self.forward(*args, **kwargs)  # hooks of the user's on all modules are not meant for graphs
         code = members["_foregrad_code"]
         if code is not None:
             return code(self, *args)

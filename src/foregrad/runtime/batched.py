@@ -18,7 +18,7 @@ def batched(module: fx.GraphModule) -> Boxed:
     batches.
     """
     if all(node.target is not aten.as_strided_scatter.default for node in module.graph.nodes):
-        return lambda args: module(*args)
+        return lambda args: module.forward(*args)
     return _Interpreter(module).boxed_run
 
 
