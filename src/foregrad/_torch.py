@@ -983,8 +983,11 @@ _READING_FLAG = _place_of_reading_flag()
 DATA_CAN_BE_FORBIDDEN = _READING_FLAG is not None
 
 
+_flag_at = ctypes.c_bool.from_address
+
+
 def _reading_flag(address: int) -> ctypes.c_bool:
-    return ctypes.c_bool() if _READING_FLAG is None else ctypes.c_bool.from_address(address + _READING_FLAG)
+    return ctypes.c_bool() if _READING_FLAG is None else _flag_at(address + _READING_FLAG)
 
 
 def forbid_data(tensor: torch.Tensor) -> None:
@@ -993,7 +996,8 @@ def forbid_data(tensor: torch.Tensor) -> None:
     Kernels, numpy, dlpack and pickle all ask the storage: there is no other way to the data.
     """
     _forbid_writing(tensor)
-    _reading_flag(_storage_address(tensor)).value = True
+    if _READING_FLAG is not None:
+        _flag_at(_storage_address(tensor) + _READING_FLAG).value = True
 
 
 class Withheld:

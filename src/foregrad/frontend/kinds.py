@@ -21,6 +21,7 @@ import io
 import itertools
 import logging
 import os
+import pickle
 import random
 import sys
 import threading
@@ -360,16 +361,16 @@ def _restore_random(owner: random.Random, items: Items) -> None:
 
 
 def _restore_random_state(owner: Any, items: Items) -> None:
-    owner.set_state(items["state"])
+    owner.set_state(pickle.loads(items["state"]))
 
 
-def _frozen_state(owner: Any) -> Any:
-    """The state of one of numpy's generators, as a value that can be compared and given back."""
-    return tuple(owner.get_state(legacy=True)) if hasattr(owner, "get_state") else owner.bit_generator.state
+def _frozen_state(owner: Any) -> bytes:
+    """The state of one of numpy's generators, which holds arrays, as a value that can be compared and given back."""
+    return pickle.dumps(owner.get_state() if hasattr(owner, "get_state") else owner.bit_generator.state)
 
 
 def _restore_generator(owner: Any, items: Items) -> None:
-    owner.bit_generator.state = items["state"]
+    owner.bit_generator.state = pickle.loads(items["state"])
 
 
 VARIABLE = Kind(

@@ -84,7 +84,7 @@ class ModuleGuard:
         filled = [(table, dict_version(table)) for table in hooks if table]
         filled += [(table, version) for parts in modules for _, table, version in parts.filled]
         self._tables, self._versions = [table for table, _ in filled], [version for _, version in filled]
-        self._empty = [table for table in hooks if not table]
+        self._empty: list[dict[Any, Any] | set[Any]] = [table for table in hooks if not table]
         for parts in modules:
             self._empty += parts.empty
 

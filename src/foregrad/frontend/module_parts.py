@@ -27,24 +27,27 @@ class ModuleParts:
         attributes = vars(module)
         # Versions come first: what another thread changes from then on shows.
         self.filled: list[tuple[str, dict[Any, Any], int]] = [("", attributes, dict_version(attributes))]
-        self.empty: list[dict[Any, Any]] = []  # most are: those of hooks nearly always
+        self.empty: list[dict[Any, Any] | set[Any]] = []  # of what torch keeps in a module, most: hooks nearly always
         self.containers: list[tuple[str, list[Any] | dict[Any, Any] | set[Any]]] = []  # of the user's own
         self.others: list[str] = []  # names of what is neither plain nor a container: nothing here keeps a tensor alive
         for name, value in list(attributes.items()):
-            if type(value) in PLAIN:
+            kind = type(value)
+            if kind in PLAIN:
                 continue
-            if not isinstance(value, (list, dict, set)):
+            if kind is not dict and not isinstance(value, (list, dict, set)):
                 self.others.append(name)
-            elif isinstance(value, dict) and (name in MODULE_TABLES or "_hooks" in name):
+            elif (kind is dict or isinstance(value, dict)) and (name in MODULE_TABLES or "_hooks" in name):
                 if value:
                     self.filled.append((_shown(name), value, dict_version(value)))
                 else:
                     self.empty.append(value)
+            elif name == "_non_persistent_buffers_set" and not value:
+                self.empty.append(value)
             else:
                 self.containers.append((name, value))
 
-    def name_of(self, table: dict[Any, Any]) -> str:
-        """The name of a dict that was empty."""
+    def name_of(self, table: dict[Any, Any] | set[Any]) -> str:
+        """The name of a container that was empty."""
         return next((_shown(name) for name, value in vars(self.module).items() if value is table), "")
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import gc
 import operator
-import pickle
 import random
 import sys
 import types
@@ -46,6 +45,7 @@ from .kinds import (
     PARTIAL,
     RANDOM,
     RANDOM_STATE,
+    SET,
     STREAM,
     TUPLE,
     VARIABLE,
@@ -57,6 +57,7 @@ from .kinds import (
     kinds_of,
     restore_dict,
 )
+from .module_parts import ModuleParts
 from .places import Holder, Place, Surroundings, own_attributes
 from .tree import Leaf, flatten, unflatten
 
@@ -116,11 +117,6 @@ _RANDOM_KINDS = (RANDOM, RANDOM_STATE, GENERATOR)
 _COMPUTED = (*_RANDOM_KINDS, BYTES, ARRAY, NDARRAY, VIEW, STREAM)  # what is read of them is a copy
 
 
-def _same_state(now: Any, before: Any) -> bool:
-    """Whether a random generator is where it was: its state may hold arrays."""
-    return pickle.dumps(now) == pickle.dumps(before)
-
-
 def _global_generators() -> Iterator[Holder]:
     """What draws for Python's and numpy's own functions."""
     yield Holder("random", getattr(random.getstate, "__self__"), RANDOM)  # noqa: B009
@@ -144,20 +140,15 @@ def _is_pythons(key: Any, value: Any) -> bool:
 
 
 class Noted:
-    """An object of the user's that holds values, as it was."""
+    """An object of the user's that holds values, as it was; the version of a table tells whether it still is."""
 
-    __slots__ = ("_table", "_version", "before", "in_argument", "kind", "name", "owner")
+    __slots__ = ("before", "in_argument", "kind", "name", "owner", "table", "version")
 
     def __init__(self, holder: Holder, before: Items | None = None) -> None:
         self.name, self.owner, self.kind, self.in_argument = holder
-        self._table = _table_behind(self.owner, self.kind)
-        self._version = None if self._table is None else dict_version(self._table)
+        self.table = _table_behind(self.owner, self.kind)
+        self.version = None if self.table is None else dict_version(self.table)
         self.before = self.kind.read(self.owner) if before is None else before
-
-    @property
-    def is_as_it_was(self) -> bool:
-        """Whether the version of a dict says so."""
-        return self._table is not None and self._version == dict_version(self._table)
 
     def path(self, key: Any) -> str:
         """An item in the user's words."""
@@ -169,7 +160,7 @@ class Noted:
         if now.keys() == before.keys() and all(map(operator.is_, now.values(), before.values())):
             return []
         both = {key: (now.get(key, _ABSENT), before.get(key, _ABSENT)) for key in {**before, **now}}
-        same = _same_state if self.kind in _RANDOM_KINDS else is_unchanged
+        same = operator.eq if self.kind in _RANDOM_KINDS else is_unchanged
         changed = [key for key, (value, old) in both.items() if not same(value, old) and not _is_pythons(key, value)]
         return changed if changed or self.keeps_order() else [*now]
 
@@ -276,8 +267,14 @@ class Snapshot:
     """The user's objects around a program, before it is recorded."""
 
     def __init__(self, surroundings: Surroundings) -> None:
-        self._modules = [*surroundings.modules.values(), *surroundings.modules_in_arguments.values()]
-        holders = {(id(holder.owner), holder.kind.name): holder for holder in _holders(surroundings)}
+        modules = [(parts, False) for parts in surroundings.modules.values()]
+        self._modules = modules + [(parts, True) for parts in surroundings.modules_in_arguments.values()]
+        self._tables = [  # the dicts that modules are made of are many: no more is done than to copy them
+            (parts, name, table, dict_version(table), dict(table), in_argument)
+            for parts, in_argument in self._modules
+            for name, table, _ in parts.filled
+        ]
+        holders = {(id(holder.owner), holder.kind.name): holder for holder in _holders(surroundings, self._modules)}
         self._noted = [Noted(holder) for holder in holders.values()]  # each once, by whatever name
         self._bare = [(path, tensor) for path, tensor in surroundings.tensors if not vars(tensor)]  # most are
         caches = [holder.owner for holder in surroundings.holders if holder.kind is CACHE]
@@ -289,11 +286,15 @@ class Snapshot:
         return [Change(noted, key) for noted in self._perhaps_changed() for key in noted.changed()]
 
     def _perhaps_changed(self) -> list[Noted]:
-        perhaps = [noted for noted in self._noted if not noted.is_as_it_was]
-        for parts in self._modules:
+        perhaps = [noted for noted in self._noted if noted.table is None or noted.version != dict_version(noted.table)]
+        for parts, name, table, version, before, in_argument in self._tables:
+            if version != dict_version(table) or type(table) is not dict:  # the order of others may change alone
+                perhaps.append(Noted(Holder(_join(parts.path, name), table, _MODULE, in_argument), before))
+        for parts, _ in self._modules:
             if any(parts.empty):
-                filled = [table for table in parts.empty if table]
-                perhaps += [Noted(Holder(_join(parts.path, parts.name_of(t)), t, _MODULE), {}) for t in filled]
+                for filled in [container for container in parts.empty if container]:
+                    kind = SET if isinstance(filled, set) else _MODULE
+                    perhaps.append(Noted(Holder(_join(parts.path, parts.name_of(filled)), filled, kind), {}))
         perhaps += [Noted(Holder(path, vars(t), _TENSOR), {}) for path, t in self._bare if vars(t)]
         return perhaps
 
@@ -353,13 +354,9 @@ def _references(survivor: Survivor) -> int:
     return sum(id(item) == survivor.held for item in gc.get_referents(survivor.holder))
 
 
-def _holders(surroundings: Surroundings) -> Iterator[Holder]:
-    """Everything around a program that holds state which it can change."""
-    modules = [(parts, False) for parts in surroundings.modules.values()]
-    modules += [(parts, True) for parts in surroundings.modules_in_arguments.values()]
+def _holders(surroundings: Surroundings, modules: Sequence[tuple[ModuleParts, bool]]) -> Iterator[Holder]:
+    """Everything around a program that holds state which it can change, but for the dicts of modules."""
     for parts, in_argument in modules:
-        for name, table, _ in parts.filled:
-            yield Holder(_join(parts.path, name), table, _MODULE, in_argument)
         for name, container in parts.containers:
             for kind in kinds_of(container) or ():
                 yield Holder(_join(parts.path, name), container, kind, in_argument)

@@ -95,10 +95,10 @@ def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
         values = [walk.graph.call(operator.getitem, (node, i), {}, None) for i in range(returns)]
     fresh = len(values) - len(targets)
     outs = step.out if isinstance(step.out, (list, tuple)) else (step.out,)
-    made = _abstract_results(walk, variant, args, kwargs) if fresh else []
+    made = _twins_of(outs, walk, variant, args, kwargs) if fresh else []
     for value, out, twin in zip(values[:fresh], outs, made, strict=False):
-        value.value = out if _lie_alike(twin, out) else twin
-        walk.add_fresh(out, value if value.value is out else walk.with_layout(value, out))
+        value.value = twin
+        walk.add_fresh(out, value if twin is out else walk.with_layout(value, out))
     for value, target, result in zip(values[fresh:], targets, results or [None] * len(targets), strict=True):
         _store(walk, step, value, target, result)
 
@@ -242,9 +242,18 @@ def _abstract_results(walk: Functionalizer, variant: Variant, args: list[Any], k
         return list(walk.engine.run(variant.op, (), tuple(walk.shape_now(a) for a in args), named))
 
 
-def _lie_alike(a: Any, b: Any) -> bool:
-    """Whether results of an operator and of its functional twin have the same layout: they may be other kernels."""
-    return not isinstance(a, Tensor) or a.stride() == b.stride()
+def _twins_of(
+    outs: Sequence[Any], walk: Functionalizer, variant: Variant, args: list[Any], kwargs: dict[str, Any]
+) -> list[Any]:
+    """The results of the functional twin: those of the operator, where they lie alike. They may be other kernels."""
+    named = {name: value for name, value in kwargs.items() if name != "generator"}
+    with torch.no_grad():
+        strides = walk.engine.strides(variant.op, tuple(walk.shape_now(a) for a in args), named)
+    alike = [stride is None or stride == out.stride() for out, stride in zip(outs, strides, strict=False)]
+    if all(alike):
+        return list(outs)
+    made = _abstract_results(walk, variant, args, kwargs)
+    return [out if same else twin for out, same, twin in zip(outs, alike, made, strict=False)]
 
 
 # Pointwise operators that were seen to give the dtype of their tensors, if these are all of one.

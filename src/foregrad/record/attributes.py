@@ -20,9 +20,15 @@ MARKS = ("_foregrad_", "_dynamo_", "_is_param")  # also hints for front ends, an
 
 def own_attributes(tensor: Tensor) -> dict[str, Any]:
     """Attributes that are not the recording's own."""
-    names = fake_attribute_names()
-    found = vars(tensor).items()
-    return {name: value for name, value in found if name not in names and not name.startswith(MARKS)}
+    held = vars(tensor)
+    others = held.keys() - _not_the_users
+    if not others:
+        return {}
+    _not_the_users.update(name for name in others if name.startswith(MARKS) or name in fake_attribute_names())
+    return {name: held[name] for name in held if name not in _not_the_users}
+
+
+_not_the_users: set[str] = set()  # names that were seen on tensors, of what torch or Foregrad has put there
 
 
 class FoundAttributes:

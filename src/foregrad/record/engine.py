@@ -122,6 +122,9 @@ class Engine(Protocol):
     def run(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The abstract result of an operator."""
 
+    def strides(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Sequence[int] | None]:
+        """How the results of an operator lie; None for one that is no tensor."""
+
     def run_higher_order(self, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The abstract result of an operator that has no schema."""
 
@@ -210,6 +213,11 @@ class FakeEngine:
         if fresh and out.requires_grad:  # below autograd only a decomposition says so, of a tensor that it made
             out.requires_grad_(False)
         return out
+
+    def strides(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Sequence[int] | None]:
+        out = self.run(op, (), args, kwargs)
+        outs = out if isinstance(out, (list, tuple)) else (out,)
+        return [one.stride() if isinstance(one, Tensor) else None for one in outs]
 
     def _answer(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.infer(op, types, args, kwargs)

@@ -154,29 +154,46 @@ class LeanEngine(FakeEngine):
         return self._maker.fresh(meta)
 
     def run(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensors: list[FakeTensor] = []
+        key = self._key(op, args, kwargs, tensors)
+        if isinstance(key, str):
+            return self._run_unknown(op, types, args, kwargs, key)
+        entry = self.results.get(key, _UNKNOWN)
+        if entry is _UNKNOWN:
+            return self._fill(key, op, types, args, kwargs, tensors)
+        self.counts.hits += 1
+        return self._build(entry, tensors)
+
+    def strides(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Sequence[int] | None]:
+        key = self._key(op, args, kwargs, [])
+        entry: Any = _UNKNOWN if isinstance(key, str) else self.results.get(key, _UNKNOWN)
+        words: Sequence[Any] = entry.results if type(entry) is Several else (entry,)
+        if all(type(word) in (Fresh, Part, Shared) for word in words):
+            return [word.meta.stride for word in words]
+        return super().strides(op, args, kwargs)
+
+    # --------------------------------------------------------------------------------------------- asking
+    def _key(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[FakeTensor]
+    ) -> tuple[Any, ...] | str:
+        """What a call has in the table, or why it has nothing there. Notes its tensors."""
         known_of = _KEPT.get(id(op)) or kept(op)
         if known_of.why_not is not None:
-            return self._run_unknown(op, types, args, kwargs, known_of.why_not)
-        tensors: list[FakeTensor] = []
+            return known_of.why_not
         key: list[Any] = [known_of, torch.get_default_dtype(), deterministic_enabled(), torch.is_grad_enabled()]
         known = self._describe(args, key, tensors)
         if known and kwargs:
             key.append(len(kwargs))
             key.extend(kwargs)
             known = self._describe(kwargs.values(), key, tensors)
-        if not known or torch.is_inference_mode_enabled():
-            reason = "inference mode" if known else "an argument with a value, or of an unknown kind"
-            return self._run_unknown(op, types, args, kwargs, reason)
+        if not known:
+            return "an argument with a value, or of an unknown kind"
+        if torch.is_inference_mode_enabled():
+            return "inference mode"
         if known_of.reads_backends:
             key.append(backend_settings())
-        whole = tuple(key)
-        entry = self.results.get(whole, _UNKNOWN)
-        if entry is _UNKNOWN:
-            return self._fill(whole, op, types, args, kwargs, tensors)
-        self.counts.hits += 1
-        return self._build(entry, tensors)
+        return tuple(key)
 
-    # --------------------------------------------------------------------------------------------- asking
     def _describe(self, values: Iterable[Any], key: list[Any], tensors: list[FakeTensor]) -> bool:
         """Add arguments to a key: false if that cannot be done."""
         mode = self.mode
