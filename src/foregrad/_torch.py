@@ -682,9 +682,6 @@ def _call_or_record(method: Any, *args: Any, **kwargs: Any) -> Any:
 script_calls_seen = _Replaced(torch.ScriptMethod, "__call__", _call_or_record)
 
 
-_call_module = torch.nn.Module._call_impl
-
-
 class ModuleWatch(Protocol):
     """Wants to know which modules are being called."""
 
@@ -695,15 +692,16 @@ class ModuleWatch(Protocol):
 
 
 _module_calls: dict[int, ModuleWatch] = {}  # by thread
+_call_module: Any = None  # what calls a module where nobody watches: the user may have replaced it
 
 
 def _call_and_note(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    watch = _module_calls.get(threading.get_ident())
+    call, watch = _call_module, _module_calls.get(threading.get_ident())
     if watch is None:
-        return _call_module(module, *args, **kwargs)
+        return call(module, *args, **kwargs)
     before = watch.enter(module)
     try:
-        return _call_module(module, *args, **kwargs)
+        return call(module, *args, **kwargs)
     finally:
         watch.innermost = before
 
@@ -711,9 +709,12 @@ def _call_and_note(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 @contextlib.contextmanager
 def module_calls_seen(watch: ModuleWatch) -> Iterator[None]:
     """Tell a watch which modules the running thread calls; hooks on all modules would make each call take longer."""
+    global _call_module
     thread = threading.get_ident()
     with _recordings_lock:
         before = _module_calls.get(thread)
+        if not _module_calls:
+            _call_module = torch.nn.Module._call_impl
         _module_calls[thread] = watch
         torch.nn.Module._call_impl = _call_and_note  # type: ignore[method-assign, assignment]
     try:

@@ -22,7 +22,7 @@ _BY_EQUALITY: frozenset[type] = frozenset(
     {
         *(int, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented)),
         *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
-        *(fractions.Fraction, uuid.UUID, re.Pattern, datetime.date, datetime.timedelta),
+        *(fractions.Fraction, uuid.UUID, re.Pattern, datetime.date, datetime.timedelta, datetime.timezone),
         *(pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath),
     }
 )
@@ -113,12 +113,16 @@ def same_value(a: Any, b: Any) -> bool:
 
 
 def is_unchanged(now: Any, before: Any) -> bool:
-    """Whether a place still holds what it held: the same object, or an equal plain value.
+    """Whether a place still holds what it held: the same object, an equal plain value, or the same method of an object.
 
     >>> is_unchanged(1000, int("1000")), is_unchanged(object(), object())
     (True, False)
     """
-    return now is before or (is_plain(before) and same_value(now, before))
+    if now is before:
+        return True
+    if type(before) is types.MethodType:  # which Python makes anew each time that somebody asks for it
+        return type(now) is types.MethodType and now.__self__ is before.__self__ and now.__func__ is before.__func__
+    return is_plain(before) and same_value(now, before)
 
 
 class Remembered:

@@ -50,6 +50,7 @@ def test_who_calls_a_method():
         "__init__": "to make one",
         "forward": "by others",
         "half_of": "by name",
+        "float": "by name",
         "__getitem__": "by others",
     }
 

@@ -5,10 +5,12 @@ import array
 import collections
 import contextvars
 import dataclasses
+import enum
 import functools
 import io
 import itertools
 import logging
+import operator
 import random
 import sys
 import threading
@@ -34,6 +36,22 @@ class Rows(list):
 class Attributed:
     def __getattr__(self, name):
         raise KeyError(name)  # code of the user's does not run
+
+
+class Wrong(ValueError):
+    pass
+
+
+class Text(str):
+    pass
+
+
+class Row(tuple):
+    pass
+
+
+class Color(enum.Enum):
+    RED = 1
 
 
 Point = collections.namedtuple("Point", "x y")
@@ -77,7 +95,19 @@ CASES = {
     "function in C": (len, []),
     "numpy function": (np.add, []),
     "lock": (threading.Lock(), []),
-    "logger": (logging.getLogger(), []),
+    "logger": (logging.Logger("a"), ["logger"]),
+    "root of all loggers": (logging.getLogger(), ["logger"]),
+    "handler of logs": (logging.NullHandler(), ["object"]),
+    "thread": (threading.Thread(), ["thread"]),
+    "exception": (BaseException(1), ["exception"]),
+    "exception of the user's": (Wrong(1), ["exception", "object"]),
+    "item getter": (operator.itemgetter(1), ["getter"]),
+    "attribute getter": (operator.attrgetter("a"), ["getter"]),
+    "method caller": (operator.methodcaller("a"), ["getter"]),
+    "kind of text": (Text("a"), ["plain value", "object"]),
+    "kind of tuple": (Row((1,)), ["tuple", "object"]),
+    "member of an enum": (Color.RED, ["object"]),
+    **{f"value {value!r}": (value, ["plain value"]) for value in (1, 0.5, 1j, "a", b"a")},
     "memoryview": (memoryview(b"a"), ["memoryview"]),
     "text in memory": (io.StringIO(), ["file in memory"]),
     "bytes in memory": (io.BytesIO(), ["file in memory"]),
@@ -123,6 +153,9 @@ def test_the_kinds_of_an_object(name):
         lambda: np.random.RandomState(0),
         lambda: np.random.default_rng(0),
         lambda: np.random.Generator(np.random.MT19937(0)),
+        lambda: logging.Logger("a", 10),
+        lambda: threading.Thread(name="a"),
+        lambda: Wrong(1),
     ],
 )
 def test_what_was_read_can_be_put_back(make):

@@ -1,5 +1,6 @@
 """F-2: whatever Python state a program reads, a change of it between two calls shows."""
 
+import abc
 import argparse
 import array
 import collections
@@ -8,7 +9,10 @@ import contextvars
 import decimal
 import enum
 import functools
+import importlib
+import logging
 import math
+import operator
 import sys
 import threading
 import types
@@ -35,6 +39,9 @@ def case(function):
 class Plain:
     def __init__(self, **attributes):
         vars(self).update(attributes)
+
+    def scaled(self, x):
+        return x * self.n
 
 
 class Slotted:
@@ -592,6 +599,253 @@ def computed_names():
 N = [1, 2]
 
 
+@case
+def flag_of_an_event():
+    event = threading.Event()
+    yield lambda x: x * 2 if event.is_set() else x
+    event.set()
+    yield
+
+
+@case
+def level_of_a_logger():
+    parent, logger = logging.Logger("parent", 10), logging.Logger("child")
+    logger.parent, logger.gain = parent, 2.0
+    yield lambda x: x * logger.gain if logger.isEnabledFor(20) else x + logger.level
+    parent.setLevel(30)
+    yield
+    logger.setLevel(20)
+    yield
+    logger.gain = 3.0
+    yield
+
+
+@case
+def attributes_of_a_thread():
+    class Worker(threading.Thread):
+        factor = 2.0
+
+    worker = Worker(name="a")
+    worker.shift = 1.0
+    yield lambda x: x * worker.factor + worker.shift + len(worker.name)
+    worker.shift = 2.0
+    yield
+    Worker.factor = 3.0
+    yield
+    worker.name = "long"
+    yield
+
+
+@case
+def attributes_of_a_member_of_an_enum():
+    class Planet(enum.Enum):
+        EARTH = 2.0
+
+        def __init__(self, mass):
+            self.mass, self.moons = mass, [1]
+
+    yield lambda x: x * Planet.EARTH.mass + len(Planet.EARTH.moons)
+    Planet.EARTH.mass = 3.0
+    yield
+    Planet.EARTH.moons.append(2)
+    yield
+
+
+@case
+def text_of_an_object():
+    names = {"plain": "sin", "full": "a", "written": "b"}
+
+    class Named:
+        def __str__(self):
+            return names["plain"]
+
+        def __repr__(self):
+            return names["full"]
+
+        def __format__(self, spec):
+            return names["written"]
+
+    named = Named()
+    yield lambda x: (x.sin() if str(named) == "sin" else x) * len(repr(named)) + len(f"{named:s}")
+    for key in names:
+        names[key] = "other"
+        yield
+
+
+@case
+def methods_that_modules_have_too():
+    held = {"n": 2.0}
+
+    class Block(nn.Module):
+        def half(self, x):
+            return x * held["n"]
+
+        def named_children(self):
+            return [("a", held["n"])]
+
+        def forward(self, x):
+            return self.half(x) + sum(1 for _ in self.children()) if held else x
+
+        def children(self):
+            return range(int(held["n"]))
+
+    yield Block()
+    held["n"] = 3.0
+    yield
+
+
+@case
+def python_modules_found_by_name():
+    module = types.ModuleType("found_by_name")
+    module.n, sys.modules["found_by_name"] = 2.0, module
+    name = "found_by_" + "name"
+
+    def program(x):
+        found = __import__("found_by_name").n + importlib.import_module("found_by_name").n
+        return x * found + sys.modules["found_by_name"].n
+
+    yield program
+    module.n = 3.0
+    yield
+    del sys.modules[name]
+
+
+@case
+def python_module_with_attributes_of_its_own_making():
+    module = types.ModuleType("making")
+    exec("held = {'n': 2.0}\ndef __getattr__(name): return held[name]", vars(module))
+    yield lambda x: x * module.n
+    module.held["n"] = 3.0
+    yield
+
+
+@case
+def globals_by_any_name():
+    space = {"SCALE": 2.0, "NAME": "SCALE"}
+    exec("def program(x): return x * globals()[NAME] + eval('SHIFT' if 'SHIFT' in globals() else '1')", space)
+    yield space["program"]
+    space["SCALE"] = 3.0
+    yield
+    space["SHIFT"] = 2.0
+    yield
+
+
+@case
+def bases_of_a_class():
+    class A:
+        n = 2
+
+    class B:
+        n = 3
+
+    class C(A):
+        pass
+
+    yield lambda x: x * C().n
+    C.__bases__ = (B,)
+    yield
+
+
+@case
+def what_counts_as_a_subclass():
+    class Interface(abc.ABC):  # noqa: B024
+        pass
+
+    class Plug:
+        pass
+
+    plug = Plug()
+    yield lambda x: x * 2 if isinstance(plug, Interface) else x
+    Interface.register(Plug)
+    yield
+
+
+@case
+def subclasses_of_a_class():
+    class Base:
+        n = 1
+
+    kept = [type("A", (Base,), {"n": 2})]
+    yield lambda x: x * sum(kind.n for kind in Base.__subclasses__())
+    kept.append(type("B", (Base,), {"n": 5}))
+    yield
+    kept[-1].n = 7
+    yield
+
+
+@case
+def arguments_of_an_exception():
+    error = ValueError(2.0)
+    yield lambda x: x * error.args[0]
+    error.args = (3.0,)
+    yield
+
+
+@case
+def tensors_where_no_call_can_look_for_them():
+    inside, variable = {torch.ones(2)}, contextvars.ContextVar("variable")
+    shown = types.MappingProxyType(table := {"t": torch.ones(2)})
+    objects = np.array([torch.ones(2), None], dtype=object)
+    variable.set(torch.ones(2))
+    yield lambda x: sum(inside, x) + variable.get() + shown["t"] + objects[0]
+    inside.clear()
+    inside.add(torch.full((2,), 3.0))
+    yield
+    variable.set(torch.full((2,), 5.0))
+    yield
+    table["t"] = torch.full((2,), 7.0)
+    yield
+    objects[0] = torch.full((2,), 9.0)
+    yield
+
+
+@case
+def weakly_held_method():
+    o = Plain(n=2)
+    method = weakref.WeakMethod(o.scaled)
+    yield lambda x: method()(x)
+    o.n = 3
+    yield
+
+
+@case
+def how_modules_are_called():
+    before = nn.Module._call_impl
+    yield nn.ReLU()
+    nn.Module._call_impl = lambda self, x: x * 5
+    yield
+    nn.Module._call_impl = before
+    yield
+
+
+@case
+def what_getters_of_operator_lead_to():
+    o = Plain(a=Plain(n=2), rows={"k": 3})
+    get, item, call = operator.attrgetter("a.n"), operator.itemgetter("k"), operator.methodcaller("scaled", 2)
+    yield lambda x: x * get(o) * item(o.rows) + call(o.a)
+    o.a.n = 4
+    yield
+    o.rows["k"] = 5
+    yield
+
+
+@case
+def kinds_of_plain_values():
+    class Text(str):
+        pass
+
+    class Pair(tuple):
+        pass
+
+    text, pair = Text("sin"), Pair((1, 2))
+    text.gain = pair.gain = 2.0
+    yield lambda x: getattr(torch, text)(x) * text.gain + pair[1] * pair.gain
+    text.gain = 3.0
+    yield
+    pair.gain = 3.0
+    yield
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_change_of_what_the_program_reads_shows(name):
     with contextlib.closing(CASES[name]()) as steps:
@@ -677,3 +931,23 @@ def test_hooks_on_all_modules_are_noticed_wherever_the_module_is(where):
     finally:
         handle.remove()
     torch.testing.assert_close(compiled(x, given), x + 1)
+
+
+def test_what_a_library_keeps_for_itself_does_not_count():
+    class Mode(enum.Flag):
+        A = enum.auto()
+        B = enum.auto()
+
+    @functools.singledispatch
+    def scaled(x, mode):
+        return x
+
+    @scaled.register
+    def _(x: torch.Tensor, mode):
+        return x * 2 if mode & Mode.A | Mode.B else x
+
+    compiled, x = foregrad.aot_function(scaled, nop), plain(2)
+    for mode in (Mode.A, Mode.B, Mode.A | Mode.B):
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x, mode), scaled(x, mode))
+    assert len(compiled.specializations) == 3

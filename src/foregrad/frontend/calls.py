@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -66,15 +66,16 @@ _OWN_PACKAGES = tuple(
 
 Use = Literal["by others", "by name", "to make one"]
 _MAKES_ONE = frozenset({"__init__", "__new__", "__post_init__", "__set_name__", "__init_subclass__"})
-_DESCRIBES_ONE = frozenset({"__repr__", "__str__", "__format__", "__dir__", "__sizeof__", "__reduce__"})
-_PREPARES_ONE = frozenset(name for name in vars(nn.Module) if not name.startswith("__")) - {"forward"}
+_CALLED_BY_TORCH = ("forward", "_call_impl", "_wrapped_call_impl", "_slow_forward", "modules", "children", "parameters")
+_PREPARES_ONE = frozenset(
+    name for name in vars(nn.Module) if not name.startswith(("__", "named_", "get_", *_CALLED_BY_TORCH))
+)
 
 
 def methods_of(kind: type) -> list[tuple[str, types.FunctionType, Use]]:
     """The functions of a class, and who calls them: somebody who names them, or Python and torch by themselves.
 
-    What a module does to be moved, loaded or printed (`to`, `float`, `train`) is no part of a program, and has the
-    names of what tensors do.
+    What a module does to be moved, loaded or printed (`to`, `float`, `train`) is a part of programs that name it.
     """
     known = _names_of(tuple(base for base in kind.__mro__ if is_library_class(base)))
     is_module = issubclass(kind, nn.Module)
@@ -85,9 +86,7 @@ def methods_of(kind: type) -> list[tuple[str, types.FunctionType, Use]]:
             function = _behind(member)
             if not isinstance(function, types.FunctionType):
                 continue
-        if is_module and name in _PREPARES_ONE:
-            continue
-        by_others = (name.startswith("__") or name in known) and name not in _DESCRIBES_ONE
+        by_others = name.startswith("__") or (name in known and not (is_module and name in _PREPARES_ONE))
         use: Use = "to make one" if name in _MAKES_ONE else "by others" if by_others else "by name"
         found.append((name, function, use))
     return found
@@ -118,6 +117,12 @@ class Names(NamedTuple):
     imported: frozenset[str] = frozenset()  # Python modules
     computed: bool = False  # others may be put together when it runs
 
+
+ANY_MODULE = "*"
+"""Stands among imported names where code may put the name of a Python module together."""
+
+READ_NAMESPACE = frozenset({"globals", "eval", "exec"})
+"""Functions of Python that find all globals, whatever their names."""
 
 _LOOK_UP = frozenset(
     {"attrgetter", "methodcaller", "vars", "eval", "exec", "globals", "locals", "getmembers", "__dict__"}
@@ -199,6 +204,8 @@ def _read_names(code: types.CodeType) -> Names:
     stored = [names[number] for number in _arguments_of(_STORE_GLOBAL, operations, arguments)]
     imported = [names[number] for number in _arguments_of(_IMPORT_NAME, operations, arguments)]
     texts = [constant for constant in constants if type(constant) is str and constant.isidentifier()]
+    if _finds_modules(names):
+        imported += [ANY_MODULE, *(constant for constant in constants if type(constant) is str)]
     inner = [names_in(constant) for constant in constants if type(constant) is types.CodeType]
     if not inner:
         attributes = frozenset((*texts, *names))
@@ -210,6 +217,11 @@ def _read_names(code: types.CodeType) -> Names:
         frozenset(imported).union(*(found.imported for found in inner)),
         _computes_names(code) or any(found.computed for found in inner),
     )
+
+
+def _finds_modules(names: Sequence[str]) -> bool:
+    """Whether code may look for Python modules by what they are called."""
+    return "import_module" in names or "__import__" in names or ("modules" in names and "sys" in names)
 
 
 _LOAD_GLOBAL, _LOAD_NAME, _STORE_GLOBAL, _IMPORT_NAME, _EXTENDED_ARG = map(

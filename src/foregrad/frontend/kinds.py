@@ -14,12 +14,12 @@ import abc
 import array
 import collections
 import contextvars
-import enum
 import functools
 import gc
 import io
 import itertools
 import logging
+import operator
 import os
 import pickle
 import random
@@ -27,11 +27,14 @@ import sys
 import threading
 import types
 import weakref
+from _abc import _get_dump  # type: ignore[import-not-found]  # what Python itself prints of an abstract class
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from ..values import PLAIN
 
 Items = dict[Any, Any]
 
@@ -47,10 +50,10 @@ class Kind:
     is_attribute: bool = False  # keys are names
 
     def path(self, owner: str, key: Any) -> str:
-        """An item in the user's words."""
+        """An item in the user's words; the text of an object is its own affair, and may take long to make."""
         if self.is_attribute:
             return f"{owner}.{key}" if owner else str(key)
-        return f"{owner}[{key!r}]"
+        return f"{owner}[{key!r}]" if type(key) in PLAIN else f"{owner}[a {type(key).__name__}]"
 
 
 # ---------------------------------------------------------------------------------------------- containers
@@ -342,6 +345,80 @@ def remembers_tensors(cache: Any) -> bool:
     return any(is_a(part, torch.Tensor) for key in keys if is_a(key, tuple) for part in key)
 
 
+# ------------------------------------------------------------------------------------------ parts of other classes
+def _attributes_beside(model: Any) -> Callable[[Any], Items]:
+    """Reads the attributes of an object but for those that all objects of its class have, like the given one."""
+    inner = frozenset(vars(model))
+    return lambda owner: {name: value for name, value in vars(owner).items() if name not in inner}
+
+
+_beside_loggers, _beside_threads = _attributes_beside(logging.Logger("")), _attributes_beside(threading.Thread())
+
+
+def _read_logger(owner: logging.Logger) -> Items:
+    """What decides whether something is logged; where it goes is no matter of the program."""
+    levels = {"level": owner.level, "getEffectiveLevel()": owner.getEffectiveLevel(), "disabled": owner.disabled}
+    return {**levels, "manager.disable": owner.manager.disable, **_beside_loggers(owner)}
+
+
+def _restore_logger(owner: logging.Logger, items: Items) -> None:
+    owner.setLevel(items["level"])
+    owner.disabled = items["disabled"]
+    owner.manager.disable = items["manager.disable"]
+    _restore_beside(owner, _beside_loggers, items)
+
+
+def _read_thread(owner: threading.Thread) -> Items:
+    return {"name": owner.name, "daemon": owner.daemon, **_beside_threads(owner)}
+
+
+def _restore_thread(owner: threading.Thread, items: Items) -> None:
+    owner.name = items["name"]
+    _restore_beside(owner, _beside_threads, items)
+
+
+def _restore_beside(owner: Any, read: Callable[[Any], Items], items: Items) -> None:
+    for name in read(owner).keys() - items.keys():
+        del vars(owner)[name]
+    vars(owner).update((name, value) for name, value in items.items() if name in vars(owner) and name != "level")
+
+
+LOGGER = Kind("logger", _read_logger, _restore_logger, is_attribute=True)
+THREAD = Kind("thread", _read_thread, _restore_thread, is_attribute=True)
+EXCEPTION = Kind(
+    "exception",
+    lambda owner: {"args": owner.args},
+    lambda owner, items: setattr(owner, "args", items["args"]),
+    is_attribute=True,
+)
+PLAIN_PARTS: dict[type, Callable[[Any], Any]] = {
+    int: int.__pos__,
+    float: float.__pos__,
+    complex: complex.__pos__,
+    str: str.__str__,
+    bytes: lambda owner: bytes.__getitem__(owner, slice(None)),
+}
+VALUE = Kind(  # of a subclass of a type of plain values, which may have attributes beside it
+    "plain value",
+    lambda owner: {"value": next(read for kind, read in PLAIN_PARTS.items() if is_a(owner, kind))(owner)},
+    lambda owner, items: None,
+    is_attribute=True,
+)
+GETTER = Kind(  # of the module operator: what it was made with, and never changes
+    "getter", lambda owner: dict(enumerate(owner.__reduce__()[1])), lambda owner, items: None
+)
+REGISTERED = Kind(  # what counts as a subclass of an abstract class
+    "registered classes",
+    lambda owner: {id(kind): kind for kind in (found() for found in _get_dump(owner)[0]) if kind is not None},
+    lambda owner, items: None,
+)
+SUBCLASSES = Kind(
+    "subclasses",
+    lambda owner: {id(kind): kind for kind in type.__subclasses__(owner)},
+    lambda owner, items: None,
+)
+
+
 # -------------------------------------------------------------------------------------------- state behind calls
 _UNSET = object()
 
@@ -417,6 +494,13 @@ KINDS: dict[type, Kind] = {
     type(functools.lru_cache(len)): CACHE,
     contextvars.ContextVar: VARIABLE,
     random.Random: RANDOM,
+    logging.Logger: LOGGER,
+    threading.Thread: THREAD,
+    BaseException: EXCEPTION,
+    operator.itemgetter: GETTER,
+    operator.attrgetter: GETTER,
+    operator.methodcaller: GETTER,
+    **dict.fromkeys(PLAIN_PARTS, VALUE),
 }
 """Builtin types that hold state, and the kind of each; instances of subclasses are of that kind too."""
 
@@ -435,16 +519,12 @@ OPAQUE: tuple[type, ...] = (
     types.CodeType,
     types.GenericAlias,
     types.UnionType,
-    enum.Enum,
-    # Files, environment variables, logs, threads and locks: read once, or only there for their side effects.
+    # Files, environment variables, locks and what threads wait for: read once, or only there for their side effects.
     io.IOBase,
     type(os.environ),
-    logging.Filterer,
-    logging.LoggerAdapter,
-    threading.Thread,
     type(threading.Lock()),
     type(threading.RLock()),
-    type(vars(abc.ABC)["_abc_impl"]),
+    type(vars(abc.ABC)["_abc_impl"]),  # see REGISTERED
     # Random state and objects in C++ that are followed while recording.
     torch.Generator,
     torch.ScriptObject,
@@ -482,7 +562,7 @@ def kinds_of(value: Any) -> tuple[Kind, ...] | None:
     if _hides_state(kind, base):
         is_function = callable(value) and type(getattr(value, "__name__", None)) is str  # one written in C
         return () if is_function else None
-    if has_attributes(kind) or _slot_names(kind):
+    if (has_attributes(kind) or _slot_names(kind)) and found not in ((LOGGER,), (THREAD,)):
         found = (*found, OBJECT)
     return found or None
 
@@ -501,11 +581,11 @@ def _builtin_kind(kind: type) -> tuple[type, tuple[Kind, ...]]:
     return object, ()
 
 
-_TRANSPARENT = frozenset({threading.local, BaseException})  # parts in C that show as attributes, or never change
+_TRANSPARENT = frozenset({threading.local})  # parts in C that show as attributes
 
 
 def _hides_state(kind: type, base: type) -> bool:
     """Whether instances are larger than what Python can see of them: a class in C keeps something to itself."""
     pointer = object.__basicsize__ // 2
-    seen = len(_slot_names(kind)) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    seen = len(_slot_names(kind)) + (kind.__dictoffset__ != 0) + (kind.__weakrefoffset__ > 0)
     return kind is not base and kind.__basicsize__ - base.__basicsize__ > seen * pointer

@@ -7,6 +7,7 @@ the first call's objects is kept alive.
 
 from __future__ import annotations
 
+import enum
 import types
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -91,6 +92,8 @@ def _kinds(value: Any) -> tuple[Kind, ...] | None:
     """How an object is looked into; a function also by its variables."""
     if type(value) is types.FunctionType:
         return (FUNCTION, _CELLS)
+    if is_a(value, enum.Enum):
+        return ()
     kinds = kinds_of(value)
     return () if kinds in ((CLASS,), (NAMESPACE,)) else kinds
 

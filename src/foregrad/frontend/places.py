@@ -8,9 +8,11 @@ call's own arguments (see `patterns`).
 
 from __future__ import annotations
 
+import abc
 import builtins
 import collections
 import contextlib
+import enum
 import functools
 import itertools
 import operator
@@ -26,6 +28,8 @@ from ..errors import UnsupportedError
 from ..subclasses.layout import is_wrapper
 from ..values import PLAIN, SETTLED, is_plain
 from .calls import (
+    ANY_MODULE,
+    READ_NAMESPACE,
     Names,
     is_library_class,
     is_library_function,
@@ -43,19 +47,26 @@ from .kinds import (
     CLASS,
     DEQUE,
     DICT,
+    EXCEPTION,
     FACTORY,
     FROZENSET,
     FUNCTION,
+    GETTER,
     LIST,
+    LOGGER,
     MAPPING,
     METHOD,
     NAMESPACE,
     NDARRAY,
     OBJECT,
     PARTIAL,
+    REGISTERED,
     SET,
     STREAM,
+    SUBCLASSES,
+    THREAD,
     TUPLE,
+    VALUE,
     VARIABLE,
     VIEW,
     WEAK,
@@ -199,6 +210,8 @@ class Surroundings:
         self._look_at_functions()
         if not self.modules:
             self.state.add_hooks(global_module_hooks())
+        if "__subclasses__" in self._names:
+            self._enter_subclasses()
         self._note_settings()
 
     @property
@@ -299,12 +312,12 @@ class Surroundings:
 
     def _look_at(self, function: types.FunctionType) -> None:
         name, code = function.__name__, function.__code__
+        in_library = is_library_function(function)
         if function.__closure__:
             for variable, cell in zip(code.co_freevars, function.__closure__, strict=True):
-                self._look_at_cell(f"{variable} (closure of {name})", cell)
-        if is_library_function(
-            function
-        ):  # a wrapper around the user's function, or a function of torch that the program calls
+                if not (in_library and variable in _LIBRARY_CACHES):
+                    self._look_at_cell(f"{variable} (closure of {name})", cell)
+        if in_library:  # a wrapper around the user's function, or a function of torch that the program calls
             return
         if not self._in_argument:
             self._guard.add_function(function)
@@ -319,9 +332,15 @@ class Surroundings:
         self._computes_names |= names.computed
         with self._outside_arguments():
             self._look_at_globals(function.__globals__, names)
+            if not READ_NAMESPACE.isdisjoint(names.loaded):
+                self._look_at_all_globals(function.__globals__)
         if names.stored:
             self.stored_globals += [(f"{v} (global)", function.__globals__, v) for v in sorted(names.stored)]
-        new = names.attributes - self._names
+        self._look_for(names.attributes)
+
+    def _look_for(self, names: frozenset[str]) -> None:
+        """Names that stand in the program, which may call methods by them."""
+        new = names - self._names
         self._names |= new
         for attribute in new & self._unnamed.keys():
             for member in self._unnamed.pop(attribute):
@@ -356,10 +375,16 @@ class Surroundings:
             else:
                 self._visit_item(Place(namespace, "item", name, f"{name} (global)"), value)
         seen |= names.loaded
-        for name in names.imported:
-            module = sys.modules.get(name)
-            if module is not None and is_a(module, types.ModuleType):
+        if names.imported:
+            for name, module in _imported(names.imported):
                 self._enter_namespace(module, name)
+
+    def _look_at_all_globals(self, namespace: dict[str, Any]) -> None:
+        """A namespace that is read by names which nobody knows."""
+        if id(namespace) not in self._seen:
+            self._seen[id(namespace)] = namespace
+            self._guard.add_table(namespace, without=_compared_whole(namespace))
+            self._visit_items("", namespace, DICT)
 
     # ---------------------------------------------------------------------------------------- namespaces
     def _enter_namespace(self, module: types.ModuleType, path: str) -> None:
@@ -386,6 +411,8 @@ class Surroundings:
                     self._visit_item(place, table[name])
             if not in_library:
                 self._guard.add_absent(table, frozenset(new - table.keys()))
+                if "__getattr__" in table:
+                    self._visit_item(Place(table, "item", "__getattr__", f"{path}.__getattr__"), table["__getattr__"])
 
     def _look_up_in_library(self, place: Place, value: Any) -> None:
         self._guard.add_item(place.owner, place.key, value)
@@ -440,13 +467,30 @@ class Surroundings:
         """What a class of the user's holds beside its methods."""
         self._seen[id(kind)] = kind
         self._guard.add_class(kind)
+        if is_a(kind, abc.ABCMeta):
+            self._guard.add_other(kind, REGISTERED)
         self.holders.append(Holder(kind.__qualname__, kind, CLASS))
+        tables_of_enums = is_a(kind, enum.EnumMeta)  # in which Python notes combinations of flags when they are met
         for name, value in list(vars(kind).items()):
+            if tables_of_enums and name.startswith("_") and name.endswith("_"):
+                continue
             path = f"{kind.__qualname__}.{name}"
             if is_a(value, Tensor):
                 self._found(value, Place(kind, "attribute", name, path))
             elif _may_hold_state(value) and not name.startswith("__"):
                 self._visit_value(Place(kind, "attribute", name, path), value)
+
+    def _enter_subclasses(self) -> None:
+        """A program that asks classes for their subclasses finds those of any class of the user's."""
+        pending = [kind for kind in self._seen.values() if is_a(kind, type)]
+        while pending:
+            kind = pending.pop()
+            self._guard.add_other(kind, SUBCLASSES)
+            for found in SUBCLASSES.read(kind).values():
+                if id(found) not in self._seen:
+                    self._enter_class(found, called=True)
+                    pending.append(found)
+            self._look_at_functions()
 
     # ------------------------------------------------------------------------------------------- modules
     def _enter_module(self, module: nn.Module, path: str) -> None:
@@ -533,6 +577,10 @@ class Surroundings:
             self._enter_namespace(value, place.path)
         elif is_a(value, type):
             self._enter_class(value, called=True)
+        elif is_a(value, enum.Enum):  # one for all calls, however it is reached
+            self._seen[id(value)] = value
+            with self._outside_arguments():
+                self._visit_object(place.path, value)
         else:
             self._seen[id(value)] = value
             self._visit_object(place.path, value)
@@ -555,8 +603,11 @@ class Surroundings:
             self._compare(path, value, kind)
             if kind is CACHE and remembers_tensors(value):  # and would remember those of the recording
                 self._hidden_state.append((path, "remembers what it gave for tensors"))
-            if kind is OBJECT:
+            if kind in _HAVE_ATTRIBUTES:
                 self._enter_class(type(value))
+            if kind is GETTER:
+                texts = (name for name in GETTER.read(value).values() if type(name) is str)
+                self._look_for(frozenset(part for text in texts for part in text.split(".")))
             if kind not in _HOLD_NUMBERS:
                 self._visit_items(path, value, kind)
 
@@ -577,7 +628,7 @@ class Surroundings:
             self._guard.add_sequence(value)
         elif kind in _HOLD_NUMBERS and size_of(value, kind) > _MOST_BYTES:
             self.unknown.append((path, "is too large to be compared at each call"))
-        elif kind in (*_HOLD_NUMBERS, VARIABLE, CACHE, WEAK, MAPPING, FACTORY, PARTIAL):
+        elif kind in _COMPARED_AS_READ:
             self._guard.add_other(value, kind)
         else:
             assert kind in _NEVER_CHANGES or kind.name.startswith(("random", "numpy")), kind
@@ -656,7 +707,12 @@ def refuse_unknown(unknown: Sequence[tuple[str, str]]) -> None:
 
 
 _HOLD_NUMBERS = (BYTES, ARRAY, NDARRAY, VIEW, STREAM)
-_NEVER_CHANGES = (TUPLE, METHOD, ACCESSOR)
+_COMPARED_AS_READ = (*_HOLD_NUMBERS, VARIABLE, CACHE, WEAK, MAPPING, FACTORY, PARTIAL, LOGGER, THREAD, EXCEPTION)
+_HAVE_ATTRIBUTES = (OBJECT, LOGGER, THREAD)
+_NEVER_CHANGES = (TUPLE, METHOD, ACCESSOR, VALUE, GETTER)
+
+# A function that `functools.singledispatch` has made keeps what it has looked up, by the types of arguments.
+_LIBRARY_CACHES = frozenset({"dispatch_cache", "cache_token"})
 
 
 def _reads_itself(kind: type) -> bool:
@@ -693,6 +749,15 @@ def _may_hold_state(value: Any) -> bool:
 
 def _names_of(ran: Iterable[types.CodeType]) -> Names:
     return Names(attributes=frozenset().union(*(names_in(code).attributes for code in ran)))
+
+
+def _imported(names: frozenset[str]) -> list[tuple[str, types.ModuleType]]:
+    """Python modules of these names; any of the user's, where code finds modules by names that it puts together."""
+    found = [(name, sys.modules[name]) for name in sorted(names & sys.modules.keys())]
+    if ANY_MODULE in names and not found:
+        found = [(name, module) for name, module in sorted(sys.modules.items()) if module is not None]
+        found = [(name, module) for name, module in found if not is_library_module(module)]
+    return [(name, module) for name, module in found if is_a(module, types.ModuleType)]
 
 
 def _join(path: str, name: str) -> str:

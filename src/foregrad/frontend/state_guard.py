@@ -8,19 +8,26 @@ library costs one comparison at each call, however many of its names a program m
 
 from __future__ import annotations
 
+import collections
 import operator
 import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from .._torch import dict_version
-from ..values import is_unchanged
+from ..values import is_unchanged, weakly
 from .kinds import Kind, attributes_of, class_dict, has_attributes, is_a, slots_of
 
 ABSENT = object()
 _TENSOR = object()
+
+
+class _TheTensor(NamedTuple):
+    """A tensor that must be the very same one: its place cannot be read by a call."""
+
+    find: Callable[[], Any]
 
 
 def note(value: Any) -> Any:
@@ -28,9 +35,18 @@ def note(value: Any) -> Any:
     return _TENSOR if is_a(value, Tensor) else value
 
 
+def _note_held(value: Any) -> Any:
+    """The same, where a call cannot ask the holder for a certain item: any tensor in it is known by its identity."""
+    return _TheTensor(weakly(value)) if is_a(value, Tensor) else value
+
+
 def still(now: Any, before: Any) -> bool:
     """Whether an item is what it was."""
-    return now is before or (is_a(now, Tensor) if before is _TENSOR else is_unchanged(now, before))
+    if now is before:
+        return True
+    if before is _TENSOR:
+        return is_a(now, Tensor)
+    return before.find() is now if type(before) is _TheTensor else is_unchanged(now, before)
 
 
 class StateGuard:
@@ -45,7 +61,7 @@ class StateGuard:
         self._empty: list[dict[Any, Any]] = []  # of functions, mostly: no attribute was ever given to them
         self._settings: list[tuple[Callable[[], Any], Any]] = []
         self._identities: list[tuple[Callable[[], Any], Any]] = []
-        self._seen_classes: set[int] = set()
+        self._classes: dict[int, type] = {}  # of the user's, by id
 
     # ------------------------------------------------------------------------------------------ collecting
     def add_item(self, table: dict[Any, Any], key: Any, value: Any) -> None:
@@ -75,7 +91,8 @@ class StateGuard:
 
     def add_sequence(self, owner: Any) -> None:
         """A list, deque or set, item by item."""
-        self._sequences.append((owner, tuple(map(note, owner))))
+        noting = note if is_a(owner, (list, collections.deque)) else _note_held
+        self._sequences.append((owner, tuple(map(noting, owner))))
 
     def add_object(self, owner: Any, without: Iterable[Any] = ()) -> None:
         """An object of a class of Python's: its class and its attributes."""
@@ -83,11 +100,11 @@ class StateGuard:
         if has_attributes(type(owner)):
             self.add_table(attributes_of(owner), without)
         if slots_of(owner) or hasattr(type(owner), "__slots__"):
-            self._others.append((owner, slots_of, _noted(slots_of(owner))))
+            self._others.append((owner, slots_of, {name: note(value) for name, value in slots_of(owner).items()}))
 
     def add_other(self, owner: Any, kind: Kind) -> None:
         """Anything else that can be read."""
-        self._others.append((owner, kind.read, _noted(kind.read(owner))))
+        self._others.append((owner, kind.read, {key: _note_held(value) for key, value in kind.read(owner).items()}))
 
     def add_function(self, function: types.FunctionType) -> None:
         """Code, defaults and attributes of a function."""
@@ -101,8 +118,8 @@ class StateGuard:
 
     def add_class(self, kind: type) -> None:
         """What a class itself defines."""
-        if id(kind) not in self._seen_classes:
-            self._seen_classes.add(id(kind))
+        if id(kind) not in self._classes:
+            self._classes[id(kind)] = kind
             self.add_table(class_dict(kind))
 
     def add_hooks(self, tables: Iterable[dict[Any, Any]]) -> None:
@@ -129,7 +146,9 @@ class StateGuard:
         self._types = list(map(type, self._objects))
         self._attributes = list(map(_attributes, self._objects))
         self._made_of = list(map(_made_of, self._functions))
-        self._holds_more = any((self._objects, self._sequences, self._others, self._settings, self._identities))
+        self._derived = list(map(_derived, self._classes.values()))
+        compared = (self._objects, self._sequences, self._others, self._settings, self._identities, self._classes)
+        self._holds_more = any(compared)
         return bool(self._dicts or self._functions or self._empty or self._holds_more)
 
     # ------------------------------------------------------------------------------------------- comparing
@@ -144,6 +163,8 @@ class StateGuard:
     def _others_hold(self) -> bool:
         same_classes = all(map(operator.is_, map(type, self._objects), self._types))
         if not same_classes or not all(map(operator.is_, map(_attributes, self._objects), self._attributes)):
+            return False
+        if list(map(_derived, self._classes.values())) != self._derived:
             return False
         for owner, before in self._sequences:
             if len(owner) != len(before) or not all(map(still, owner, before)):
@@ -174,14 +195,11 @@ class StateGuard:
 
 
 _made_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_derived = operator.attrgetter("__mro__", "__qualname__")  # no dict tells when these are assigned
 
 
 def _attributes(owner: Any) -> Any:
     return attributes_of(owner) if has_attributes(type(owner)) else None
-
-
-def _noted(items: dict[Any, Any]) -> dict[Any, Any]:
-    return {key: note(value) for key, value in items.items()}
 
 
 def _same_items(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
