@@ -339,31 +339,36 @@ def test_a_compiled_callable_works_in_a_forked_process():
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_fork_while_another_thread_compiles():
     """The lock of a thread that does not exist in the new process is open there."""
-    started, finish = threading.Event(), threading.Event()
+    started, finish = threading.Lock(), threading.Lock()  # a program may not set an event that it finds
+
+    def pause():
+        if started.locked():
+            started.release()
+        if finish.acquire(timeout=30):
+            finish.release()
 
     def slow(graph, inputs):
-        started.set()
-        finish.wait(30)
+        pause()
         return nop(graph, inputs)
 
     def recorded(x):
-        started.set()
-        finish.wait(30)
+        pause()
         return x * 2
 
     for compiled in (foregrad.aot_function(polynomial, slow), foregrad.aot_function(recorded, nop)):
-        started.clear()
-        finish.clear()
+        started.acquire()
+        finish.acquire()
         thread = threading.Thread(target=lambda f=compiled: f(leaf(3)))
         thread.start()
-        started.wait(30)
+        assert started.acquire(timeout=30)
 
         def child(compiled=compiled):
-            finish.set()
+            finish.release()
             return compiled(leaf(3)).shape
 
         try:
             assert in_a_fork(child) == "torch.Size([3])"
         finally:
-            finish.set()
+            finish.release()
             thread.join()
+            started.release()
