@@ -271,7 +271,11 @@ class GuardedEntry:
                 conditions.append(f"{name}.storage_offset() == {real.storage_offset()}")
         if len(special) < len(tensors):
             slots = [facts.recorded.slot for i, facts in enumerate(tensors) if i not in special]
-            conditions.append(f"{writer.bind(lie_plainly, 'lie_plainly')}({', '.join(writer.listed(slots))})")
+            if len(slots) <= _WRITTEN_OUT:
+                names = map(writer.variable, slots)
+                conditions += [f"{x}.is_leaf and not {x}._is_view() and not {x}.storage_offset()" for x in names]
+            else:
+                conditions.append(f"{writer.bind(lie_plainly, 'lie_plainly')}({', '.join(writer.listed(slots))})")
         _require(writer, conditions, miss)
 
     def _check_attributes(
@@ -293,9 +297,11 @@ class GuardedEntry:
                     conditions.append(f"{name} is {writer.bind(weakly(real), 'the_tensor')}()")
                 pattern.release()
         if bare:
-            conditions.append(
-                f"{writer.bind(have_no_attributes, 'have_no_attributes')}({', '.join(writer.listed(bare))})"
-            )
+            check = writer.bind(have_no_attributes, "have_no_attributes")
+            if len(bare) <= _WRITTEN_OUT:
+                conditions += [f"(not {x}.__dict__ or {check}({x}))" for x in map(writer.variable, bare)]
+            else:
+                conditions.append(f"{check}({', '.join(writer.listed(bare))})")
         _require(writer, conditions, miss)
 
     def _check_sharing(self, writer: Writer, tensors: Sequence[InputFacts], miss: str) -> None:
@@ -400,6 +406,7 @@ def _may_change(number: int | SymInt | FromLeaf) -> bool:
     return isinstance(number, FromLeaf)
 
 
+_WRITTEN_OUT = 3  # tensors that are asked one by one; for more a call is shorter, and as fast
 _is_leaf, _offset = operator.attrgetter("is_leaf"), Tensor.storage_offset
 
 

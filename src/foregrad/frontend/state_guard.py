@@ -62,6 +62,7 @@ class StateGuard:
         self._settings: list[tuple[Callable[[], Any], Any]] = []
         self._identities: list[tuple[Callable[[], Any], Any]] = []
         self._classes: dict[int, type] = {}  # of the user's, by id
+        self.holds: Callable[[], bool]  # once everything was added
 
     # ------------------------------------------------------------------------------------------ collecting
     def add_item(self, table: dict[Any, Any], key: Any, value: Any) -> None:
@@ -149,16 +150,28 @@ class StateGuard:
         self._derived = list(map(_derived, self._classes.values()))
         compared = (self._objects, self._sequences, self._others, self._settings, self._identities, self._classes)
         self._holds_more = any(compared)
+        self.holds = self._comparison()
         return bool(self._dicts or self._functions or self._empty or self._holds_more)
 
     # ------------------------------------------------------------------------------------------- comparing
-    def holds(self) -> bool:
-        """Whether everything is as it was."""
-        if list(map(dict_version, self._dicts)) != self._versions and not self._look_at_tables():
-            return False
-        if any(self._empty) or (self._functions and not self._functions_hold()):
-            return False
-        return not self._holds_more or self._others_hold()
+    def _comparison(self) -> Callable[[], bool]:
+        """What every call asks: whether everything is as it was."""
+        dicts, versions, empty = self._dicts, self._versions, self._empty
+        functions, made_of, holds_more = self._functions, self._made_of, self._holds_more
+
+        def holds() -> bool:
+            if list(map(dict_version, dicts)) != versions and not self._look_at_tables():
+                return False
+            if any(empty):
+                return False
+            try:  # the very same code and defaults are not looked into
+                if list(map(_made_of, functions)) != made_of:
+                    return False
+            except Exception:  # defaults that cannot be compared are other ones
+                return False
+            return not holds_more or self._others_hold()
+
+        return holds
 
     def _others_hold(self) -> bool:
         same_classes = all(map(operator.is_, map(type, self._objects), self._types))
@@ -175,13 +188,6 @@ class StateGuard:
         if not all(read() is value for read, value in self._identities):
             return False
         return all(is_unchanged(ask(), answer) for ask, answer in self._settings)
-
-    def _functions_hold(self) -> bool:
-        """Whether functions have the code and the defaults that they had; the very same ones are not looked into."""
-        try:
-            return list(map(_made_of, self._functions)) == self._made_of
-        except Exception:  # defaults that cannot be compared are other ones
-            return False
 
     def _look_at_tables(self) -> bool:
         """Look into the dicts whose version has changed; those that hold the same are not looked at again."""
