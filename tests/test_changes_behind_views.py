@@ -33,6 +33,18 @@ class Scaled(Function):
         return gradient * 2
 
 
+class Tripled(Function):
+    """Has a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3
+
+
 class Counted(Function):
     """Writes to a tensor that it was given, in backward."""
 
@@ -406,6 +418,20 @@ def view_of_a_fresh_leaf(x):
         return fresh.unbind(0)[1]
 
 
+def reshaped_and_scaled(x):
+    v = x.mT
+    with torch.no_grad():
+        v.transpose_(0, 1)
+    return Tripled.apply(v)
+
+
+def beyond(x, write):
+    y = x * 1 if x.is_leaf else x
+    v = y[1:3].as_strided((3,), (1,), 1)
+    write(y, v)
+    return v
+
+
 REFUSED = {
     "a view without grad of a leaf that the program made": (view_of_a_fresh_leaf, plain(2, 3)),
     "a stale view of an input that was moved": (stale_view_of_moved, leaf(2, 3)),
@@ -428,6 +454,15 @@ REFUSED = {
         lambda x: (y := x.exp(), v := y.view(-1), y.detach_(), y.abs_(), v)[4],
         leaf(3),
     ),
+    "a view reshaped under no_grad, in a custom function": (reshaped_and_scaled, leaf(3, 1)),
+    "a view beyond its base, after a write": (lambda x: beyond(x, lambda y, v: y.mul_(2)) * 3, leaf(5)),
+    "a view beyond its base, after a write under no_grad": (
+        lambda x: beyond(x, lambda y, v: torch.no_grad()(y.mul_)(2)) * 3,
+        leaf(5),
+    ),
+    "a view beyond its base, written": (lambda x: beyond(x, lambda y, v: v.mul_(2)), leaf(5)),
+    "a view beyond its base, returned": (lambda x: beyond(x, lambda y, v: y.detach().mul_(2)), leaf(5)),
+    "a view of a view beyond its base": (lambda x: beyond(x, lambda y, v: y.detach().mul_(2)).view(-1), result(5)),
     "a stale view of a fresh leaf": (torch.no_grad()(stale_view_of_a_fresh_leaf), plain(2, 3)),
 }
 
@@ -450,3 +485,10 @@ def test_a_view_beyond_its_base_that_is_written_itself():
         return v
 
     check_core(program, leaf(2, 3)[..., 0])
+
+
+@pytest.mark.parametrize("write", [lambda y, v: None, lambda y, v: y.data.mul_(2)])
+def test_a_view_beyond_its_base_that_no_write_counted_for(write):
+    """A-2: autograd differentiates `as_strided` itself, which says less than the view shows."""
+    check_core(lambda x: beyond(x, write) * 3, leaf(5))
+    check_core(lambda x: (beyond(x, write), x), result(5))

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import foregrad
-from helpers import leaf, nop
+from checking import check_core
+from helpers import leaf, nop, plain
 
 
 class Flat(torch.autograd.Function):
@@ -131,3 +132,29 @@ def test_a_base_that_is_a_view_in_the_graph_does_not_lock_its_views():
     for fn in (program, foregrad.aot_function(program, nop)):
         y, _ = fn(leaf(2, 2))
         y.mul_(2).sum().backward()
+
+
+@pytest.mark.parametrize("view", [lambda t: t.view(-1), lambda t: t.unbind(-1)[0], lambda t: t.mT])
+@pytest.mark.parametrize("leaf_of", [lambda x: x.detach(), lambda x: x.detach().clone(), lambda x: x.data])
+def test_a_view_of_a_leaf_that_the_program_made_is_one_for_the_caller_too(leaf_of, view):
+    """A-1: its memory may be written, by another name or under no_grad, and it does not go stale."""
+
+    def program(x):
+        fresh = leaf_of(x).requires_grad_()
+        return view(fresh), fresh.data, fresh.detach()
+
+    check_core(program, plain(2, 3))
+    for fn in (program, foregrad.aot_function(program, nop)):
+        shown, *_ = fn(plain(2, 3))
+        assert shown._base.is_leaf
+        (shown * 3).sum().backward()
+        assert shown._base.grad.max() == 3
+
+
+def test_a_view_of_a_leaf_that_the_program_made_of_an_input_that_is_resized():
+    def program(x):
+        fresh = x.detach().requires_grad_()
+        x.resize_((5,))
+        return fresh.flatten()
+
+    check_core(program, plain(3, 3))

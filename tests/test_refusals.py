@@ -422,3 +422,64 @@ def test_an_input_that_no_result_depends_on_gets_no_error_of_another():
         return found
 
     assert run(foregrad.aot_function(program, nop)) == run(program) == (None, None)
+
+
+UNREAD = {
+    "a factorization": (lambda x: (torch.linalg.cholesky(x), x * 2)[1], torch.full((2, 2), -1.0)),
+    "an inverse": (lambda x: (torch.linalg.inv(x), x * 2)[1], torch.zeros(2, 2)),
+    "an index": (lambda x, i: (x[i], x * 2)[1], plain(3), torch.tensor([7])),
+    "a gather": (lambda x, i: (x.gather(0, i), x * 2)[1], plain(3), torch.tensor([7])),
+    "a gather that is overwritten": (lambda x, i: (x.gather(0, i).zero_(), x * 2)[1], plain(3), torch.tensor([7])),
+    "an embedding": (lambda x, i: (F.embedding(i, x), x * 2)[1], plain(3, 2), torch.tensor([7])),
+    "a loss": (lambda x, i: (F.nll_loss(x, i), x * 2)[1], plain(1, 2), torch.tensor([7])),
+    "classes": (lambda x, i: (F.one_hot(i, 3), x * 2)[1], plain(3), torch.tensor([7])),
+    "a quotient": (lambda x, i: (i // (i - i), x * 2)[1], plain(3), torch.tensor([7])),
+    "a power": (lambda i: (i.pow(-1), i * 2)[1], torch.tensor([7])),
+    "a write": (lambda x, i: (x.clone().index_add_(0, i, x), x * 2)[1], plain(1), torch.tensor([7])),
+    "a mode of nothing": (lambda x: (x.mode(), x * 2)[1], torch.zeros(0)),
+    "a sort of nothing complex": (lambda x: (x.sort(), x * 2)[1], torch.zeros(0, dtype=torch.complex64)),
+    "a pick from a scalar": (lambda x, i: x.sum().index_select(0, i).unsqueeze(9), plain(3), torch.tensor([0, 0])),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_what_eager_refuses_is_refused_although_nobody_reads_it(name):
+    """G-1: dead code is dropped only if it can refuse nothing."""
+    program, *args = UNREAD[name]
+    with pytest.raises((RuntimeError, IndexError)) as expected:
+        program(*args)
+    compiled = foregrad.aot_function(program, nop)
+    for _ in range(2):
+        with pytest.raises(type(expected.value)) as got:
+            compiled(*args)
+        assert str(got.value) == str(expected.value)
+
+
+def test_classes_in_range_are_encoded():
+    check_core(lambda i: F.one_hot(i, 8), torch.tensor([7, 0]))
+
+
+def test_a_view_of_a_view_that_was_taken_before_the_root_of_both_requires_grad():
+    """A-1: the same where the root is another argument."""
+
+    def program(x, y):
+        early = torch.ops.aten.alias(y)
+        x.requires_grad_()
+        return early
+
+    root = plain(3)
+    with pytest.raises(UnsupportedError, match="taken before the program makes it require grad"):
+        foregrad.aot_function(program, nop)(root, root[::2])
+
+
+def test_a_view_of_what_is_then_detached_in_place():
+    """A-1: autograd lets its caller write to the memory of both, and follows only the view."""
+
+    def program(x):
+        y = x.clone()
+        view = y[..., 0]
+        y.detach_()
+        return y, view
+
+    with pytest.raises(UnsupportedError, match="detached in place after the view was taken"):
+        foregrad.aot_function(program, nop)(leaf(3))

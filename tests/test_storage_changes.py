@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 import foregrad
 from checking import check_core
+from foregrad._torch import shares_version_counter
 from foregrad.errors import MissingInputError, UnsupportedError
 from helpers import leaf, nop, plain
 
@@ -524,3 +525,82 @@ def test_a_view_of_a_moved_input_is_put_elsewhere():
         return out, x, y.grad, place.part, y.grad._base is x, place.part._base is x
 
     agree(program, scene)
+
+
+def who_counts_together(fn, x, y):
+    """For each pair of results and arguments, whether a write to one counts for the other; and all versions."""
+    tensors = [*fn(x, y), x, y]
+    versions = [t._version for t in tensors]
+    return [[shares_version_counter(a, b) for b in tensors] for a in tensors], versions
+
+
+def moved_and_detached(x, y):
+    before = x.detach()
+    x.data = y
+    return before, x.detach(), x.data, x.view(-1)
+
+
+def set_and_detached(x, y):
+    before = x.detach()
+    move(x, y * 2)
+    return before, x.detach(), x.data, x.view(-1)
+
+
+def aliases_of_intermediates_and_inputs(x, y):
+    z = (x * y).detach()
+    return z, z.data, z.detach(), y.data, y.data.requires_grad_(), y.data.view(-1), z.view(-1), z.data.view(-1)
+
+
+def written_aliases(x, y):
+    first = y.data
+    first.add_(1)
+    second = y.data
+    return first, second, second.detach()
+
+
+@pytest.mark.parametrize("make", [plain, leaf])
+@pytest.mark.parametrize(
+    "program", [moved_and_detached, set_and_detached, aliases_of_intermediates_and_inputs, written_aliases]
+)
+def test_aliases_count_their_writes_with_those_of_eager(program, make):
+    """A-2: `detach()` shares a version counter, `.data` has its own, and a moved tensor keeps what it had."""
+    expected = who_counts_together(program, make(3), plain(3) + 0.5)
+    assert who_counts_together(foregrad.aot_function(program, nop), make(3), plain(3) + 0.5) == expected
+
+
+def test_an_alias_from_between_two_moves_is_refused():
+    def program(x, y):
+        x.data = y
+        alias = x.detach()
+        x.data = y * 2
+        return alias
+
+    with pytest.raises(UnsupportedError, match="moved to other memory, and again"):
+        foregrad.aot_function(program, nop)(plain(3), plain(3))
+
+
+def test_a_view_in_larger_elements_of_a_written_part_of_memory():
+    """M-3: where it may start depends on where its memory does."""
+
+    def program(x):
+        pieces = x.chunk(2)
+        x.lerp_(x, 0.25)
+        pieces[1].view(torch.float64).fill_(1.5)
+        return torch.view_as_complex(pieces[1].view(1, 2))
+
+    check_core(program, plain(6)[1:])
+
+
+def test_a_change_of_shape_that_changes_nothing_is_no_write_that_autograd_saw():
+    """M-5: what was computed before the call stays what it is."""
+
+    def program(x):
+        x.squeeze_(0)
+        x.detach().mul_(-1)
+        return x, x
+
+    check_core(program, (leaf(3) * 1)[1:])
+
+
+def test_drawing_nothing_is_a_write_all_the_same():
+    check_core(lambda x: (x.uniform_(), x), (leaf(2, 0) * 1).view(-1))

@@ -68,6 +68,7 @@ class ViewStep:
     index: int | None
     with_grad: bool = True  # gradients were on
     in_place: OpOverload | None = None  # the operator that did it to the tensor itself
+    counts_alone: bool = False  # it was `.data`, whose writes do not count for what it was taken from
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import SymInt, Tensor
 
+from .._torch import hint_of
 from ..errors import UnsupportedError
 from ..ops import Kind, ViewStep, aten, op_info
 from ..record.engine import geometry_of, has_gaps
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 # In-place changes of shape whose view has another overload.
 _VIEW_FORMS = {aten.transpose_.default: aten.transpose.int}
+# Views whose elements are larger than those of their base.
+ALIGNED = frozenset({aten.view.dtype, aten.view_as_complex.default})
 _RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})
 
 
@@ -223,6 +226,16 @@ def require_whole_memory(walk: Functionalizer, root: TensorState, always: bool, 
     whole = always or not tensor.numel() or further
     has_more = real is not None and whole and real.untyped_storage().nbytes() != extent(tensor) * tensor.itemsize
     if tensor.storage_offset() or has_gaps(tensor) or has_more:
+        raise WholeMemoryNeeded(recorded.slot)
+
+
+def require_same_alignment(view: TensorState) -> None:
+    """Ask for the whole memory of a written input, of which a view in larger elements is taken.
+
+    The graph's new value of the input starts where a storage does, and such a view may only start at some places.
+    """
+    recorded, written = view.root.input, view.storage.generation > 0
+    if recorded is not None and written and hint_of(view.root.tensor.storage_offset()):
         raise WholeMemoryNeeded(recorded.slot)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from .._torch import disable_modes, effect_of, is_script_object
+from .._torch import disable_modes, effect_of, is_script_object, shares_version_counter
 from ..errors import CaptureError, UnsupportedError
 from ..joint.ir import FlatGraph, Node
 from ..ops import IDENTITIES, Kind, ViewStep, aten, op_info
@@ -31,7 +31,15 @@ from .draws import Draws
 from .effects import Tokens
 from .operators import IN_GRAPHS
 from .state import Storage, TensorState, Write
-from .storages import by_absolute_offset, memory_of, refuse_reaching_beside, require_whole_memory, reshape
+from .storages import (
+    ALIGNED,
+    by_absolute_offset,
+    memory_of,
+    refuse_reaching_beside,
+    require_same_alignment,
+    require_whole_memory,
+    reshape,
+)
 from .views import Carry, carry_back, carry_past_repetition
 from .writes import takes_any_layout, write
 
@@ -92,6 +100,8 @@ class Functionalizer:
         assert step is not None
         if step.op in self._elided:
             return parent
+        if step.op in ALIGNED:
+            require_same_alignment(state)
         args, kwargs = self.args(step.args), self.kwargs(step.kwargs)
         node = self.graph.call(step.op, (parent, *args), kwargs, state.tensor)
         return node if step.index is None else self.graph.call(operator.getitem, (node, step.index), {}, state.tensor)
@@ -234,7 +244,8 @@ class Functionalizer:
         if step.op is aten.as_strided.default:
             require_whole_memory(self, parent.root, always=False, view=self.shape_now(step.out))
         if isinstance(step.out, Tensor):
-            view = ViewStep(step.op, tuple(rest), step.kwargs, None, step.grad_enabled)
+            alone = step.op is aten.detach.default and not shares_version_counter(step.out, base)
+            view = ViewStep(step.op, tuple(rest), step.kwargs, None, step.grad_enabled, counts_alone=alone)
             source = parent
             if step.op is aten.as_strided.default:
                 parent, view = memory_of(parent), by_absolute_offset(view, self.shape_now(step.out))

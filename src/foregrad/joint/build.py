@@ -33,7 +33,8 @@ from .inputs import InputFacts, input_facts
 from .ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
 from .outputs import OutputClassifier, OutputFacts
 from .random import RandomFacts, random_facts
-from .reshaped import refuse_reshaped_views
+from .refusing import may_refuse
+from .reshaped import refuse_renewed_views, refuse_reshaped_views
 from .tape import Differentiated, Tape
 from .targets import targets_of
 from .wrappers import refuse_related_wrappers, wrapper_facts
@@ -126,9 +127,12 @@ def build_joint(
         hooks = HookEffects(recording, hidden)
         inputs = {id(recorded.seen) for recorded in recording.inputs}
         attributes = attributes_of_results(hidden, lambda t: id(t) in inputs, recording.engine.is_abstract)
-        outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay).classify()
-    refuse_reshaped_views(recording, outputs)
+        shown = len(hidden.leaves)
+        hidden.add_leaves(recording, functionalizer)
+        outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay, shown).classify()
     targets = targets_of(config, list(facts.values()), outputs, len(leaves))
+    refuse_reshaped_views(recording, outputs, list(targets.values()))
+    refuse_renewed_views(recording, outputs, list(targets.values()))
     primal_nodes, primals = primals_of(graph, recording, facts, targets)
     views = frozenset(facts.recorded.seen.grad_fn for facts in primals if _is_written_view(facts, recording))
     tape = Tape(
@@ -231,7 +235,7 @@ def _live_part(
         *(derived.outputs if tape.targets else ()),
         *random.backward_outputs,
     ]
-    live = live_nodes(graph, nodes_in(outputs))
+    live = live_nodes(graph, nodes_in(outputs), may_refuse)
     placeholders = [*tokens.heads, *graph.placeholders]
     tangents = tape.tangent_nodes
     taken = placeholders[: len(placeholders) - len(tangents) - len(random.placeholders)]

@@ -16,6 +16,7 @@ from ..ops import ViewStep, aten
 from ..record.recording import Recording
 from ..slots import Primal
 from .inputs import InputFacts, is_stale
+from .outputs import leaf_behind
 
 Put = Callable[[Any, Any, Any], None]  # into an object, under a key, a value
 Build = Callable[[list[Any]], Any]
@@ -86,6 +87,15 @@ class Effects:
             outputs = tuple(map(self.add, escape.leaves, escape.paths))
             self.effects.append(Assigned(outputs, escape.owner, escape.put, escape.key, escape.build))
 
+    def add_leaves(self, recording: Recording, functionalizer: Functionalizer) -> None:
+        """Leaves that the program made, where it gives out views of them alone."""
+        known = {id(leaf) for leaf in self.leaves}
+        for leaf, path in list(zip(self.leaves, self.paths, strict=True)):
+            base = leaf_behind(recording, functionalizer, leaf)
+            if base is not None and id(base) not in known:
+                known.add(id(base))
+                self.add(base, path)
+
     def add_inputs(self, recording: Recording, functionalizer: Functionalizer, inputs: Sequence[InputFacts]) -> None:
         """Inputs that were moved to other memory, and gradients that the program gave them."""
         for facts in inputs:
@@ -99,8 +109,8 @@ class Effects:
                     self.effects.append(GradAssigned(output, recorded.slot))
             if facts.moved is not None:
                 with disable_modes():
-                    alias = recorded.seen.detach()
-                step = ViewStep(aten.detach.default, (), {}, None)
+                    alias = recorded.seen.data  # whose writes do not count for the input
+                step = ViewStep(aten.detach.default, (), {}, None, counts_alone=True)
                 functionalizer.add_view(functionalizer.state_of(recorded.seen), alias, step)
                 output = self.add(alias, str(recorded.slot))
                 leaf = recorded.was_leaf and (recorded.required_grad or facts.made_to_require_grad)

@@ -178,12 +178,12 @@ def _is_tracked(functionalizer: Functionalizer, recorded: RecordedInput, place: 
     refusal = refusal_of_write(real) if recorded.parent is None and real is not None else None
     if refusal is not None:  # the recording did not know that it is a view
         raise refusal
-    if not place.moved and not place.refitted:
-        return True
     node = recorded.seen.grad_fn
     for step in functionalizer.reshapes.get(id(recorded.seen), ()) if recorded.required_grad else ():
         if step.grad_enabled and not resizes(step) and node is not None and node is not recorded.start_node:
             node = node.next_functions[0][0]
+    if not place.moved and not place.refitted:
+        return node is not recorded.start_node  # all the nodes may be those of changes of shape
     if node is not recorded.start_node and (recorded.required_grad or recorded.seen.requires_grad):
         raise UnsupportedError(
             f"the program writes to {recorded.slot} and moves it to other memory, which cannot be differentiated yet. "

@@ -232,17 +232,29 @@ def ancestors(wanted: Iterable[Node], stop: Set[Node] = frozenset()) -> set[Node
     return found
 
 
-def live_nodes(graph: FlatGraph, outputs: Iterable[Node | None]) -> list[Node]:
+def live_nodes(
+    graph: FlatGraph, outputs: Iterable[Node | None], may_refuse: Callable[[Node], bool] = lambda node: False
+) -> list[Node]:
     """Dead code elimination: what the outputs need, and what must run anyway.
 
-    Sizes of the inputs stay: a partitioner may need to save them.
+    Sizes of the inputs stay: a partitioner may need to save them. So does what the forward runs and nobody reads, if
+    it `may_refuse` what it is given.
     """
     live: set[Node] = set()
     pending = [node for node in outputs if node is not None]
     pending += [node for node in graph.nodes if node.impure or isinstance(node.value, SymInt)]
-    while pending:
-        node = pending.pop()
-        if node not in live:
-            live.add(node)
-            pending.extend(node.inputs())
+
+    def follow() -> None:
+        while pending:
+            node = pending.pop()
+            if node not in live:
+                live.add(node)
+                pending.extend(node.inputs())
+
+    follow()
+    for node in graph.nodes:
+        if node not in live and not node.backward and may_refuse(node):
+            node.impure = True
+            pending.append(node)
+    follow()
     return [node for node in graph.nodes if node in live]

@@ -5,14 +5,14 @@ An output is one of a few cases, each a small frozen type that says how the run 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import SymFloat, SymInt, Tensor
 
-from .._torch import OpOverload, creation_of, hint_of, is_custom_function_node
+from .._torch import OpOverload, creation_of, hint_of, is_custom_function_node, shares_version_counter
 from ..errors import UnknownOutputError, UnsupportedError
 from ..functionalize.state import TensorState
 from ..functionalize.walk import Functionalizer
@@ -118,7 +118,26 @@ class Plain:
     memory: ViewOfInput | None = None  # where its data lies, although autograd does not relate it to that input
 
 
+@dataclass(frozen=True, slots=True)
+class OwnCounter:
+    """A result whose version counter is its own, although it is taken from a tensor with another."""
+
+    index: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class CounterOf:
+    """A result that counts its writes together with an earlier one, although it is not taken from that."""
+
+    index: int
+    earlier: int
+
+
 Result = Constant | Number | SameAsInput | SameAsOutput | ViewOfInput | ViewOfBase | ViewOfOutput | Plain
+
+
+_TAKEN = (ViewOfInput, ViewOfBase, ViewOfOutput, Plain)  # what a call makes or takes itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +147,8 @@ class OutputFacts:
     results: tuple[Result, ...]
     tensors: tuple[Tensor | None, ...]  # the abstract tensor of each output
     bases: tuple[Tensor, ...]
+    counters: tuple[OwnCounter | CounterOf, ...]
+    shown: int  # so many of the results somebody gets; the others are leaves that views among them are taken of
 
     @property
     def parameters(self) -> list[int]:
@@ -140,10 +161,11 @@ class OutputFacts:
 
     @property
     def fresh_leaves(self) -> list[Tensor]:
-        """Outputs that the program itself made require grad."""
+        """Outputs that the program itself made require grad; nobody looks at those that views are taken of."""
+        shown = list(zip(self.tensors, self.results, strict=True))[: self.shown]
         return [
             tensor
-            for tensor, result in zip(self.tensors, self.results, strict=True)
+            for tensor, result in shown
             if tensor is not None
             and not is_stale(tensor)
             and tensor.requires_grad
@@ -162,7 +184,9 @@ class OutputClassifier:
         leaves: Sequence[Any],
         paths: Sequence[str],
         replay: bool,
+        shown: int,
     ) -> None:
+        self._shown = shown
         self._paths = paths
         self._recording = recording
         self._functionalizer = functionalizer
@@ -176,6 +200,7 @@ class OutputClassifier:
         self._position: dict[int, int] = {}
         for i, leaf in enumerate(self._leaves):
             self._position.setdefault(id(leaf), i)
+        self._moved_inputs = [recorded for recorded in recording.inputs if self._is_moved(recorded)]
         self._bases: list[Tensor] = []
         self._by_storage: dict[int, list[Tensor]] = {}
         for tensor in {id(t): t for t in self._tensors if not is_wrapper(t)}.values():
@@ -188,7 +213,46 @@ class OutputClassifier:
         inference = torch.is_inference_mode_enabled() and not any(map(_is_differentiable, results))
         results = tuple(_told_apart(result, inference) for result in results)
         tensors = tuple(leaf if isinstance(leaf, Tensor) else None for leaf in self._leaves)
-        return OutputFacts(results, tensors, tuple(self._bases))
+        counters = tuple(self._counters(results))
+        return OutputFacts(results, tensors, tuple(self._bases), counters, self._shown)
+
+    def _counters(self, results: Sequence[Result]) -> Iterator[OwnCounter | CounterOf]:
+        """Version counters that do not come about by themselves when results are taken again."""
+        for i, (leaf, result) in enumerate(zip(self._leaves, results, strict=True)):
+            partners = [t for t in self._counts_with(i, result, results) if not t.is_inference() and not is_stale(t)]
+            if not partners or leaf.is_inference() or is_stale(leaf) or (leaf.requires_grad and leaf.grad_fn):
+                continue
+            if all(shares_version_counter(leaf, partner) for partner in partners):
+                continue
+            if any(shares_version_counter(leaf, recorded.seen) for recorded in self._moved_inputs):
+                raise UnsupportedError(
+                    f"{self._paths[i]} is an alias of an input that was moved to other memory, and again after it was "
+                    "taken: this cannot be compiled yet. Return a clone."
+                )
+            earlier = (k for k in range(i) if isinstance(results[k], _TAKEN) and not is_stale(self._leaves[k]))
+            twin = next((k for k in earlier if shares_version_counter(leaf, self._leaves[k])), None)
+            rebuild = getattr(result, "rebuild", None)
+            alone = rebuild is not None and any(step.counts_alone for step in rebuild.steps or ())
+            if twin is not None:
+                yield CounterOf(i, twin)
+            elif leaf._version or not alone:
+                yield OwnCounter(i, leaf._version)
+
+    def _counts_with(self, i: int, result: Result, results: Sequence[Result]) -> list[Tensor]:
+        """The tensors whose counter a result has when it is taken again, or may have if the graph gives it."""
+        match result:
+            case ViewOfInput(recorded, rebuild, _) if not recorded.was_inference and not rebuild.late:
+                return [recorded.seen]
+            case ViewOfBase(base, _, _):
+                return [self._bases[base]]
+            case ViewOfOutput(index, _):
+                return [self._leaves[index]]
+            case Plain(tensor, differentiable=False) if not is_wrapper(tensor):
+                siblings = self._by_storage[id(self._state(tensor).storage)]
+                places = [self._position[id(t)] for t in siblings]
+                return [self._leaves[k] for k in places if k < i and isinstance(results[k], Plain)]
+            case _:
+                return []
 
     def _refuse_two_histories(self, results: Sequence[Result]) -> None:
         """Results that are one value of the graph and two tensors for autograd: one of them was written by itself."""
@@ -222,6 +286,8 @@ class OutputClassifier:
         if self._position[id(leaf)] != i:
             return SameAsOutput(self._position[id(leaf)])
         self._refuse_untracked_view_of_moved(leaf, self._paths[i])
+        if (late := self._counts_with_moved(leaf)) is not None:
+            return late
         if is_stale(leaf):
             return self._stale(leaf, owner, self._paths[i])
         base = leaf._base
@@ -231,9 +297,29 @@ class OutputClassifier:
                 f"{self._paths[i]} is a view, taken under no_grad, of a tensor that is differentiable: this cannot be "
                 "compiled yet. Return a detached tensor instead."
             )
+        if any(base is tensor for tensor in self._recording.recorder.changes.detached) and leaf.requires_grad:
+            raise UnsupportedError(
+                f"{self._paths[i]} is a view of a tensor that was detached in place after the view was taken: this "
+                "cannot be compiled yet. Use detach()."
+            )
         if owner is not None:
             return self._in_memory_of(owner, leaf)
         return self._view_of_intermediate(leaf) or self._twin_of_output(leaf) or self._plain(leaf, OutputType.non_alias)
+
+    def _is_moved(self, recorded: RecordedInput) -> bool:
+        if not recorded.is_tensor or recorded.same_as is not None or recorded.layout is not None:
+            return False
+        return self._state(recorded.seen).storage is not self._functionalizer.state_before(recorded).storage
+
+    def _counts_with_moved(self, leaf: Tensor) -> Result | None:
+        """A view, without a history, of an input that was moved: its writes count for the input, wherever it lies."""
+        if is_stale(leaf) or leaf.is_inference() or leaf.requires_grad:
+            return None
+        for recorded in self._moved_inputs:
+            steps = self._state(leaf).chain_from(self._state(recorded.seen))
+            if steps is not None and shares_version_counter(leaf, recorded.seen):
+                return ViewOfInput(recorded, replace(self._rebuild(leaf, recorded.seen), late=True), False)
+        return None
 
     def _moved(self, leaf: Tensor) -> RecordedInput | None:
         """The input that autograd takes a tensor for a view of, where that was moved to other memory."""
@@ -301,16 +387,20 @@ class OutputClassifier:
         views = [state.tensor for state in self._state(leaf).views_of_owner()]
         before = any(not is_stale(view) and view.grad_fn is None for view in views)
         before = before and all(step.op is not aten.detach.default for step in chain)
-        if before and not owner.required_grad and self._recording.made_to_require_grad(owner.seen):
+        roots = [t for t in (owner.seen, leaf._base) if t is not None and id(t) in self._roots]
+        made = any(map(self._recording.made_to_require_grad, roots))
+        if before and not owner.required_grad and made:
             raise UnsupportedError(
-                f"a view of {owner.slot} is taken before the program makes it require grad, and returned: this cannot "
-                "be compiled yet. Take the view afterwards."
+                f"a view of {owner.slot} is taken before the program makes it require grad, or what it is a view of, "
+                "and returned: this cannot be compiled yet. Take the view afterwards."
             )
         siblings = self._by_storage[id(self._state(leaf).storage)]
         unbound = all(self._from_many(t) and not is_stale(t) and t.grad_fn is not None for t in siblings)
         view = ViewOfInput(owner, self._rebuild(leaf, owner.seen, self._state_at_the_end(owner)), unbound)
         if view.rebuild.hides_base and view.rebuild.steps is not None and is_stale(owner.seen):
             view = replace(view, rebuild=replace(view.rebuild, early=True))  # no view is taken of it afterwards
+        if (found := self._view_of_fresh_leaf(leaf) or self._view_of_moved(leaf)) is not None:
+            return found
         custom = is_custom_function_node(leaf.grad_fn)
         if not custom and not (leaf.requires_grad and leaf.grad_fn is not None and self._has_own_history(leaf)):
             return view
@@ -374,9 +464,10 @@ class OutputClassifier:
             return None
         if self._state(base).storage is not self._state(leaf).storage:  # it was moved to other memory since
             return None
-        moved = self._moved(leaf)
-        if moved is not None and moved.required_grad:
-            return ViewOfInput(moved, replace(self._rebuild(leaf, base), late=True), self._from_many(leaf))
+        if (fresh := self._view_of_fresh_leaf(leaf)) is not None:
+            return fresh
+        if (late := self._view_of_moved(leaf)) is not None:
+            return late
         siblings = self._by_storage[id(self._state(leaf).storage)]
         single = [t for t in siblings if not self._from_many(t)]
         if len(siblings) == 1 or (self._from_many(leaf) and len(single) <= 1) or base.grad_fn is None:
@@ -389,6 +480,21 @@ class OutputClassifier:
             return ViewOfBase(known, False, rebuild)
         self._bases.append(base)
         return ViewOfBase(len(self._bases) - 1, True, rebuild)
+
+    def _view_of_moved(self, leaf: Tensor) -> Result | None:
+        """A view, with a history, of an input that was moved to other memory before it was taken."""
+        moved = self._moved(leaf)
+        if moved is None or not moved.required_grad or leaf.grad_fn is None or self._is_from_custom_function(leaf):
+            return None
+        if self._state(leaf).chain_from(self._state(moved.seen)) is None:
+            return None
+        return ViewOfInput(moved, replace(self._rebuild(leaf, moved.seen), late=True), self._from_many(leaf))
+
+    def _view_of_fresh_leaf(self, leaf: Tensor) -> Result | None:
+        base = leaf_behind(self._recording, self._functionalizer, leaf)
+        if base is None or id(base) not in self._position:
+            return None
+        return ViewOfOutput(self._position[id(base)], self._rebuild(leaf, base))
 
     def _twin_of_output(self, leaf: Tensor) -> Result | None:
         """A detached output beside the output itself."""
@@ -456,9 +562,8 @@ class OutputClassifier:
         forward = self._recording.steps[: self._recording.forward_end]
         taken = min((i for i, step in enumerate(forward) if any(t is leaf for t in tensors_in([step.out]))), default=0)
         later = [step for step in forward[taken + 1 :] if op_info(step.op).kind in (Kind.WRITE, Kind.RESHAPE)]
-        storage = self._state(leaf).storage
         changed = [t for step in later for t in tensors_in(written_arguments(step.op, step.args, step.kwargs))]
-        return any(self._state(t).storage is storage for t in changed)
+        return any(shares_version_counter(t, leaf) for t in changed)
 
     def _plain(self, leaf: Tensor, kind: OutputType) -> Plain:
         differentiable = leaf.requires_grad and leaf.grad_fn is not None
@@ -467,6 +572,19 @@ class OutputClassifier:
         is_view = node.op is None or not isinstance(node.op, OpOverload) or op_info(node.op).kind is Kind.VIEW
         locked = differentiable and leaf._is_view() and _is_locked(leaf)
         return Plain(leaf, kind, differentiable, leaf.requires_grad and not differentiable, is_view, locked)
+
+
+def leaf_behind(recording: Recording, functionalizer: Functionalizer, view: Any) -> Tensor | None:
+    """The leaf that a view was taken of, where the program itself made it: the view is taken from it again."""
+    if not isinstance(view, Tensor) or is_wrapper(view) or is_stale(view) or view.grad_fn is None:
+        return None
+    base = view._base
+    if base is None or not base.is_leaf or not base.requires_grad or creation_of(view) == "IN_CUSTOM_FUNCTION":
+        return None
+    if any(base is recorded.seen or base is recorded.leaf for recorded in recording.all_inputs):
+        return None
+    same_memory = functionalizer.state_of(view).storage is functionalizer.state_of(base).storage
+    return base if same_memory else None
 
 
 def _is_differentiable(result: Result) -> bool:

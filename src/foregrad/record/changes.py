@@ -48,7 +48,7 @@ class Changes:
         self._steps = steps  # so far
         self.shapes_before: dict[int, list[tuple[int, Tensor]]] = {}  # by id: number of the step, metadata before it
         self._reshaped_views: list[Tensor] = []
-        self._detached: list[Tensor] = []  # in place, after a view was taken
+        self.detached: list[Tensor] = []  # in place, after a view was taken
         self.reshaped_without_grad: list[tuple[int, Tensor, Tensor]] = []  # number of the step, metadata before it
 
     def before(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack) -> Shapes:
@@ -59,7 +59,7 @@ class Changes:
             self._before_reshape(op, args[0], stack)
             return ()
         written = written_arguments(op, args, kwargs)
-        if self._detached:
+        if self.detached:
             self._refuse_write_behind_views(op, written, stack)
         if self._reshaped_views and torch.is_grad_enabled():
             self._refuse_rebase_of_reshaped(op, written, stack)
@@ -118,12 +118,12 @@ class Changes:
     def note_detached(self, tensor: Tensor) -> None:
         """A tensor is detached in place; views of it that were taken before still know its history."""
         if tensor.requires_grad and any(t._base is tensor for step in self._steps for t in tensors_in([step.out])):
-            self._detached.append(tensor)
+            self.detached.append(tensor)
 
     def _refuse_write_behind_views(self, op: OpOverload, written: Sequence[Any], stack: Stack) -> None:
         """Eager takes these views again by their geometry, and says that they still require grad."""
         storages = {storage_of(t) for t in tensors_in(written)}
-        if any(storage_of(tensor) in storages for tensor in self._detached):
+        if any(storage_of(tensor) in storages for tensor in self.detached):
             raise UnsupportedError(
                 f"{op}, at {where(stack)}, writes to a tensor that was detached in place after a view of it was taken: "
                 "this cannot be compiled yet. Use detach()."

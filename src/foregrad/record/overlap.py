@@ -133,6 +133,17 @@ def overlap_in_part(written: Sequence[Any], arguments: Sequence[Any]) -> bool:
     )
 
 
+def reaches_beyond(view: Tensor, source: Tensor) -> bool:
+    """Whether a tensor shows elements, of the memory that both lie in, that another does not show."""
+    count = max(_reach(view), _reach(source))
+    if count > 1 << 24:
+        return True
+    with disable_modes(), without_function_modes():
+        shown = torch.zeros(count, dtype=torch.bool)
+        shown.as_strided(*_numbers(source)).fill_(True)
+        return not bool(shown.as_strided(*_numbers(view)).all())
+
+
 def _have_elements_in_common(a: Tensor, b: Tensor) -> bool:
     count = max(_reach(a), _reach(b))
     if a.itemsize != b.itemsize or count > 1 << 24:

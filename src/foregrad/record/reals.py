@@ -24,6 +24,7 @@ from .caches import Caches
 from .engine import Engine
 from .hooks import REGISTERING, Hooks
 from .inner_backward import INNER_BACKWARDS
+from .lenient import VALUE_CHECKS
 from .lines import is_own_code, is_users_code, user_stack, where
 from .metadata_reads import (
     CHECKED_PROPERTIES,
@@ -77,6 +78,7 @@ _SPECIAL = frozenset(
         *NEEDS_DATA,
         *INNER_BACKWARDS,
         *REGISTERING,
+        *VALUE_CHECKS,
         *_SETTERS,
         *(_GRAD_SETTER, _DATA_SETTER, Tensor.requires_grad_, Tensor.detach_, Tensor.set_),
     }
@@ -305,6 +307,8 @@ class RealTensors(TorchFunctionMode):
                 done = inner(*self._swap(args), **{name: self._swap(value) for name, value in kwargs.items()})
             if done is not NotImplemented:
                 return done
+        if func in VALUE_CHECKS:
+            VALUE_CHECKS[func](*self._swap(args), **kwargs)
         if func in REGISTERING:
             return self.hooks.register(func, *self._swap(args), **kwargs)
         if func is Tensor.requires_grad_:

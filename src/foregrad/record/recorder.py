@@ -54,6 +54,7 @@ get_default_dtype = torch.get_default_dtype  # asked for every operator
 _DEVICE_OF = torch.ops.prim.device.default
 _SIZES_OF = torch.ops.aten.size.default
 _COPY = torch.ops.aten.copy_.default
+_ZERO = torch.ops.aten.zero_.default
 _NOT_EAGERS = (NotImplementedError, AssertionError, AttributeError, KeyError, UnsupportedFakeTensorException)
 
 
@@ -134,7 +135,8 @@ class Recorder(TorchDispatchMode):
         if "device" in kwargs:
             self._require_device(kwargs["device"])
         if info.random and info.kind is Kind.WRITE and is_empty(args[0]):
-            return args[0]  # abstract kernels look at the dtype even where there is nothing to draw
+            # Abstract kernels look at the dtype even where there is nothing to draw; it is a write all the same.
+            return self._note(_ZERO, args[:1], {}, args[0], stack, origin)
         changes = info.kind is Kind.WRITE or info.kind is Kind.RESHAPE
         shapes = self.changes.before(op, args, kwargs, stack) if changes else ()
         computed = self._by_twin(op, args, kwargs) if self._twins_decompose and info.kind is Kind.WRITE else None

@@ -15,8 +15,10 @@ from .._torch import (
 )
 from ..joint.outputs import (
     Constant,
+    CounterOf,
     Number,
     OutputFacts,
+    OwnCounter,
     Plain,
     Rebuild,
     Result,
@@ -80,8 +82,18 @@ class Aliases(Stage):
                     self._take(writer, Output(i), recorded.slot, rebuild, taken)
                 case ViewOfBase(base, _, rebuild):
                     self._take(writer, Output(i), Base(base), rebuild, taken)
+        for i, result in results:
+            match result:
                 case ViewOfOutput(index, rebuild):
                     self._take(writer, Output(i), Output(index), rebuild, taken)
+        for counter in self.outputs.counters:
+            name = writer.variable(Output(counter.index))
+            match counter:
+                case OwnCounter(_, version):
+                    writer.line(f"{name} = {writer.bind(counted_alone, 'counted_alone')}({name}, {version})")
+                case CounterOf(_, earlier):
+                    with_other = f"{name}, {writer.variable(Output(earlier))}"
+                    writer.line(f"{name} = {writer.bind(counted_with, 'counted_with')}({with_other})")
         for i in self.outputs.parameters:
             name, make = writer.variable(Output(i)), writer.bind(torch.nn.Parameter, "Parameter")
             writer.line(f"{name} = {make}({name}, {name}.requires_grad)")
@@ -151,7 +163,7 @@ class Aliases(Stage):
             # Under no_grad a change of shape leaves the history of the tensor alone, where a view would have none.
             on_itself = step.in_place is not None and not step.with_grad and current != source
             op = step.in_place if step.in_place is not None and on_itself else step.op
-            call = f"{op_name(writer, op)}({', '.join(arguments)})"
+            call = f"{current}.data" if step.counts_alone else f"{op_name(writer, op)}({', '.join(arguments)})"
             pieces = taken.pieces.get((call, step.with_grad))
             if pieces is not None and step is steps[-1] and (pieces, step.index) in taken.given:
                 pieces = None
@@ -168,6 +180,20 @@ class Aliases(Stage):
             current = name
         if not steps:
             writer.line(f"{name} = {writer.bind(aten.alias.default, 'alias')}({source})")
+
+
+def counted_alone(tensor: Tensor, version: int) -> Tensor:
+    """The same tensor with a version counter of its own."""
+    apart = tensor.data
+    set_version(apart, version)
+    return apart.requires_grad_(tensor.requires_grad)
+
+
+def counted_with(tensor: Tensor, other: Tensor) -> Tensor:
+    """The same tensor with the version counter of another."""
+    together = other.detach()
+    together.data = tensor.detach()
+    return together.requires_grad_(tensor.requires_grad)
 
 
 def is_late(result: Result) -> bool:
