@@ -10,6 +10,7 @@ import queue
 import random
 import threading
 import types
+import weakref
 
 import pytest
 import torch
@@ -1164,3 +1165,31 @@ def test_data_that_makes_an_inference_tensor_is_refused():
     with torch.inference_mode(), pytest.raises(UnsupportedError, match="inference tensor"):
         foregrad.aot_function(program, nop)(x)
     assert x.tolist() == [1, 2] and not x.is_inference()
+
+
+def test_a_key_that_the_program_makes_is_another_one_at_each_call():
+    kept, seen = weakref.WeakKeyDictionary(), {}
+
+    def weakly(x):
+        y = x * 2
+        kept[y] = 1
+        return y + 1
+
+    def by_object(x):
+        seen[object()] = x * 2
+        return x + 1
+
+    for program in (weakly, by_object):
+        with pytest.raises(foregrad.ForegradError):
+            foregrad.aot_function(program, nop)(plain(2))
+    assert not kept and not seen
+
+
+def test_tensors_are_put_under_objects_that_were_there_before():
+    layer, seen = nn.Linear(2, 2), {}
+    layer.register_forward_hook(lambda module, inputs, output: seen.update({module: output, (module, 1): output * 2}))
+    compiled = foregrad.aot_module(layer, nop)
+    for factor in (1, 2):
+        result = compiled(plain(1, 2) * factor)
+        assert set(seen) == {layer, (layer, 1)}
+        torch.testing.assert_close(seen[layer, 1], result * 2)

@@ -6,13 +6,16 @@ import array
 import collections
 import contextlib
 import contextvars
+import copy
 import decimal
 import enum
 import functools
+import gc
 import importlib
 import logging
 import math
 import operator
+import queue
 import sys
 import threading
 import types
@@ -25,6 +28,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import foregrad
+from foregrad.errors import UnsupportedError
 from helpers import grab, nop, plain
 
 CASES = {}
@@ -951,3 +955,88 @@ def test_what_a_library_keeps_for_itself_does_not_count():
         for _ in range(2):
             torch.testing.assert_close(compiled(x, mode), scaled(x, mode))
     assert len(compiled.specializations) == 3
+
+
+def test_a_guard_keeps_nothing_alive_that_the_program_holds_weakly():
+    held = Plain(n=2)
+    found, table = weakref.ref(held), weakref.WeakValueDictionary(a=held)
+    compiled, x = foregrad.aot_function(lambda x: x * found().n if found() else x * len(table), nop), plain(2)
+    torch.testing.assert_close(compiled(x), x * 2)
+    held.n = 3
+    torch.testing.assert_close(compiled(x), x * 3)
+    del held
+    gc.collect()
+    assert found() is None
+    torch.testing.assert_close(compiled(x), x * 0)
+
+
+def test_methods_of_containers_are_not_called_to_compare_them():
+    class Rows(list):
+        def __iter__(self):
+            raise RuntimeError
+
+        def __len__(self):
+            return 99
+
+    class Some(set):
+        def __iter__(self):
+            return iter([1])
+
+    rows, some = Rows([2.0]), Some([1, 2])
+    compiled, x = foregrad.aot_function(lambda x: x * rows[0] + (2 in some), nop), plain(2)
+    torch.testing.assert_close(compiled(x), x * 2 + 1)
+    some.discard(2)
+    torch.testing.assert_close(compiled(x), x * 2)
+    rows[0] = 3.0
+    torch.testing.assert_close(compiled(x), x * 3)
+
+
+@pytest.mark.parametrize("attribute", [iter(range(3)), np.zeros((2000, 200)), memoryview(b"a"), queue.SimpleQueue()])
+def test_attributes_that_no_code_of_the_program_reads_may_be_anything(attribute):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.data, self.held = nn.Linear(2, 2), attribute, {"n": Plain(m=attribute)}
+
+        def forward(self, x):
+            return self.linear(x)
+
+    model = Model()
+    compiled, x = foregrad.aot_module(model, nop), plain(1, 2)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), model(x))
+    if isinstance(attribute, range):
+        assert list(attribute) == [0, 1, 2]
+
+
+def test_what_python_reads_for_the_program_counts_without_a_name():
+    class Reading:
+        def __init__(self):
+            self.unnamed, self.it = 2.0, iter("a")
+
+    held, user = Reading(), collections.UserDict(unnamed=2.0)
+    compiled = foregrad.aot_function(lambda x: x * vars(copy.copy(held)).get("un" + "named") + user["unnamed"], nop)
+    with pytest.raises(foregrad.ForegradError, match=r"str_\w+iterator"):
+        compiled(plain(2))
+    held.it, x = None, plain(2)
+    torch.testing.assert_close(compiled(x), x * 2 + 2)
+    held.unnamed = user["unnamed"] = 3.0
+    torch.testing.assert_close(compiled(x), x * 3 + 3)
+
+
+def test_objects_that_cannot_be_looked_at_are_refused():
+    class Kind(type):
+        def __getattribute__(cls, name):
+            if name == "__mro__":
+                raise RuntimeError("no bases")
+            return super().__getattribute__(name)
+
+    chain = last = []
+    for _ in range(2 * sys.getrecursionlimit()):
+        last.append([])
+        last = last[0]
+
+    for reached, words in ((Kind("Other", (), {}), "no bases"), (chain, "so many times in a row")):
+        compiled = foregrad.aot_function(lambda x, reached=reached: x * 2 if reached else x, nop)
+        with pytest.raises(UnsupportedError, match=words):
+            compiled(plain(2))

@@ -22,16 +22,17 @@ _LIBRARIES = frozenset({"torch", "foregrad", "numpy", *sys.stdlib_module_names})
 @functools.cache
 def in_a_library(module: str | None) -> bool:
     """Whether a class or function is Python's, torch's or ours: its state is its own matter, and not looked into."""
-    return module is not None and module != "__main__" and module.partition(".")[0] in _LIBRARIES
+    return type(module) is str and module != "__main__" and module.partition(".")[0] in _LIBRARIES
 
 
 def is_library_function(function: types.FunctionType) -> bool:
     """Whether a function belongs to Python, torch, numpy or us: its file tells, for code may say any name of itself."""
-    return _is_library_file(function.__code__.co_filename)
+    return is_library_file(function.__code__.co_filename)
 
 
 @functools.cache
-def _is_library_file(name: str) -> bool:
+def is_library_file(name: str) -> bool:
+    """Whether a file of code belongs to Python, torch, numpy or us."""
     if name.startswith(_OTHER_PACKAGES) and not name.startswith(_OWN_PACKAGES):
         return False
     return name.startswith((*_OWN_PACKAGES, *_PYTHONS_OWN, "<frozen"))
@@ -133,9 +134,14 @@ _READ_ALL = _LOOK_UP | {
     "asdict",
     "astuple",
     "fields",
+    "replace",
     "copy",
     "deepcopy",
+    "dump",
     "dumps",
+    "pformat",
+    "format",
+    "format_map",
     "dir",
 }
 
@@ -241,21 +247,60 @@ def _arguments_of(operation: int, operations: bytes, arguments: bytes) -> Iterat
         at = operations.find(operation, at + 1)
 
 
+class CodeThatRan(dict[int, types.CodeType]):
+    """The code of all functions that were called, by its id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looking = set[int]()  # ids of what reads attributes whose names do not stand in it, in Python's library
+        self._called = set[int]()  # those among them that the user's code has called itself
+
+    def note(self, frame: types.FrameType, event: str, argument: Any) -> None:
+        """A function is called."""
+        code = frame.f_code
+        known = id(code)
+        if known not in self:
+            self[known] = code
+            if is_library_file(code.co_filename) and not code.co_filename.startswith(_OWN_PACKAGES):
+                self._looking.update([known] if may_read_all(names_in(code)) else [])
+        caller = frame.f_back if known in self._looking else None
+        if caller is not None and not is_library_file(caller.f_code.co_filename):
+            self._called.add(known)
+
+    @property
+    def reads_everything(self) -> bool:
+        """Whether code of the user's, or of Python's library for it, may have read any attribute of an object."""
+        return any(may_read_all(names_in(self[known])) for known in self._called) or any(
+            may_read_all(names_in(code)) for code in self.values() if _is_users(code)
+        )
+
+    @functools.cached_property
+    def _named_by_user(self) -> frozenset[str]:
+        return frozenset().union(*(names_in(code).attributes for code in self.values() if _is_users(code)))
+
+    def names_for(self, kind: type) -> frozenset[str]:
+        """Names of attributes that the user's code has read, or methods of the library's classes behind a class."""
+        files = {getattr(sys.modules.get(b.__module__), "__file__", None) for b in kind.__mro__ if is_library_class(b)}
+        inner = (names_in(code).attributes for code in self.values() if code.co_filename in files)
+        return self._named_by_user.union(*inner)
+
+
+def _is_users(code: types.CodeType) -> bool:
+    """Whether code belongs to the user, and is no module that was imported or class that was made meanwhile."""
+    return not is_library_file(code.co_filename) and code.co_name not in ("<module>", "__create_fn__")
+
+
 @contextlib.contextmanager
-def code_that_runs(wanted: bool) -> Iterator[dict[int, types.CodeType] | None]:
-    """Collects the code of all functions that are called, by its id; None where it is not wanted or cannot be known.
+def code_that_runs(wanted: bool) -> Iterator[CodeThatRan | None]:
+    """Collects the code of all functions that are called; None where it is not wanted or cannot be known.
 
     It makes a recording slower by an eighth.
     """
     if not wanted or sys.gettrace() is not None:  # a debugger or the like is at work
         yield None
         return
-    ran: dict[int, types.CodeType] = {}
-
-    def note(frame: types.FrameType, event: str, argument: Any) -> None:
-        ran[id(frame.f_code)] = frame.f_code
-
-    sys.settrace(note)
+    ran = CodeThatRan()
+    sys.settrace(ran.note)
     try:
         yield ran
     finally:

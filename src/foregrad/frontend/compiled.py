@@ -132,10 +132,14 @@ class Compiled:
             result = self._compile_and_call(args, kwargs)
             if result is not MISS:
                 return result
-        raise ForegradError(
-            f"The guards of the program for {self!r} refuse the very call that it was compiled for: an argument or "
-            f"something that the function reads changes while it is recorded, at {where(user_stack(2))}."
+        why = (
+            "the guards refuse the very call that it was compiled for, since an argument or something that the "
+            f"function reads changes while it is recorded or cannot be compared, at {where(user_stack(2))}."
         )
+        if self.config.options.fallback != "eager":
+            raise ForegradError(f"{self!r} cannot be compiled: {why}")
+        self._eager = True
+        return self._give_up(f"cannot be compiled and runs eagerly: {why}", args, kwargs)
 
     def _compile_and_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._lock:

@@ -197,6 +197,11 @@ def _slot_names(kind: type) -> tuple[tuple[str, Any], ...]:
     )
 
 
+def has_slots(kind: type) -> bool:
+    """Whether a class or a base of it names its attributes."""
+    return any("__slots__" in vars(base) for base in kind.__mro__)
+
+
 def slots_of(owner: Any) -> Items:
     """The filled slots of an object."""
     found = {}
@@ -574,7 +579,7 @@ def _builtin_kind(kind: type) -> tuple[type, tuple[Kind, ...]]:
             return base, (KINDS[base], FACTORY) if base is collections.defaultdict else (KINDS[base],)
         if base.__module__ == "numpy" and base.__name__ in NUMPY_KINDS:
             return base, (NUMPY_KINDS[base.__name__],)
-        if base.__module__.startswith("numpy.random") and base.__name__ in NUMPY_RANDOM_KINDS:
+        if str(base.__module__).startswith("numpy.random") and base.__name__ in NUMPY_RANDOM_KINDS:
             return base, (NUMPY_RANDOM_KINDS[base.__name__],)
         if base in _TRANSPARENT:
             return base, ()

@@ -18,18 +18,19 @@ import itertools
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
 from .._torch import FakeTensor, SettingProperty, global_module_hooks, settings_modules
-from ..errors import UnsupportedError
+from ..errors import ForegradError, UnsupportedError
 from ..subclasses.layout import is_wrapper
 from ..values import PLAIN, SETTLED, is_plain
 from .calls import (
     ANY_MODULE,
     READ_NAMESPACE,
+    CodeThatRan,
     Names,
     is_library_class,
     is_library_function,
@@ -179,9 +180,12 @@ class Surroundings:
         self._computes_names = False
         self._aside = StateGuard()
         self._in_argument = False
+        self._named: dict[type, frozenset[str]] = {}  # see _may_read
+        self._weak: set[int] = set()  # ids of objects that were found by weak references
         self._private: set[int] = set()  # ids of functions that are reached through arguments only
-        self._walk(root, arguments)
-        self.guards_state = self.state.finish()
+        with looked_at():
+            self._walk(root, arguments)
+            self.guards_state = self.state.finish()
 
     def _walk(self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]]) -> None:
         self._guard.add_library(class_dict(Tensor))
@@ -508,11 +512,14 @@ class Surroundings:
                         self._tables.append((full, table, [(key, id(tensor)) for key, tensor in table.items()]))
             if len(parts.filled) > 1:
                 self._enter_hooks(full, [table for shown, table, _ in parts.filled if shown])
-            attributes = vars(child)
+            attributes, named = vars(child), self._may_read(type(child))
             for key, value in parts.containers:
-                self._visit_attribute(attributes, key, value, _join(full, key))
+                if named is None or key in named:
+                    self._visit_attribute(attributes, key, value, _join(full, key))
             for key in parts.others:
                 value = attributes.get(key)
+                if named is not None and key not in named:
+                    continue
                 if type(value) is not tuple or not SETTLED.issuperset(map(type, value)):
                     self._visit_attribute(attributes, key, value, _join(full, key))
 
@@ -614,7 +621,24 @@ class Surroundings:
     @property
     def _reads_everything(self) -> bool:
         """Whether any attribute may be read: the code that ran is not known, or computes names."""
+        if isinstance(self._ran, CodeThatRan):
+            return self._ran_reads_everything
         return self._reads is None or may_read_all(self._reads)
+
+    @functools.cached_property
+    def _ran_reads_everything(self) -> bool:
+        return isinstance(self._ran, CodeThatRan) and self._ran.reads_everything
+
+    def _may_read(self, kind: type) -> Container[str] | None:
+        """Names of attributes that are read of objects of a class; None if it may be any."""
+        if self._reads_everything:
+            return None
+        if isinstance(self._ran, CodeThatRan):
+            if kind not in self._named:
+                self._named[kind] = self._ran.names_for(kind)
+            return self._named[kind]
+        reads_itself = _reads_itself(kind) and (self._ran is not None or not issubclass(kind, nn.Module))
+        return None if self._reads is None or reads_itself else self._reads.attributes
 
     def _compare(self, path: str, value: Any, kind: Kind) -> None:
         """How a holder is compared at each call."""
@@ -623,7 +647,7 @@ class Surroundings:
             if is_a(value, collections.OrderedDict):  # which does not count a new order as a change
                 self._guard.add_sequence(value)
         elif kind is OBJECT:
-            self._guard.add_object(value, without=_compared_whole(attributes_of(value)))
+            self._guard.add_object(value, _compared_whole(attributes_of(value)), kept=id(value) not in self._weak)
         elif kind in (LIST, DEQUE, SET, FROZENSET):
             self._guard.add_sequence(value)
         elif kind in _HOLD_NUMBERS and size_of(value, kind) > _MOST_BYTES:
@@ -635,10 +659,10 @@ class Surroundings:
 
     def _visit_items(self, path: str, owner: Any, kind: Kind) -> None:
         by_item = kind in (DICT, LIST, TUPLE, DEQUE)
-        named = None if kind is not OBJECT or self._reads_everything or _reads_itself(type(owner)) else self._reads
+        named = self._may_read(type(owner)) if kind is OBJECT else None
         table = attributes_of(owner) if kind is OBJECT else None
         for key, item in kind.read(owner).items():
-            if type(item) in SETTLED or (named is not None and key not in named.attributes):
+            if type(item) in SETTLED or (named is not None and key not in named):
                 continue
             full = kind.path(path, key)
             if by_item:
@@ -649,6 +673,8 @@ class Surroundings:
                 place = Place(owner, "attribute", key, full)
             else:
                 place = Place(item, "held", None, full)
+            if kind is WEAK:
+                self._weak.add(id(item))
             if kind is DICT or kind is OBJECT:
                 self._visit_value(place, item)
             else:
@@ -695,6 +721,25 @@ class Surroundings:
             return
         if is_plain(value):
             self._guard.add_setting(read, value)
+
+
+@contextlib.contextmanager
+def looked_at() -> Iterator[None]:
+    """Objects of the user's are looked at: where that cannot be done, the program is refused."""
+    try:
+        yield
+    except ForegradError:
+        raise
+    except RecursionError as error:
+        raise UnsupportedError(
+            "the program can reach objects that lead to others so many times in a row that they cannot be followed. "
+            "Keep them in a list, raise Python's recursion limit, or compile with fallback='eager'."
+        ) from error
+    except Exception as error:
+        raise UnsupportedError(
+            f"the program can reach an object that cannot be looked at: {type(error).__name__}: {error}. Pass what the "
+            "program needs of it as an argument, or compile with fallback='eager'."
+        ) from error
 
 
 def refuse_unknown(unknown: Sequence[tuple[str, str]]) -> None:

@@ -28,7 +28,7 @@ from ..joint.effects import Escape
 from ..record.attributes import MARKS
 from ..record.recording import Recording
 from ..record.survivors import Survivor, held_by_frames, origin_of, suspects
-from ..values import PLAIN, is_unchanged
+from ..values import PLAIN, is_plain, is_unchanged
 from .kinds import (
     ACCESSOR,
     ARRAY,
@@ -54,6 +54,7 @@ from .kinds import (
     Items,
     Kind,
     class_dict,
+    is_a,
     kinds_of,
     restore_dict,
 )
@@ -136,7 +137,7 @@ def _table_behind(owner: Any, kind: Kind) -> dict[Any, Any] | None:
 
 def _is_pythons(key: Any, value: Any) -> bool:
     """Whether Python has put something there by itself: warnings that were given, or a module that was imported."""
-    return key == "__warningregistry__" or isinstance(value, types.ModuleType)
+    return key == "__warningregistry__" or is_a(value, types.ModuleType)
 
 
 class Noted:
@@ -218,6 +219,8 @@ class Change:
             return None
         if noted.kind is VARIABLE and key not in noted.before:  # which nobody can take away again
             return None
+        if key not in noted.before and not adds and not _is_the_same_key(key):
+            return None
         if value is None and isinstance(noted.before.get(key), Tensor):
             return Escape(noted.owner, put, key, (self.path,), (None,))
         if isinstance(value, Tensor):
@@ -236,6 +239,15 @@ class Change:
             return None
         build = None if isinstance(flat.tree, Leaf) else partial(unflatten, flat.tree)
         return Escape(noted.owner, put, key, tuple(flat.paths), tuple(flat.leaves), build)
+
+
+def _is_the_same_key(key: Any) -> bool:
+    """Whether each call would use this key: one that the program has made would be another one."""
+    if is_plain(key):
+        return True
+    if type(key) is tuple:
+        return all(map(_is_the_same_key, key))
+    return gc.is_tracked(key) and not any(found is key for young in (0, 1) for found in gc.get_objects(young))
 
 
 def _is_new_parameter(value: Tensor, recording: Recording) -> bool:

@@ -11,21 +11,21 @@ from __future__ import annotations
 import collections
 import operator
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from .._torch import dict_version
 from ..values import is_unchanged, weakly
-from .kinds import Kind, attributes_of, class_dict, has_attributes, is_a, slots_of
+from .kinds import DICT, WEAK, Kind, attributes_of, class_dict, has_attributes, has_slots, is_a, slots_of
 
 ABSENT = object()
 _TENSOR = object()
 
 
-class _TheTensor(NamedTuple):
-    """A tensor that must be the very same one: its place cannot be read by a call."""
+class _TheVery(NamedTuple):
+    """An object that must be the very same one, and is not kept alive."""
 
     find: Callable[[], Any]
 
@@ -37,7 +37,15 @@ def note(value: Any) -> Any:
 
 def _note_held(value: Any) -> Any:
     """The same, where a call cannot ask the holder for a certain item: any tensor in it is known by its identity."""
-    return _TheTensor(weakly(value)) if is_a(value, Tensor) else value
+    return _TheVery(weakly(value)) if is_a(value, Tensor) else value
+
+
+def _note_weakly(value: Any) -> Any:
+    """What is kept of something that its holder does not keep alive either."""
+    if type(value) is not types.MethodType:
+        return _TheVery(weakly(value))
+    owner, function = weakly(value.__self__), weakly(value.__func__)
+    return _TheVery(lambda: types.MethodType(function(), owner()))
 
 
 def still(now: Any, before: Any) -> bool:
@@ -46,7 +54,7 @@ def still(now: Any, before: Any) -> bool:
         return True
     if before is _TENSOR:
         return is_a(now, Tensor)
-    return before.find() is now if type(before) is _TheTensor else is_unchanged(now, before)
+    return is_unchanged(now, before.find() if type(before) is _TheVery else before)
 
 
 class StateGuard:
@@ -56,7 +64,8 @@ class StateGuard:
         self._tables: dict[int, _Table] = {}  # by the id of the dict
         self._objects: list[Any] = []
         self._functions: list[types.FunctionType] = []
-        self._sequences: list[tuple[Any, tuple[Any, ...]]] = []
+        self._sequences: list[tuple[Any, Callable[[Any], Iterator[Any]], tuple[Any, ...]]] = []  # how they are read
+        self._weak_objects: list[tuple[Callable[[], Any], type, Any]] = []  # with their class and their attributes
         self._others: list[tuple[Any, Any, dict[Any, Any]]] = []  # an owner, how it is read, what it held
         self._empty: list[dict[Any, Any]] = []  # of functions, mostly: no attribute was ever given to them
         self._settings: list[tuple[Callable[[], Any], Any]] = []
@@ -91,21 +100,28 @@ class StateGuard:
         return self._tables.setdefault(id(table), _Table(table))
 
     def add_sequence(self, owner: Any) -> None:
-        """A list, deque or set, item by item."""
+        """A list, deque or set, item by item; whatever methods a subclass has, none of them is called."""
         noting = note if is_a(owner, (list, collections.deque)) else _note_held
-        self._sequences.append((owner, tuple(map(noting, owner))))
+        base = next(base for base in type(owner).__mro__ if base in _ITERABLE)
+        iterate: Callable[[Any], Iterator[Any]] = vars(base)["__iter__"]
+        self._sequences.append((owner, iterate, tuple(map(noting, iterate(owner)))))
 
-    def add_object(self, owner: Any, without: Iterable[Any] = ()) -> None:
-        """An object of a class of Python's: its class and its attributes."""
-        self._objects.append(owner)
+    def add_object(self, owner: Any, without: Iterable[Any] = (), kept: bool = True) -> None:
+        """An object of a class of Python's, which may be one not to be kept alive: its class and its attributes."""
+        slots = slots_of(owner)
         if has_attributes(type(owner)):
             self.add_table(attributes_of(owner), without)
-        if slots_of(owner) or hasattr(type(owner), "__slots__"):
-            self._others.append((owner, slots_of, {name: note(value) for name, value in slots_of(owner).items()}))
+        if kept or slots:
+            self._objects.append(owner)
+        else:
+            self._weak_objects.append((weakly(owner), type(owner), _attributes(owner)))
+        if slots or has_slots(type(owner)):
+            self._others.append((owner, slots_of, {name: note(value) for name, value in slots.items()}))
 
     def add_other(self, owner: Any, kind: Kind) -> None:
         """Anything else that can be read."""
-        self._others.append((owner, kind.read, {key: _note_held(value) for key, value in kind.read(owner).items()}))
+        noting = _note_weakly if kind is WEAK else _note_held
+        self._others.append((owner, kind.read, {key: noting(value) for key, value in kind.read(owner).items()}))
 
     def add_function(self, function: types.FunctionType) -> None:
         """Code, defaults and attributes of a function."""
@@ -148,8 +164,8 @@ class StateGuard:
         self._attributes = list(map(_attributes, self._objects))
         self._made_of = list(map(_made_of, self._functions))
         self._derived = list(map(_derived, self._classes.values()))
-        compared = (self._objects, self._sequences, self._others, self._settings, self._identities, self._classes)
-        self._holds_more = any(compared)
+        objects = (self._objects, self._weak_objects)
+        self._holds_more = any((*objects, self._sequences, self._others, self._settings, self._identities))
         self.holds = self._comparison()
         return bool(self._dicts or self._functions or self._empty or self._holds_more)
 
@@ -158,14 +174,15 @@ class StateGuard:
         """What every call asks: whether everything is as it was."""
         dicts, versions, empty = self._dicts, self._versions, self._empty
         functions, made_of, holds_more = self._functions, self._made_of, self._holds_more
+        classes, derived = list(self._classes.values()), self._derived
 
         def holds() -> bool:
             if list(map(dict_version, dicts)) != versions and not self._look_at_tables():
                 return False
             if any(empty):
                 return False
-            try:  # the very same code and defaults are not looked into
-                if list(map(_made_of, functions)) != made_of:
+            try:  # the very same code, defaults and bases are not looked into
+                if list(map(_made_of, functions)) != made_of or list(map(_derived, classes)) != derived:
                     return False
             except Exception:  # defaults that cannot be compared are other ones
                 return False
@@ -177,10 +194,13 @@ class StateGuard:
         same_classes = all(map(operator.is_, map(type, self._objects), self._types))
         if not same_classes or not all(map(operator.is_, map(_attributes, self._objects), self._attributes)):
             return False
-        if list(map(_derived, self._classes.values())) != self._derived:
-            return False
-        for owner, before in self._sequences:
-            if len(owner) != len(before) or not all(map(still, owner, before)):
+        for find, kind, attributes in self._weak_objects:
+            weak = find()
+            if type(weak) is not kind or _attributes(weak) is not attributes:
+                return False
+        for owner, iterate, before in self._sequences:
+            now = list(iterate(owner))
+            if len(now) != len(before) or not all(map(still, now, before)):
                 return False
         for owner, read, items in self._others:
             if not _same_items(read(owner), items):
@@ -200,6 +220,7 @@ class StateGuard:
         return True
 
 
+_ITERABLE = frozenset({list, collections.deque, set, frozenset, collections.OrderedDict, dict})
 _made_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _derived = operator.attrgetter("__mro__", "__qualname__")  # no dict tells when these are assigned
 
@@ -210,6 +231,11 @@ def _attributes(owner: Any) -> Any:
 
 def _same_items(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
     return len(now) == len(before) and all(still(now.get(key, ABSENT), value) for key, value in before.items())
+
+
+def _copied(table: dict[Any, Any]) -> dict[Any, Any]:
+    """The items of a dict, whatever methods a subclass of the user's has."""
+    return dict(table) if type(table) is dict else DICT.read(table)
 
 
 _LIBRARIES: dict[int, _Table] = {}  # by the id of the dict, which is kept
@@ -228,12 +254,12 @@ class _Table:
         self.keys: Sequence[Any] | None = None  # in order, if the whole dict counts
 
     def note_all(self, without: frozenset[Any]) -> None:
-        items = dict(self.table)
+        items = _copied(self.table)
         self.keys = list(items)
         self.items.update((key, note(value)) for key, value in items.items() if key not in without)
 
     def holds(self) -> bool:
-        now = dict(self.table)
+        now = _copied(self.table)
         if self.keys is not None and not (len(now) == len(self.keys) and all(map(is_unchanged, now, self.keys))):
             return False
         if not self.absent.isdisjoint(now):
