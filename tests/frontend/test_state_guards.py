@@ -26,6 +26,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import foregrad
 from foregrad.errors import UnsupportedError
@@ -834,6 +835,14 @@ def what_getters_of_operator_lead_to():
 
 
 @case
+def numpy_values_among_objects():
+    steps = [nn.Identity(), np.float32(2.0), np.dtype("float32"), lambda x: x + 1]
+    yield lambda x: steps[-1](x) * float(steps[1])
+    steps[1] = np.float32(3.0)
+    yield
+
+
+@case
 def kinds_of_plain_values():
     class Text(str):
         pass
@@ -1040,3 +1049,48 @@ def test_objects_that_cannot_be_looked_at_are_refused():
         compiled = foregrad.aot_function(lambda x, reached=reached: x * 2 if reached else x, nop)
         with pytest.raises(UnsupportedError, match=words):
             compiled(plain(2))
+
+
+def tagged(factor, **attributes):
+    tensor = torch.full((2,), factor)
+    vars(tensor).update(attributes)
+    return tensor
+
+
+def test_attributes_of_a_tensor_count_wherever_it_stands():
+    held = Plain(t=tagged(1.0))
+    compiled, x = foregrad.aot_function(lambda x: x * getattr(held.t, "note", 7.0), nop), plain(2)
+    torch.testing.assert_close(compiled(x), x * 7)
+    held.t.note = 3.0
+    torch.testing.assert_close(compiled(x), x * 3)
+    held.t = tagged(1.0, note=5.0)
+    torch.testing.assert_close(compiled(x), x * 5)
+    held.t = tagged(1.0)
+    torch.testing.assert_close(compiled(x), x * 7)
+
+
+class Noting(TwoTensor):
+    """A wrapper of the user's, which can have attributes beside its tensors."""
+
+
+def noting(note, factor=1.0):
+    wrapper = Noting(torch.full((2,), factor), torch.full((2,), factor))
+    wrapper.note = note
+    return wrapper
+
+
+@pytest.mark.parametrize("where", ["found", "given"])
+def test_attributes_of_a_wrapper_count_beside_its_tensors(where):
+    held = Plain(w=noting(2.0))
+
+    def program(x, given):
+        wrapper = held.w if where == "found" else given
+        return x * wrapper.note + wrapper.a
+
+    compiled, x = foregrad.aot_function(program, nop), plain(2)
+    for note, factor in ((2.0, 1.0), (3.0, 1.0), (3.0, 4.0)):
+        held.w = noting(note, factor)
+        torch.testing.assert_close(compiled(x, held.w), x * note + factor)
+    if where == "found":
+        held.w.a = torch.full((2,), 9.0)
+        torch.testing.assert_close(compiled(x, None), x * 3 + 9)

@@ -54,7 +54,7 @@ from ..subclasses.layout import Fixed, FromLeaf, Layout
 from ..values import Remembered, is_plain, same_value, weakly
 from .module_guard import ModuleGuard
 from .patterns import ObjectPattern
-from .places import Place, Surroundings, own_attributes
+from .places import Place, Surroundings, is_users_wrapper, own_attributes
 from .tree import Tree, build_expression, write_take_apart
 
 MISS = object()  # what a program returns when a call is not for it
@@ -186,7 +186,18 @@ class GuardedEntry:
             chosen = lies_in_gradient(slot) is in_gradients
             if layout is not None and facts.recorded.same_as is None and chosen:
                 self._check_wrapper(writer, slot, layout, miss)
+                self._check_beside_wrapper(writer, slot, layout, miss)
         write_inner_tensors(writer, self.joint, in_gradients)
+
+    def _check_beside_wrapper(self, writer: Writer, slot: Primal, layout: Layout, miss: str) -> None:
+        """What is on a wrapper subclass of the user's beside its tensors and its context."""
+        real = self.joint.recording.real_tensors.get(slot)
+        if real is not None and is_users_wrapper(real):
+            names, context = layout.metadata
+            beside = AttributesBeside(vars(real), names, context)
+            _require(
+                writer, [f"{writer.bind(beside.hold, 'attributes_beside')}({writer.variable(slot)}.__dict__)"], miss
+            )
 
     def _check_wrapper(self, writer: Writer, slot: Slot, layout: Layout, miss: str) -> None:
         name = read_inner(writer, slot)
@@ -432,6 +443,28 @@ def have_no_attributes(*tensors: Tensor) -> bool:
     (True, False)
     """
     return not any(map(_attributes, tensors)) or all(own_attributes(tensor) is None for tensor in tensors)
+
+
+class AttributesBeside:
+    """Attributes of a wrapper subclass that neither are tensors in it nor stand in its context.
+
+    >>> beside = AttributesBeside({"inner": torch.ones(1), "scale": 2.0, "note": "a"}, ["inner"], (2.0,))
+    >>> beside.hold({"inner": torch.ones(1), "scale": 3.0, "note": "a"}), beside.hold({"note": "b"})
+    (True, False)
+    """
+
+    def __init__(self, attributes: dict[str, Any], inner: Sequence[str], context: Any) -> None:
+        values = [context, *(context.values() if isinstance(context, dict) else ())]
+        values += context if isinstance(context, (tuple, list)) else ()
+        known = {name for name, held in attributes.items() if any(held is value for value in values)}
+        self._known = frozenset((*inner, *known))
+        self._beside = {name: Remembered(held) for name, held in attributes.items() if name not in self._known}
+
+    def hold(self, now: dict[str, Any]) -> bool:
+        """Whether another one has the same."""
+        return (now.keys() - self._known) == self._beside.keys() and all(
+            held.equals(now[name]) for name, held in self._beside.items()
+        )
 
 
 def sharing_pattern(tensors: Sequence[Tensor]) -> tuple[int, ...]:

@@ -594,6 +594,8 @@ class Surroundings:
 
     def _visit_object(self, path: str, value: Any) -> None:
         kinds = kinds_of(value)
+        if kinds is None and is_plain(value):  # a number of numpy's, say, which its owner compares
+            return
         if kinds is None:
             why = f"is of the type {type(value).__module__}.{type(value).__qualname__}"
             self.unknown.append((path, why))
@@ -692,11 +694,13 @@ class Surroundings:
         self._enter_tensor(tensor, place.path)
         if not self._in_argument:
             self._tensors.setdefault(id(tensor), place)
-            attributes = own_attributes(tensor)
+            attributes = vars(tensor) if is_users_wrapper(tensor) else own_attributes(tensor)
             if attributes is not None and id(tensor) not in self._seen:
                 self._seen[id(tensor)] = tensor
                 self._guard.add_table(attributes, without=_compared_whole(attributes))
                 self._visit_items(place.path, attributes, DICT)
+            elif not vars(tensor):
+                self._guard.add_bare(tensor)
 
     # ------------------------------------------------------------------------------------------ settings
     def _note_settings(self) -> None:
@@ -777,6 +781,11 @@ def own_attributes(tensor: Tensor) -> dict[str, Any] | None:
     if not held or isinstance(tensor, FakeTensor) or is_wrapper(tensor):
         return None
     return None if all(name.startswith("_dynamo_") for name in held) else held
+
+
+def is_users_wrapper(tensor: Tensor) -> bool:
+    """Whether a tensor is of a wrapper subclass of the user's, who may read and set any attribute of it."""
+    return is_wrapper(tensor) and not is_library_class(type(tensor))
 
 
 def _compared_whole(items: Mapping[Any, Any]) -> list[Any]:

@@ -32,7 +32,9 @@ class _TheVery(NamedTuple):
 
 def note(value: Any) -> Any:
     """What is kept of an item of a holder; tensors are not kept alive."""
-    return _TENSOR if is_a(value, Tensor) else value
+    if not is_a(value, Tensor):
+        return value
+    return _TheVery(weakly(value)) if vars(value) else _TENSOR  # what is on another one may be different
 
 
 def _note_held(value: Any) -> Any:
@@ -53,7 +55,7 @@ def still(now: Any, before: Any) -> bool:
     if now is before:
         return True
     if before is _TENSOR:
-        return is_a(now, Tensor)
+        return is_a(now, Tensor) and not vars(now)
     return is_unchanged(now, before.find() if type(before) is _TheVery else before)
 
 
@@ -147,6 +149,10 @@ class StateGuard:
                 self.add_sequence(table)  # a new order does not count as a change of an OrderedDict
             else:
                 self._empty.append(table)
+
+    def add_bare(self, tensor: Tensor) -> None:
+        """A tensor without attributes."""
+        self._empty.append(vars(tensor))
 
     def add_identity(self, read: Callable[[], Any], value: Any) -> None:
         """A place in which there must be the very same object."""
