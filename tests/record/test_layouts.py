@@ -80,6 +80,32 @@ def test_results_of_symbolic_sizes_lie_as_in_eager(name):
     assert symbolic(program)(x).stride() == program(x).stride()
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_results_without_gradients_lie_as_in_eager(name, dynamic):
+    """Some compositions take another kernel then."""
+    program, make = PROGRAMS[name]
+    compile = foregrad.aot_module if isinstance(program, nn.Module) else foregrad.aot_function
+    x = make().detach()
+    expected, got = program(x), compile(program, nop, dynamic=dynamic)(x)
+    assert got.stride() == expected.stride() and got.storage_offset() == expected.storage_offset()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        torch.linalg.svdvals,
+        lambda x: torch.linalg.eigvalsh(x @ x.mT),
+        lambda x: torch.linalg.matrix_norm(x, "nuc"),
+        lambda x: torch.norm(x, "nuc", dim=(0, 1)),
+        torch.linalg.cond,
+    ],
+)
+def test_values_without_gradients_are_of_the_kernel_that_eager_takes(program):
+    x = plain(5, 4)
+    assert torch.equal(foregrad.aot_function(program, nop)(x), program(x))
+
+
 def test_other_sizes_lie_alike():
     """The strides of a symbolic result are computed from its sizes."""
     compiled = symbolic(lambda x: F.logsigmoid(x).view(-1))

@@ -198,7 +198,7 @@ def _capture(
     exact_guards: bool = False,
     given: Given | None = None,
 ) -> Capture:
-    arguments = list(zip(flat.paths, flat.leaves, strict=True))
+    arguments = [(str(argument.slot), leaf) for argument, leaf in zip(inputs, flat.leaves, strict=True)]
     surroundings = Surroundings(function, arguments)
     # Before anything runs: an iterator would be used up.
     refuse_unknown([*surroundings.unknown_arguments, *surroundings.changed_for_good(function, arguments)])

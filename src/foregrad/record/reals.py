@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .._torch import disable_modes, is_functorch_wrapped, set_version, without_function_modes
+from .._torch import below_autograd, disable_modes, is_functorch_wrapped, set_version, without_function_modes
 from ..errors import DataDependentError, ForegradError, UnsupportedError
 from ..ops import aten
 from ..values import PLAIN
 from .caches import Caches
+from .choosing import FUNCTIONS_THAT_CHOOSE, needs_no_gradient
 from .engine import Engine
 from .hooks import REGISTERING, Hooks
 from .inner_backward import INNER_BACKWARDS
@@ -330,7 +331,11 @@ class RealTensors(TorchFunctionMode):
         """Call a function with twins in the places of real tensors; a twin that comes back is the real tensor again."""
         if func in _ATTENDS:
             self.attends = True
-        result = func(*self._swap(args), **{name: self._swap(value) for name, value in kwargs.items()})
+        given, named = self._swap(args), {name: self._swap(value) for name, value in kwargs.items()}
+        if func in FUNCTIONS_THAT_CHOOSE and needs_no_gradient((*given, *named.values())):
+            with below_autograd():
+                return func(*given, **named)
+        result = func(*given, **named)
         if isinstance(result, Tensor) and id(result) in self._reals:
             real = self._reals[id(result)]()
             return result if real is None else real

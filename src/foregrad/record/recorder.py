@@ -38,6 +38,7 @@ from ..errors import CaptureError, DataDependentError, ForegradError, Unsupporte
 from ..functionalize.variants import call_of_twin
 from ..ops import Kind, OpInfo, op_info
 from .changes import Changes
+from .choosing import CHOOSES_BY_SUBCLASS, needs_no_gradient
 from .engine import Engine, is_empty
 from .lenient import error_missed, may_miss_errors, twin_of_refused
 from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
@@ -252,7 +253,7 @@ class Recorder(TorchDispatchMode):
         if decomposition is not None:
             with self:
                 return decomposition(*args, **kwargs)
-        if info.composite:
+        if info.composite and not (op in CHOOSES_BY_SUBCLASS and needs_no_gradient(args)):
             with self:
                 return taken_apart(op, args, kwargs)
         if info.writes_list and lists_share_memory(args, kwargs):
