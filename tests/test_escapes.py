@@ -579,6 +579,24 @@ def beside_what_is_worked_out_once():
 
 ANYWHERE = [in_a_list_of_a_closure, in_a_global_list, in_a_global_dict, in_a_tuple_in_a_dict, in_an_object]
 ANYWHERE += [in_a_variable_of_a_closure, in_a_global_variable, in_place_of_another_in_a_list, in_a_list_of_a_module]
+
+
+def test_a_full_deque_drops_what_it_holds_longest():
+    def calls(compile):
+        last = collections.deque(maxlen=2)
+
+        def program(x):
+            last.append(x * 2)
+            return x.sin()
+
+        compiled = compile(program)
+        for i in range(5):
+            compiled(torch.full((2,), float(i)))
+            yield [item.tolist() for item in last]
+
+    assert [*calls(lambda f: foregrad.aot_function(f, nop))] == [*calls(lambda f: f)]
+
+
 ANYWHERE += [in_slots, in_a_namespace, in_a_class, in_an_attribute_of_a_function, in_a_python_module, in_a_deque]
 ANYWHERE += [in_a_set, in_a_defaultdict, in_a_context_variable, in_a_thread_local, in_a_dict_by_a_forward_hook]
 ANYWHERE += [in_a_list_by_a_forward_hook, in_the_state_of_an_optimizer, beside_what_is_worked_out_once]

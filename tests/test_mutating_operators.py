@@ -323,6 +323,12 @@ def test_random_numbers_are_written(program):
     check_core(lambda x, w: ((t := x * 1), program(t), t * w)[2], plain(3, 4), leaf(3, 4))
 
 
+def test_drawing_for_a_tensor_without_elements_gives_another_tensor():
+    for x in (plain(2, 0), leaf(2, 0)):
+        check_core(lambda x: F.rrelu(x, training=True), x)
+        check_core(lambda x: F.rrelu(x * 2, training=True, inplace=True), x)
+
+
 NORMS = {
     "plain": {},
     "momentum 0.3": {"momentum": 0.3},

@@ -36,6 +36,7 @@ from .kinds import (
     CACHE,
     CELL,
     CLASS,
+    DEQUE,
     FROZENSET,
     GENERATOR,
     MAPPING,
@@ -160,10 +161,21 @@ class Noted:
         now, before = self.kind.read(self.owner), self.before
         if now.keys() == before.keys() and all(map(operator.is_, now.values(), before.values())):
             return []
+        if self.dropped:
+            return [*now][len(now) - self.dropped :]
         both = {key: (now.get(key, _ABSENT), before.get(key, _ABSENT)) for key in {**before, **now}}
         same = operator.eq if self.kind in _RANDOM_KINDS else is_unchanged
         changed = [key for key, (value, old) in both.items() if not same(value, old) and not _is_pythons(key, value)]
         return changed if changed or self.keeps_order() else [*now]
+
+    @property
+    def dropped(self) -> int:
+        """How many items a full deque has dropped for as many that came in at its end."""
+        if self.kind is not DEQUE or not len(self.before) == len(self.owner) == self.owner.maxlen:
+            return 0
+        now, before = [*self.owner], [*self.before.values()]
+        shifts = range(1, len(now) + 1)
+        return next((k for k in shifts if all(map(operator.is_, now[: len(now) - k], before[k:]))), 0)
 
     @property
     def holds_the_same(self) -> bool:
@@ -213,7 +225,7 @@ class Change:
     def escape(self, recording: Recording) -> Escape | None:
         """What a compiled call does to make the same change, if it can."""
         noted, key, value = self.noted, self.key, self.value
-        adds = key not in noted.before and noted.kind.name in _ADDING
+        adds = (key not in noted.before or noted.dropped > 0) and noted.kind.name in _ADDING
         put = _ADDING[noted.kind.name] if adds else noted.kind.put
         if put is None or value is _ABSENT or noted.in_argument or not noted.keeps_order():
             return None

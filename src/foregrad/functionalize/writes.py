@@ -79,10 +79,10 @@ def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
     _refuse_reading_results(walk, step, variant.pointwise, targets)
     if variant.op is aten.conj_physical.default and not step.args[0].is_complex():  # it would return the input itself
         variant = replace(variant, op=aten.clone.default, pointwise=False)
-    if _writes_nothing(walk, step, targets):
+    returns = variant.returns
+    if returns == len(targets) and _writes_nothing(walk, step, targets):
         fit_results(walk, step, targets)
         return
-    returns = variant.returns
     args, kwargs = variant_arguments(step.op, variant, step.args, step.kwargs, walk.device)
     if returns == 1:
         results: list[Any] | None = [_result(walk, variant, args, kwargs, targets[0])]

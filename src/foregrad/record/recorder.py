@@ -135,7 +135,7 @@ class Recorder(TorchDispatchMode):
         stack, origin = self._stack(), self._origin
         if "device" in kwargs:
             self._require_device(kwargs["device"])
-        if info.random and info.kind is Kind.WRITE and is_empty(args[0]):
+        if info.random and info.kind is Kind.WRITE and 0 in info.written and is_empty(args[0]):
             # Abstract kernels look at the dtype even where there is nothing to draw; it is a write all the same.
             return self._note(_ZERO, args[:1], {}, args[0], stack, origin)
         changes = info.kind is Kind.WRITE or info.kind is Kind.RESHAPE
