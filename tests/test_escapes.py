@@ -1211,3 +1211,44 @@ def test_tensors_are_put_under_objects_that_were_there_before():
         result = compiled(plain(1, 2) * factor)
         assert set(seen) == {layer, (layer, 1)}
         torch.testing.assert_close(seen[layer, 1], result * 2)
+
+
+def _swapped(held):
+    def program(x):
+        held["a"], held["b"] = held["b"], held["a"]
+        return x + held["a"]
+
+    return program
+
+
+def _pushed(held):
+    def program(x):
+        held.insert(0, x * 2)
+        return x + 1
+
+    return program
+
+
+def _window(held):
+    def program(x):
+        held.append(x * 2)
+        return sum(held)
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("make", "start"),
+    [
+        (_swapped, lambda: {"a": plain(2), "b": plain(2) + 1}),
+        (_pushed, lambda: [plain(2), plain(2) * 3]),
+        (_window, lambda: collections.deque([plain(2), plain(2) * 3], maxlen=2)),
+    ],
+)
+def test_tensors_that_the_program_found_are_put_elsewhere_unused(make, start):
+    compiled_on, eager_on = start(), start()
+    compiled, eager = foregrad.aot_function(make(compiled_on), nop), make(eager_on)
+    for factor in (1, 2, 3):
+        torch.testing.assert_close(compiled(plain(2) * factor), eager(plain(2) * factor))
+        held = [[*(kept.values() if isinstance(kept, dict) else kept)] for kept in (compiled_on, eager_on)]
+        torch.testing.assert_close(*held)

@@ -235,8 +235,8 @@ def _capture(
             if survivors:
                 raise escape_error(survivors[0], recording)
             result = flatten(recording.result, "output")
-            recording.adopt_results(result.leaves)
             escapes = snapshot.assigned(recording)
+            recording.adopt_results([*result.leaves, *(leaf for escape in escapes for leaf in escape.leaves)])
             if config.is_export:
                 buffers = [place for argument, place in state if isinstance(argument.slot, Buffer)]
                 escapes = assigned_buffers(escapes, buffers)

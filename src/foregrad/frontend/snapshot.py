@@ -310,10 +310,11 @@ class Snapshot:
         return [Change(noted, key) for noted in self._perhaps_changed() for key in noted.changed()]
 
     def _perhaps_changed(self) -> list[Noted]:
-        perhaps = [noted for noted in self._noted if noted.table is None or noted.version != dict_version(noted.table)]
+        perhaps: list[Noted] = []  # attributes of modules first: what is in them has longer names
         for parts, name, table, version, before, in_argument in self._tables:
             if version != dict_version(table) or type(table) is not dict:  # the order of others may change alone
                 perhaps.append(Noted(Holder(_join(parts.path, name), table, _MODULE, in_argument), before))
+        perhaps += [n for n in self._noted if n.table is None or n.version != dict_version(n.table)]
         for parts, _ in self._modules:
             if any(parts.empty):
                 for filled in [container for container in parts.empty if container]:
