@@ -412,6 +412,11 @@ def _no_search_for_nan() -> contextlib.AbstractContextManager[Any]:
     return torch.autograd.set_detect_anomaly(True, check_nan=False)
 
 
+def saved_hooks_are_on() -> bool:
+    """Whether hooks of the caller's get every tensor that is saved: no public function tells (2.11 to 2.13)."""
+    return _autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 @contextlib.contextmanager
 def recording_autograd() -> Iterator[None]:
     """Autograd as a recording needs it: views replayed, on this thread, without the caller's saved-tensor hooks."""

@@ -111,7 +111,6 @@ CASES = {
     "memoryview": (memoryview(b"a"), ["memoryview"]),
     "text in memory": (io.StringIO(), ["file in memory"]),
     "bytes in memory": (io.BytesIO(), ["file in memory"]),
-    "event": (threading.Event(), ["object"]),
     "file": (sys.stdout, []),
     "generator of torch": (torch.Generator(), []),
     "operator": (torch.ops.aten.add, []),

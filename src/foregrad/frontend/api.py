@@ -18,6 +18,7 @@ from ..runtime.program import assemble
 from ..slots import GradOf, Inner, Input
 from .capturing import Capture, capture_call, capture_flat, state_of
 from .compiled import Compiled, Specialization
+from .lives import Lives
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
@@ -216,7 +217,7 @@ def aot_module_simplified(
         program = assemble(captured.joint, resolved, entry)
     captured.joint.recording.release_arguments()
     call = fake_at_first(program, entry.boxed) if first_call_is_fake() else program.call
-    return _with_module_methods(call, mod, Specialization(program), entry.boxed)
+    return _with_module_methods(call, mod, Specialization(program, Lives()), entry.boxed)
 
 
 def _wants_boxed_calls(mod: nn.Module) -> bool:

@@ -188,7 +188,7 @@ def _checks(around: Surroundings) -> Iterator[Callable[[], bool]]:
     if around.guards_state:
         yield around.state.holds
     if around.modules:
-        yield ModuleGuard(list(around.modules.values())).holds
+        yield ModuleGuard(list(around.modules.values()), around.lives).holds
 
 
 def _comparing(place: Place, equals: Callable[[Any], bool]) -> Callable[[], bool]:

@@ -48,6 +48,14 @@ def is_library_class(kind: type) -> bool:
     return found is kind or not kind.__dictoffset__ or kind.__module__.partition(".")[0] in ("torch", "foregrad")
 
 
+def found_where_it_says(kind: type) -> bool:
+    """Whether a class is in the Python module that it names, under its name; none of the user's code runs."""
+    found: Any = sys.modules.get(kind.__module__)
+    for part in kind.__qualname__.split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    return found is kind
+
+
 def is_library_module(module: types.ModuleType) -> bool:
     """Whether a Python module belongs to Python, torch, numpy or us."""
     if type(module) is not types.ModuleType and in_a_library(type(module).__module__):

@@ -39,6 +39,7 @@ from ..slots import Buffer, Hidden, Input, Param, Primal, Tangent
 from .backward_state import BackwardGuards
 from .calls import code_that_runs
 from .hook_state import refuse_private_state
+from .lives import Lives
 from .module_guard import ModuleGuard
 from .places import Place, Surroundings, refuse_unknown
 from .snapshot import Snapshot, assigned_buffers
@@ -202,7 +203,8 @@ def _capture(
     surroundings = Surroundings(function, arguments)
     # Before anything runs: an iterator would be used up.
     refuse_unknown([*surroundings.unknown_arguments, *surroundings.changed_for_good(function, arguments)])
-    modules = ModuleGuard(list(surroundings.modules.values())) if surroundings.modules else None
+    lives = Lives()
+    modules = ModuleGuard(list(surroundings.modules.values()), lives) if surroundings.modules else None
     found = [argument for argument, _ in state]
     hidden: dict[Hidden, Place] = {}
 
@@ -260,7 +262,12 @@ def _capture(
     if ran is not None:
         surroundings = Surroundings(function, arguments, ran)
     refuse_unknown(surroundings.unknown)
-    surroundings.fix(effect.owner for effect in joint.effects if isinstance(effect, Assigned))
+    surroundings.lives.join(lives)
+    surroundings.lives.when_gone(hidden.clear)
+    owners = [effect.owner for effect in joint.effects if isinstance(effect, Assigned)]
+    surroundings.fix(owner.find() for owner in owners)
+    for owner in owners:
+        surroundings.lives.when_gone(owner.release)
     places = tuple((a.slot, place) for a, place in state)
     return Capture(joint, flat, result, places, hidden, surroundings, modules, tuple(shared))
 

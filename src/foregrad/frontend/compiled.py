@@ -33,6 +33,7 @@ from ..schemas import ViewAndMutationMeta
 from ..slots import Input
 from .capturing import Capture, capture_call, show_joint
 from .guards import MISS, GuardedEntry
+from .lives import Lives
 from .tree import flatten
 
 _TRIES = 3  # another thread may change what the guards look at, between the recording and the call
@@ -43,9 +44,15 @@ log = logging.getLogger("foregrad")
 class Specialization:
     """One compiled program of a callable, for one set of facts about its arguments."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, lives: Lives) -> None:
         self._program = program
+        self._lives = lives
         self.call = program.call
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether an object that the program depends on is gone, so that no call will ever fit."""
+        return self._lives.is_gone
 
     @property
     def metadata(self) -> ViewAndMutationMeta:
@@ -147,9 +154,10 @@ class Compiled:
                 result = call(args, kwargs)
                 if result is not MISS:
                     return result
-            if len(self.specializations) >= self.config.options.max_specializations:
+            self._forget_those_gone()
+            if len(self._calls) >= self.config.options.max_specializations:
                 return self._give_up(
-                    f"was compiled {len(self.specializations)} times for different arguments; from now on it runs "
+                    f"was compiled {len(self._calls)} times for different arguments; from now on it runs "
                     "eagerly where no program fits. Raise foregrad.config.max_specializations, or compile with "
                     "dynamic=True.",
                     args,
@@ -180,9 +188,16 @@ class Compiled:
             program = assemble(capture.joint, self.config, guarded_entry(capture))
             capture.joint.recording.release_arguments()
             capture.surroundings.release()
-        self.specializations.append(Specialization(program))
+        self.specializations.append(Specialization(program, capture.surroundings.lives))
         self._calls = (program.call, *self._calls)
         return program.call
+
+    def _forget_those_gone(self) -> None:
+        """Programs that no call can fit any more are not tried again; a few are kept, to be looked at."""
+        self._calls = tuple([known.call for known in reversed(self.specializations) if not known.is_gone])
+        kept = self.config.options.max_specializations
+        gone = [known for known in self.specializations if known.is_gone][:-kept]
+        self.specializations[:] = [known for known in self.specializations if known not in gone]
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
         """Record the program; where symbols lead into what torch cannot do with them, with fixed numbers instead."""

@@ -156,7 +156,9 @@ class GuardedEntry:
         around = self.surroundings
         conditions = [equality(writer, self._read(writer, place), value) for place, value in around.plain]
         for place, value in around.fixed:
-            conditions.append(f"{self._read(writer, place)} is {writer.bind(value, 'fixed')}")
+            read = self._read(writer, place)
+            known = around.lives.knows(value)
+            conditions.append(f"id({read}) == {id(value)}" if known else f"{read} is {self._bind(writer, value)}")
         if around.guards_state:
             conditions.append(f"{writer.bind(around.state.holds, 'state_unchanged')}()")
         if self.modules is not None:
@@ -174,7 +176,7 @@ class GuardedEntry:
                 conditions.append(equality(writer, writer.variable(slot), seen))
         _require(writer, conditions, miss)
         for slot, pattern in objects.items():  # of a tensor, these are the attributes that it was given
-            name, match = writer.variable(slot), writer.bind(pattern.match, f"match_{pattern.kind.__name__}")
+            name, match = writer.variable(slot), writer.bind(pattern.match, f"match_{pattern.name}")
             value = f"getattr({name}, '__dict__', None)" if slot in self._tensor_slots() else name
             writer.line(f"{name}_tensors = {match}({value})")
             writer.line(f"if {name}_tensors is None: {miss}")
@@ -232,7 +234,15 @@ class GuardedEntry:
     def _read(self, writer: Writer, place: Place) -> str:
         if place.how == "argument":
             return place.expression(f"{writer.variable(self.inputs[place.owner])}_tensors", str(place.key))
-        return place.expression(writer.bind(place.owner, "place"), literal(writer, place.key))
+        if place.how == "attribute":  # of an object that is not kept alive
+            return place.expression(f"{writer.bind(self.surroundings.lives.hold(place.owner), 'place')}()", "")
+        return place.expression(self._bind(writer, place.owner), literal(writer, place.key))
+
+    def _bind(self, writer: Writer, owner: Any) -> str:
+        """A name for a place, which is let go when the program can no longer run."""
+        name = writer.bind(owner, "place")
+        self.surroundings.lives.when_gone(functools.partial(writer.rebind, name, None))
+        return name
 
     def _real(self, facts: InputFacts) -> Tensor:
         return self.joint.recording.real_tensors[facts.recorded.slot]

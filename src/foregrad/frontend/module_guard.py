@@ -13,8 +13,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from .._torch import dict_version, global_module_hooks
-from ..values import Remembered, is_plain, is_unchanged
+from ..values import Remembered, is_plain
+from .lives import Lives
 from .module_parts import ModuleParts
+from .state_guard import note, still
 
 _ABSENT = object()
 
@@ -22,33 +24,34 @@ _ABSENT = object()
 class _Facts:
     """What a program may depend on in a module. Parameters and buffers themselves are read at each call."""
 
-    __slots__ = ("_attributes", "_children", "_hooks", "_module", "_state", "_tensors")
+    __slots__ = ("_attributes", "_children", "_containers", "_find", "_hooks", "_state", "_tensors")
 
-    def __init__(self, parts: ModuleParts) -> None:
-        module = self._module = parts.module
-        self._attributes = dict(vars(module))
-        self._tensors = [name for name in parts.others if isinstance(self._attributes.get(name), Tensor)]
+    def __init__(self, parts: ModuleParts, lives: Lives) -> None:
+        module, others = parts.module, dict(vars(parts.module))
+        self._find = lives.hold(module)
+        self._tensors = [name for name in parts.others if isinstance(others.get(name), Tensor)]
         for name in self._tensors:  # which are inputs, too
-            self._attributes.pop(name, None)
-        self._children = dict(module._modules)
-        self._hooks = _hooks(parts)
+            others.pop(name, None)
+        # The contents of containers are compared apart.
+        self._containers = {name: value for name, value in others.items() if isinstance(value, (list, dict, set))}
+        self._attributes = {name: note(value, lives) for name, value in others.items() if name not in self._containers}
+        self._children = noted_items(module._modules, lives)
+        self._hooks = [noted_items(table, lives) for table in _hooks(parts)]
         self._state = _state(module)
 
     def hold(self) -> bool:
-        module, now = self._module, vars(self._module)
-        if len(now) != len(self._attributes) + len(self._tensors):
+        module = self._find()
+        now = vars(module)
+        if len(now) != len(self._attributes) + len(self._containers) + len(self._tensors):
             return False
-        for name, before in self._attributes.items():
-            value = now.get(name, _ABSENT)
-            container = isinstance(before, (list, dict, set))  # whose contents are compared apart
-            if value is not before if container else not is_unchanged(value, before):
-                return False
         hooks = _hooks(ModuleParts("", module))
         return (
-            all(isinstance(now.get(name), Tensor) for name in self._tensors)
-            and same_items(module._modules, self._children)
+            all(now.get(name) is before for name, before in self._containers.items())
+            and all(still(now.get(name, _ABSENT), before) for name, before in self._attributes.items())
+            and all(isinstance(now.get(name), Tensor) for name in self._tensors)
+            and still_holds(module._modules, self._children)
             and len(hooks) == len(self._hooks)
-            and all(map(same_items, hooks, self._hooks))
+            and all(map(still_holds, hooks, self._hooks))
             and _state(module) == self._state
         )
 
@@ -61,49 +64,69 @@ def _state(module: nn.Module) -> list[tuple[str, bool]]:
     return [(name, tensor is None) for name, tensor in (*module._parameters.items(), *module._buffers.items())]
 
 
-def same_items(table: Mapping[Any, Any], before: Mapping[Any, Any]) -> bool:
-    """Whether two tables hold the same objects under the same names, in the same order."""
-    return [*table] == [*before] and all(map(operator.is_, table.values(), before.values()))
+def noted_items(table: Mapping[Any, Any], lives: Lives) -> dict[Any, Any]:
+    """What is kept of a table of modules or hooks."""
+    return {name: note(value, lives) for name, value in table.items()}
+
+
+def still_holds(table: Mapping[Any, Any], before: Mapping[Any, Any]) -> bool:
+    """Whether a table holds the same objects under the same names, in the same order."""
+    return [*table] == [*before] and all(map(still, table.values(), before.values()))
 
 
 class ModuleGuard:
     """Facts about the modules that a program called, and a fast way to see that they still hold."""
 
-    def __init__(self, modules: Sequence[ModuleParts]) -> None:
-        self._modules = [parts.module for parts in modules]
-        self._types = list(map(type, self._modules))
-        self._attributes = list(map(vars, self._modules))
+    def __init__(self, modules: Sequence[ModuleParts], lives: Lives) -> None:
+        self._lives = lives
+        for parts in modules:
+            lives.hold(type(parts.module))
+        self._modules = [lives.hold(parts.module) for parts in modules]
+        self._types = [id(type(parts.module)) for parts in modules]
+        self._attributes = [vars(parts.module) for parts in modules]
+        self._tables: list[dict[Any, Any]] = []
+        self._versions: list[int] = []
+        self._empty: list[dict[Any, Any] | set[Any]] = []
+        self._global_hooks: list[dict[Any, Any]] = []
         self._note_tables(modules)
-        self._facts = list(map(_Facts, modules))
+        self._facts = [_Facts(parts, lives) for parts in modules]
         values = [value for parts in modules for _, value in parts.containers]
         self._containers = [(value, Remembered(value)) for value in values if is_plain(value)]
+        lives.when_gone(self._release)
+
+    def _release(self) -> None:
+        self._modules, self._attributes, self._facts, self._containers = [], [], [], []
+        self._tables, self._empty, self._global_hooks = [], [], []
 
     def _note_tables(self, modules: Sequence[ModuleParts]) -> None:
         hooks = global_module_hooks()
-        self._global_hooks = list(map(dict, hooks))
+        self._global_hooks = [noted_items(table, self._lives) for table in hooks]
         filled = [(table, dict_version(table)) for table in hooks if table]
         filled += [(table, version) for parts in modules for _, table, version in parts.filled]
         self._tables, self._versions = [table for table, _ in filled], [version for _, version in filled]
-        self._empty: list[dict[Any, Any] | set[Any]] = [table for table in hooks if not table]
+        self._empty = [table for table in hooks if not table]
         for parts in modules:
             self._empty += parts.empty
 
     def holds(self) -> bool:
         """Whether every fact is as it was."""
+        if self._lives.is_gone:
+            return False
         for container, before in self._containers:
             if not before.equals(container):
                 return False
-        if list(map(type, self._modules)) != self._types:
+        modules = list(map(operator.call, self._modules))
+        if list(map(id, map(type, modules))) != self._types:
             return False
-        if not all(map(operator.is_, map(vars, self._modules), self._attributes)):
+        if not all(map(operator.is_, map(vars, modules), self._attributes)):
             return False
         if any(self._empty):
             return self._look_again()
         return list(map(dict_version, self._tables)) == self._versions or self._look_again()
 
     def _look_again(self) -> bool:
-        modules = [ModuleParts("", module) for module in self._modules]
-        same_hooks = all(map(same_items, global_module_hooks(), self._global_hooks))
+        modules = [ModuleParts("", find()) for find in self._modules]
+        same_hooks = all(map(still_holds, global_module_hooks(), self._global_hooks))
         if not same_hooks or not all(facts.hold() for facts in self._facts):
             return False
         self._note_tables(modules)

@@ -49,7 +49,7 @@ class Is:
 class Parts:
     """An object that is looked into: for each kind that it is of, its keys and what is there."""
 
-    kind: type
+    kind: Callable[[], Any]  # the class, which may have been made for this object
     parts: tuple[tuple[Kind, tuple[tuple[Pattern, Pattern], ...]], ...]
 
 
@@ -73,7 +73,7 @@ class ObjectPattern:
         self._pattern = taking.take(value)
         self.tensors: Sequence[Tensor] = taking.tensors
         self.unknown = taking.unknown  # types of parts that nothing is known about
-        self.kind = type(value)
+        self.name = type(value).__name__
 
     def release(self) -> None:
         """Let go of the tensors that the pattern was made from."""
@@ -125,7 +125,7 @@ class _Taking:
             self.unknown.append(type(value))
         if not kinds:
             return Is(weakly(value))
-        return Parts(type(value), tuple((kind, self._items(kind, value)) for kind in kinds))
+        return Parts(weakly(type(value)), tuple((kind, self._items(kind, value)) for kind in kinds))
 
     def _items(self, kind: Kind, value: Any) -> tuple[tuple[Pattern, Pattern], ...]:
         return tuple((self.take(key), self.take(item)) for key, item in _items(kind, value))
@@ -159,7 +159,7 @@ class _Matching:
             case Is(find):
                 return find() is value
             case Parts(kind, parts):
-                if type(value) is not kind or id(value) in self._known:
+                if type(value) is not kind() or id(value) in self._known:
                     return False
                 return all(self._match_items(of, items, value) for of, items in parts)
         return False

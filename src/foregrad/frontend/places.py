@@ -26,12 +26,13 @@ from torch import Tensor, nn
 from .._torch import FakeTensor, SettingProperty, global_module_hooks, settings_modules
 from ..errors import ForegradError, UnsupportedError
 from ..subclasses.layout import is_wrapper
-from ..values import PLAIN, SETTLED, is_plain
+from ..values import PLAIN, SETTLED, is_plain, weakly
 from .calls import (
     ANY_MODULE,
     READ_NAMESPACE,
     CodeThatRan,
     Names,
+    found_where_it_says,
     is_library_class,
     is_library_function,
     is_library_module,
@@ -79,6 +80,7 @@ from .kinds import (
     remembers_tensors,
     size_of,
 )
+from .lives import Lives
 from .module_parts import ModuleParts
 from .patterns import ObjectPattern
 from .state_guard import ABSENT, StateGuard
@@ -91,13 +93,18 @@ class Place(NamedTuple):
     """A place that can be read again: a cell, an item of a container, an attribute, or the object itself.
 
     "argument" is a tensor in an argument that is an object: the owner is the number of the leaf, the key that of the
-    tensor in it.
+    tensor in it. The owner of an attribute is not kept alive.
     """
 
-    owner: Any
+    held: Any  # the owner, or what leads to it
     how: Literal["cell", "item", "attribute", "held", "argument"]
     key: Any
     path: str  # in the user's words
+
+    @property
+    def owner(self) -> Any:
+        """What the place belongs to."""
+        return self.held() if self.how == "attribute" else self.held
 
     def expression(self, owner: str, key: str) -> str:
         """Python text that reads the place."""
@@ -151,7 +158,8 @@ class Surroundings:
         self.cells: list[tuple[str, types.CellType]] = []
         self.fixed: list[tuple[Place, Any]] = []  # what is in cells
         self.stored_globals: list[tuple[str, dict[str, Any], str]] = []
-        self.state = StateGuard()
+        self.lives = Lives()
+        self.state = StateGuard(self.lives)
         self.holders: list[Holder] = []
         self.tensors: list[tuple[str, Tensor]] = []  # which the program may put attributes on
         self.modules: dict[int, ModuleParts] = {}  # by id
@@ -178,10 +186,9 @@ class Surroundings:
         self._seen_classes: set[tuple[int, bool]] = set()
         self._seen_globals: dict[int, set[str]] = {}  # by the id of a namespace
         self._computes_names = False
-        self._aside = StateGuard()
+        self._aside = StateGuard(Lives())
         self._in_argument = False
         self._named: dict[type, frozenset[str]] = {}  # see _may_read
-        self._weak: set[int] = set()  # ids of objects that were found by weak references
         self._private: set[int] = set()  # ids of functions that are reached through arguments only
         with looked_at():
             self._walk(root, arguments)
@@ -260,6 +267,12 @@ class Surroundings:
 
     def release(self) -> None:
         """Let go of everything that only a recording needs; no argument stays alive."""
+        self.plain.clear()
+        self.fixed.clear()
+        self.stored_globals.clear()
+        self.modules.clear()
+        self._state.clear()
+        self._tables.clear()
         self.holders.clear()
         self.cells.clear()
         self.tensors.clear()
@@ -270,7 +283,7 @@ class Surroundings:
         self._functions.clear()
         self._namespaces.clear()
         self._unnamed.clear()
-        self._aside = StateGuard()
+        self._aside = StateGuard(Lives())
         for pattern in self.patterns.values():
             pattern.release()
 
@@ -454,7 +467,10 @@ class Surroundings:
             self._seen_classes.add((id(base), called))
             if is_library_class(base):
                 if base.__module__.startswith("torch."):
-                    self._guard.add_library(class_dict(base))
+                    if found_where_it_says(base):
+                        self._guard.add_library(class_dict(base))
+                    else:  # it was made for one module (parametrizations), and goes with that
+                        self._guard.add_class(base)
                     self._enter_library(base.__module__)
                     self._enter_library("torch.nn.functional")
                 continue
@@ -480,9 +496,9 @@ class Surroundings:
                 continue
             path = f"{kind.__qualname__}.{name}"
             if is_a(value, Tensor):
-                self._found(value, Place(kind, "attribute", name, path))
+                self._found(value, Place(weakly(kind), "attribute", name, path))
             elif _may_hold_state(value) and not name.startswith("__"):
-                self._visit_value(Place(kind, "attribute", name, path), value)
+                self._visit_value(Place(weakly(kind), "attribute", name, path), value)
 
     def _enter_subclasses(self) -> None:
         """A program that asks classes for their subclasses finds those of any class of the user's."""
@@ -649,7 +665,7 @@ class Surroundings:
             if is_a(value, collections.OrderedDict):  # which does not count a new order as a change
                 self._guard.add_sequence(value)
         elif kind is OBJECT:
-            self._guard.add_object(value, _compared_whole(attributes_of(value)), kept=id(value) not in self._weak)
+            self._guard.add_object(value, without=_compared_whole(attributes_of(value)))
         elif kind in (LIST, DEQUE, SET, FROZENSET):
             self._guard.add_sequence(value)
         elif kind in _HOLD_NUMBERS and size_of(value, kind) > _MOST_BYTES:
@@ -672,11 +688,9 @@ class Surroundings:
             elif table is not None and key in table:
                 place = Place(table, "item", key, full)
             elif kind.is_attribute and str(key).isidentifier():
-                place = Place(owner, "attribute", key, full)
+                place = Place(weakly(owner), "attribute", key, full)
             else:
                 place = Place(item, "held", None, full)
-            if kind is WEAK:
-                self._weak.add(id(item))
             if kind is DICT or kind is OBJECT:
                 self._visit_value(place, item)
             else:

@@ -1,9 +1,10 @@
 """Notice when Python state that a program reads is no longer what it was.
 
 Every holder of state (see `kinds`) is compared shallowly: plain values by equality, tensors only by being there (they
-are inputs, and checked as such), anything else by identity; what an object leads to is a holder of its own. Python
-numbers the versions of a dict: as long as none has changed, items of dicts are not looked at. A namespace of a large
-library costs one comparison at each call, however many of its names a program may read.
+are inputs, and checked as such), anything else by identity; what an object leads to is a holder of its own. Objects are
+not kept alive by being compared (see `lives`). Python numbers the versions of a dict: as long as none has changed,
+items of dicts are not looked at. A namespace of a large library costs one comparison at each call, however many of its
+names a program may read.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from .._torch import dict_version
-from ..values import is_unchanged, weakly
-from .kinds import DICT, WEAK, Kind, attributes_of, class_dict, has_attributes, has_slots, is_a, slots_of
+from ..values import PLAIN, is_plain, is_unchanged, weakly
+from .calls import found_where_it_says
+from .kinds import ACCESSOR, DICT, Kind, attributes_of, class_dict, has_attributes, has_slots, is_a, slots_of
+from .lives import Lives
 
 ABSENT = object()
 _TENSOR = object()
@@ -30,55 +33,124 @@ class _TheVery(NamedTuple):
     find: Callable[[], Any]
 
 
-def note(value: Any) -> Any:
-    """What is kept of an item of a holder; tensors are not kept alive."""
-    if not is_a(value, Tensor):
+class _Known:
+    """An object that is known by its id, and not kept alive."""
+
+    __slots__ = ("id",)
+
+    def __init__(self, value: Any) -> None:
+        self.id = id(value)
+
+
+class _Made:
+    """An object that never changes, and is known by what it was made of."""
+
+    __slots__ = ("kind", "parts")
+
+    def __init__(self, value: Any, lives: Lives) -> None:
+        lives.hold(type(value))
+        self.kind = id(type(value))
+        self.parts = [_note_held(part, lives) for part in _parts_of(value)]
+
+    def equals(self, value: Any) -> bool:
+        """Whether another object is made in the same way of the same."""
+        if id(type(value)) != self.kind:
+            return False
+        parts = _parts_of(value)
+        return len(parts) == len(self.parts) and all(map(still, parts, self.parts))
+
+
+_ACCESSORS = (staticmethod, classmethod, property)
+_OF_A_CLASS = (types.GetSetDescriptorType, types.MemberDescriptorType)  # which lead to the class that they are in
+
+
+def _parts_of(value: Any) -> list[Any]:
+    """What an object was made of that never changes."""
+    if is_a(value, tuple):
+        return list(tuple.__iter__(value))
+    if type(value) is types.MethodType:  # which may be made anew whenever somebody asks for it
+        return [value.__self__, value.__func__]
+    return [value.__name__] if is_a(value, _OF_A_CLASS) else list(ACCESSOR.read(value).values())
+
+
+def _never_changes(value: Any) -> bool:
+    kind = type(value)
+    if issubclass(kind, tuple):
+        return not has_attributes(kind)
+    return kind in _ACCESSORS or kind in _OF_A_CLASS or kind is types.MethodType
+
+
+def note(value: Any, lives: Lives) -> Any:
+    """What is kept of an item of a holder; neither tensors nor other objects are kept alive, if that can be."""
+    if type(value) in PLAIN:
         return value
-    return _TheVery(weakly(value)) if vars(value) else _TENSOR  # what is on another one may be different
+    if is_a(value, Tensor):
+        return _TheVery(weakly(value)) if vars(value) else _TENSOR  # what is on another one may be different
+    if is_plain(value):
+        return value
+    if _never_changes(value):
+        return _Made(value, lives)
+    return _Known(value) if lives.knows(value) else value
 
 
-def _note_held(value: Any) -> Any:
+def _note_held(value: Any, lives: Lives) -> Any:
     """The same, where a call cannot ask the holder for a certain item: any tensor in it is known by its identity."""
-    return _TheVery(weakly(value)) if is_a(value, Tensor) else value
-
-
-def _note_weakly(value: Any) -> Any:
-    """What is kept of something that its holder does not keep alive either."""
-    if type(value) is not types.MethodType:
-        return _TheVery(weakly(value))
-    owner, function = weakly(value.__self__), weakly(value.__func__)
-    return _TheVery(lambda: types.MethodType(function(), owner()))
+    return _TheVery(weakly(value)) if is_a(value, Tensor) else note(value, lives)
 
 
 def still(now: Any, before: Any) -> bool:
     """Whether an item is what it was."""
     if now is before:
         return True
-    if before is _TENSOR:
-        return is_a(now, Tensor) and not vars(now)
-    return is_unchanged(now, before.find() if type(before) is _TheVery else before)
+    kind = type(before)
+    if kind is _Known:
+        return id(now) == before.id
+    if kind is _Made:
+        return bool(before.equals(now))
+    if kind is _TheVery:
+        return before.find() is now
+    return is_a(now, Tensor) and not vars(now) if before is _TENSOR else is_unchanged(now, before)
 
 
 class StateGuard:
     """State that a program reads, as it was when the program was recorded."""
 
-    def __init__(self) -> None:
+    def __init__(self, lives: Lives) -> None:
+        self._lives = lives
         self._tables: dict[int, _Table] = {}  # by the id of the dict
-        self._objects: list[Any] = []
-        self._functions: list[types.FunctionType] = []
-        self._sequences: list[tuple[Any, Callable[[Any], Iterator[Any]], tuple[Any, ...]]] = []  # how they are read
-        self._weak_objects: list[tuple[Callable[[], Any], type, Any]] = []  # with their class and their attributes
-        self._others: list[tuple[Any, Any, dict[Any, Any]]] = []  # an owner, how it is read, what it held
+        self._objects: list[Callable[[], Any]] = []
+        self._functions: list[Callable[[], Any]] = []
+        # An owner, how it is read, what it held.
+        self._sequences: list[tuple[Callable[[], Any], Callable[[Any], Iterator[Any]], tuple[Any, ...]]] = []
+        self._others: list[tuple[Callable[[], Any], Any, dict[Any, Any]]] = []
         self._empty: list[dict[Any, Any]] = []  # of functions, mostly: no attribute was ever given to them
         self._settings: list[tuple[Callable[[], Any], Any]] = []
         self._identities: list[tuple[Callable[[], Any], Any]] = []
         self._classes: dict[int, type] = {}  # of the user's, by id
+        self._loose: dict[int, _LooseClass] = {}
+        self._dicts: list[dict[Any, Any]] = []
+        self._versions: list[int] = []
+        self._types: list[int] = []  # ids
+        self._attributes: list[Any] = []
+        self._made_of: list[Any] = []
+        self._derived: list[Any] = []
         self.holds: Callable[[], bool]  # once everything was added
+        lives.when_gone(self._release)
+
+    def _release(self) -> None:
+        """Let go of everything: nothing is as it was."""
+        self._tables.clear()
+        self._loose.clear()
+        for held in (self._dicts, self._objects, self._functions, self._attributes, self._made_of, self._derived):
+            held.clear()
+        self._sequences.clear()
+        self._others.clear()
+        self._identities.clear()
 
     # ------------------------------------------------------------------------------------------ collecting
     def add_item(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         """An item of a dict, or ABSENT."""
-        self._table(table).items[key] = note(value)
+        self._table(table).items[key] = note(value, self._lives)
 
     def add_absent(self, table: dict[Any, Any], names: frozenset[str]) -> None:
         """Names that a program may look up in a dict and would not find."""
@@ -86,7 +158,7 @@ class StateGuard:
 
     def add_table(self, table: dict[Any, Any], without: Iterable[Any] = ()) -> None:
         """A whole dict, in its order; the values of some keys are compared elsewhere."""
-        self._table(table).note_all(frozenset(without))
+        self._table(table).note_all(frozenset(without), self._lives)
 
     def add_library(self, table: dict[Any, Any]) -> None:
         """A namespace or a class of torch's, which holds no tensors; what was noted of it once serves all programs."""
@@ -106,40 +178,49 @@ class StateGuard:
         noting = note if is_a(owner, (list, collections.deque)) else _note_held
         base = next(base for base in type(owner).__mro__ if base in _ITERABLE)
         iterate: Callable[[Any], Iterator[Any]] = vars(base)["__iter__"]
-        self._sequences.append((owner, iterate, tuple(map(noting, iterate(owner)))))
+        items = tuple([noting(item, self._lives) for item in iterate(owner)])
+        self._sequences.append((self._lives.hold(owner), iterate, items))
 
-    def add_object(self, owner: Any, without: Iterable[Any] = (), kept: bool = True) -> None:
-        """An object of a class of Python's, which may be one not to be kept alive: its class and its attributes."""
+    def add_object(self, owner: Any, without: Iterable[Any] = ()) -> None:
+        """An object of a class of Python's: its class and its attributes."""
         slots = slots_of(owner)
+        self._lives.hold(type(owner))
+        self._objects.append(self._lives.hold(owner))
         if has_attributes(type(owner)):
             self.add_table(attributes_of(owner), without)
-        if kept or slots:
-            self._objects.append(owner)
-        else:
-            self._weak_objects.append((weakly(owner), type(owner), _attributes(owner)))
         if slots or has_slots(type(owner)):
-            self._others.append((owner, slots_of, {name: note(value) for name, value in slots.items()}))
+            self._others.append((self._lives.hold(owner), slots_of, self._noted(slots)))
 
     def add_other(self, owner: Any, kind: Kind) -> None:
         """Anything else that can be read."""
-        noting = _note_weakly if kind is WEAK else _note_held
-        self._others.append((owner, kind.read, {key: noting(value) for key, value in kind.read(owner).items()}))
+        items = {key: _note_held(value, self._lives) for key, value in kind.read(owner).items()}
+        self._others.append((self._lives.hold(owner), kind.read, items))
 
     def add_function(self, function: types.FunctionType) -> None:
         """Code, defaults and attributes of a function."""
-        self._functions.append(function)
-        if function.__kwdefaults__:
-            self.add_table(function.__kwdefaults__)
+        if is_plain(function.__defaults__) and is_plain(function.__kwdefaults__):
+            self._functions.append(self._lives.hold(function))
+            if function.__kwdefaults__:
+                self.add_table(function.__kwdefaults__)
+        else:
+            self._others.append((self._lives.hold(function), _parts_in_code, self._noted(_parts_in_code(function))))
         if vars(function):
             self.add_table(vars(function))
         else:
             self._empty.append(vars(function))
 
+    def _noted(self, items: dict[Any, Any]) -> dict[Any, Any]:
+        return {key: note(value, self._lives) for key, value in items.items()}
+
     def add_class(self, kind: type) -> None:
         """What a class itself defines."""
-        if id(kind) not in self._classes:
+        if id(kind) in self._classes or id(kind) in self._loose:
+            return
+        if found_where_it_says(kind):
             self._classes[id(kind)] = kind
             self.add_table(class_dict(kind))
+        else:
+            self._loose[id(kind)] = _LooseClass(kind, self._lives)
 
     def add_hooks(self, tables: Iterable[dict[Any, Any]]) -> None:
         """Dicts of functions that are called in order; nearly always there are none."""
@@ -166,12 +247,13 @@ class StateGuard:
         """Everything was added; gives whether there is anything to compare."""
         self._dicts = [table.table for table in self._tables.values()]
         self._versions = [table.version for table in self._tables.values()]
-        self._types = list(map(type, self._objects))
-        self._attributes = list(map(_attributes, self._objects))
-        self._made_of = list(map(_made_of, self._functions))
+        objects = list(map(_find, self._objects))
+        self._types = list(map(id, map(type, objects)))
+        self._attributes = list(map(_attributes, objects))
+        self._made_of = list(map(_made_of, map(_find, self._functions)))
         self._derived = list(map(_derived, self._classes.values()))
-        objects = (self._objects, self._weak_objects)
-        self._holds_more = any((*objects, self._sequences, self._others, self._settings, self._identities))
+        held = (self._objects, self._loose, self._sequences, self._others)
+        self._holds_more = any((*held, self._settings, self._identities))
         self.holds = self._comparison()
         return bool(self._dicts or self._functions or self._empty or self._holds_more)
 
@@ -180,15 +262,17 @@ class StateGuard:
         """What every call asks: whether everything is as it was."""
         dicts, versions, empty = self._dicts, self._versions, self._empty
         functions, made_of, holds_more = self._functions, self._made_of, self._holds_more
-        classes, derived = list(self._classes.values()), self._derived
+        classes, derived, lives = list(self._classes.values()), self._derived, self._lives
 
         def holds() -> bool:
+            if lives.is_gone:
+                return False
             if list(map(dict_version, dicts)) != versions and not self._look_at_tables():
                 return False
             if any(empty):
                 return False
             try:  # the very same code, defaults and bases are not looked into
-                if list(map(_made_of, functions)) != made_of or list(map(_derived, classes)) != derived:
+                if list(map(_made_of, map(_find, functions))) != made_of or list(map(_derived, classes)) != derived:
                     return False
             except Exception:  # defaults that cannot be compared are other ones
                 return False
@@ -197,19 +281,19 @@ class StateGuard:
         return holds
 
     def _others_hold(self) -> bool:
-        same_classes = all(map(operator.is_, map(type, self._objects), self._types))
-        if not same_classes or not all(map(operator.is_, map(_attributes, self._objects), self._attributes)):
+        objects = list(map(_find, self._objects))
+        if list(map(id, map(type, objects))) != self._types:
             return False
-        for find, kind, attributes in self._weak_objects:
-            weak = find()
-            if type(weak) is not kind or _attributes(weak) is not attributes:
-                return False
-        for owner, iterate, before in self._sequences:
-            now = list(iterate(owner))
+        if not all(map(operator.is_, map(_attributes, objects), self._attributes)):
+            return False
+        if not all(kind.holds() for kind in self._loose.values()):
+            return False
+        for find, iterate, before in self._sequences:
+            now = list(iterate(find()))
             if len(now) != len(before) or not all(map(still, now, before)):
                 return False
-        for owner, read, items in self._others:
-            if not _same_items(read(owner), items):
+        for find, read, items in self._others:
+            if not _same_items(read(find()), items):
                 return False
         if not all(read() is value for read, value in self._identities):
             return False
@@ -217,7 +301,7 @@ class StateGuard:
 
     def _look_at_tables(self) -> bool:
         """Look into the dicts whose version has changed; those that hold the same are not looked at again."""
-        for i, table in enumerate(self._tables.values()):
+        for i, table in enumerate(list(self._tables.values())):
             version = dict_version(table.table)  # first: what another thread changes from now on shows
             if version != self._versions[i]:
                 if not table.holds():
@@ -227,8 +311,14 @@ class StateGuard:
 
 
 _ITERABLE = frozenset({list, collections.deque, set, frozenset, collections.OrderedDict, dict})
+_find = operator.call
 _made_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _derived = operator.attrgetter("__mro__", "__qualname__")  # no dict tells when these are assigned
+
+
+def _parts_in_code(function: types.FunctionType) -> dict[Any, Any]:
+    """What a function is made of, where its defaults hold objects."""
+    return {"": function.__code__, "()": function.__defaults__, **(function.__kwdefaults__ or {})}
 
 
 def _attributes(owner: Any) -> Any:
@@ -259,15 +349,50 @@ class _Table:
         self.absent: frozenset[str] = frozenset()
         self.keys: Sequence[Any] | None = None  # in order, if the whole dict counts
 
-    def note_all(self, without: frozenset[Any]) -> None:
+    def note_all(self, without: frozenset[Any], lives: Lives) -> None:
         items = _copied(self.table)
         self.keys = list(items)
-        self.items.update((key, note(value)) for key, value in items.items() if key not in without)
+        self.items.update((key, note(value, lives)) for key, value in items.items() if key not in without)
 
-    def holds(self) -> bool:
-        now = _copied(self.table)
+    def holds(self, table: dict[Any, Any] | None = None) -> bool:
+        now = _copied(self.table if table is None else table)
         if self.keys is not None and not (len(now) == len(self.keys) and all(map(is_unchanged, now, self.keys))):
             return False
         if not self.absent.isdisjoint(now):
             return False
         return all(still(now.get(key, ABSENT), before) for key, before in self.items.items())
+
+
+class _LooseClass:
+    """A class that no Python module holds, made for one object perhaps: its dict would keep it alive, and so is
+    looked up at each call."""
+
+    __slots__ = ("_derived", "_find", "_noted", "_version")
+
+    def __init__(self, kind: type, lives: Lives) -> None:
+        self._find = lives.hold(kind)
+        self._derived = _made_derived(kind)
+        for base in kind.__mro__:
+            lives.hold(base)
+        self._noted = _Table(class_dict(kind))
+        self._version = self._noted.version
+        self._noted.note_all(frozenset(), lives)
+        self._noted.table = {}
+
+    def holds(self) -> bool:
+        kind = self._find()
+        if _made_derived(kind) != self._derived:
+            return False
+        table = class_dict(kind)
+        version = dict_version(table)
+        if version == self._version:
+            return True
+        if not self._noted.holds(table):
+            return False
+        self._version = version
+        return True
+
+
+def _made_derived(kind: type) -> tuple[str, list[int]]:
+    """What a class is derived from, by ids."""
+    return kind.__qualname__, [*map(id, kind.__mro__)]

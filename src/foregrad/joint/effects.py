@@ -6,6 +6,7 @@ run time then puts it where the program put it.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,30 @@ from .outputs import leaf_behind
 
 Put = Callable[[Any, Any, Any], None]  # into an object, under a key, a value
 Build = Callable[[list[Any]], Any]
+
+
+class Owner:
+    """An object of the user's, as long as the program can run."""
+
+    __slots__ = ("_find",)
+
+    def __init__(self, value: Any) -> None:
+        try:
+            self._find: Callable[[], Any] = weakref.ref(value)
+        except TypeError:
+            self._find = lambda: value
+
+    def find(self) -> Any:
+        """The object; None if it is gone: nobody can see what would be done to it."""
+        return self._find()
+
+    def release(self) -> None:
+        """Let go of an object that cannot be referred to weakly."""
+        self._find = _nothing
+
+
+def _nothing() -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +64,7 @@ class Assigned:
     """Hidden results that go into an object of the user's: a single one as it is, or several in a new container."""
 
     outputs: tuple[int, ...]
-    owner: Any
+    owner: Owner
     put: Put
     key: Any
     build: Build | None
@@ -85,7 +110,7 @@ class Effects:
         """Tensors that the program assigned."""
         for escape in escapes:
             outputs = tuple(map(self.add, escape.leaves, escape.paths))
-            self.effects.append(Assigned(outputs, escape.owner, escape.put, escape.key, escape.build))
+            self.effects.append(Assigned(outputs, Owner(escape.owner), escape.put, escape.key, escape.build))
 
     def add_leaves(self, recording: Recording, functionalizer: Functionalizer) -> None:
         """Leaves that the program made, where it gives out views of them alone."""

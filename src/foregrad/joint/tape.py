@@ -23,6 +23,7 @@ from ..record.backward_code import BackwardState
 from ..record.memory import WholeMemoryNeeded
 from ..record.overlap import storage_of, tensors_in
 from ..record.recording import InputsFoundLate, Recording
+from ..record.refusals import without_frames
 from ..record.stand_ins import RecordedInput
 from ..record.step import Step
 from ..record.tape import tape_nodes
@@ -207,7 +208,7 @@ class Tape:
                     raise
                 except Exception as error:
                     self._refuse_sparse(error)
-                    refused[slot] = error
+                    refused[slot] = without_frames(error)
         for node in graph.nodes[start:]:  # of attempts that were given up
             node.impure = False
         sound = tuple(slot for slot in wanted if slot not in refused)

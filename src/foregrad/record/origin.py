@@ -19,12 +19,12 @@ from .lines import Stack
 class Called:
     """A module that is being called, by another one perhaps."""
 
-    __slots__ = ("_stack", "kind", "module", "outer", "path")
+    __slots__ = ("_class", "_stack", "module", "outer", "path")
 
     def __init__(self, outer: Called | None, module: nn.Module, path: str | None) -> None:
         self.outer = outer
         self.module = weakref.ref(module)
-        self.kind = type(module)
+        self._class = type(module).__module__, type(module).__qualname__  # which may be its own, and go with it
         self.path = path  # in the outermost module, once somebody has asked
         self._stack: dict[str, tuple[str, str]] | None = None
 
@@ -33,7 +33,7 @@ class Called:
         if self._stack is None:
             path = self.find_path()
             before = {} if self.outer is None else self.outer.stack()
-            self._stack = {**before, path: (path, f"{self.kind.__module__}.{self.kind.__qualname__}")}
+            self._stack = {**before, path: (path, ".".join(self._class))}
         return dict(self._stack)
 
     def find_path(self) -> str:
@@ -42,7 +42,7 @@ class Called:
             outer, module = None if self.outer is None else self.outer.module(), self.module()
             names = [] if outer is None or module is None else [n for n, m in outer.named_modules() if m is module]
             before = self.outer.find_path() if self.outer is not None and names else ""
-            self.path = ".".join(filter(None, (before, *names[:1]))) if names else self.kind.__name__
+            self.path = ".".join(filter(None, (before, *names[:1]))) if names else self._class[1].rpartition(".")[2]
         return self.path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from .._torch import NO_DATA
@@ -74,6 +75,24 @@ def explained(error: BaseException) -> ForegradError | None:
         if words in text:
             return kind(message.format(place=place_of(error)))
     return None
+
+
+def without_frames(error: Exception) -> Exception:
+    """An error that is kept, without the frames that it came through: they hold the caller's tensors."""
+    part: BaseException | None = error
+    while part is not None:
+        part.__traceback__ = None
+        part = part.__cause__ or part.__context__
+    return error
+
+
+def once_more(error: Exception) -> Exception:
+    """A copy of an error that is kept, to be raised: it has frames of its own, unless it refuses to be copied."""
+    try:
+        copied: Exception = copy.copy(error)
+    except Exception:
+        return without_frames(error)
+    return copied if type(copied) is type(error) else without_frames(error)
 
 
 class Refusals:

@@ -13,6 +13,7 @@ from .._torch import (
     any_autocast_enabled,
     boundary_apply,
     deterministic_enabled,
+    saved_hooks_are_on,
     set_grad_enabled,
     set_version,
     single_gradients_asked,
@@ -23,6 +24,7 @@ from ..joint.ir import Node
 from ..joint.lazy import operator_of
 from ..joint.outputs import Plain
 from ..ops import aten
+from ..record.refusals import once_more
 from ..slots import Base, Output, Primal, Returned, Updated
 from ..subclasses.layout import Wrapped, is_wrapper
 from .backward import Backward
@@ -144,6 +146,7 @@ class TrainingCore:
             indices = writer.bind(tuple(sorted(apart)), "views")
             writer.line(f"for i in {indices}: saved[i] = saved[i].detach()")
             apart = set()
+        self._detach_results(writer, {i: v for i, v in enumerate(tensors) if i not in apart and i not in self._live})
         values = [f"{v}.detach()" if i in apart else v for i, v in enumerate(tensors) if i not in self._live]
         detached = spread(values)
         if self._backward.store.keeps:
@@ -156,6 +159,15 @@ class TrainingCore:
             writer.line(f"ctx.save_for_backward({', '.join([*detached, *anchors])})")
         if sizes:
             writer.line(f"ctx.sizes = {tuple_of(sizes)}")
+
+    def _detach_results(self, writer: Writer, tensors: dict[int, Value]) -> None:
+        """Hooks get what is saved as in eager, detached: a result that a hook keeps would keep its own node alive."""
+        returned = {node.name for node in self._joint.returned_nodes if isinstance(node, Node)}
+        results = [str(value) for i, value in tensors.items() if self._saved.tensors[i].name in returned]
+        if results:
+            with writer.block(f"if {writer.bind(saved_hooks_are_on, 'saved_hooks_are_on')}():"):
+                for value in results:
+                    writer.line(f"{value} = {value}.detach()")
 
     @property
     def _is_spent(self) -> bool:
@@ -203,7 +215,8 @@ class TrainingCore:
             for name, slot in zip(tangents, self._tangents, strict=True):
                 if slot in joint.backward_errors:
                     error = writer.bind(joint.backward_errors[slot], "autograd_refused")
-                    writer.line(f"if {name} is not None: raise {error}")
+                    again = writer.bind(once_more, "once_more")
+                    writer.line(f"if {name} is not None: raise {again}({error})")
             if all(slot in joint.backward_errors for slot in self._tangents):
                 writer.line(f"return (None,) * {len(self._through) + (not self._all_through())}")
                 return

@@ -276,12 +276,13 @@ class Escapes(Stage):
         """Put a result where the program put it; no recording in another thread takes it for one of its own."""
         values = [writer.variable(Output(output)) for output in effect.outputs]
         value = values[0] if effect.build is None else f"{writer.bind(effect.build, 'build')}([{', '.join(values)}])"
-        owner, key = writer.bind(effect.owner, "owner"), literal(writer, effect.key)
+        owner, key = writer.fresh("owner"), literal(writer, effect.key)
         with writer.block(f"with {writer.bind(recording_lock, 'recording_lock')}:"):
-            if type(effect.owner) is dict:
-                writer.line(f"{owner}[{key}] = {value}")
+            writer.line(f"{owner} = {writer.bind(effect.owner.find, 'find_owner')}()")
+            if type(effect.owner.find()) is dict:
+                writer.line(f"if {owner} is not None: {owner}[{key}] = {value}")
             else:
-                writer.line(f"{writer.bind(effect.put, 'put')}({owner}, {key}, {value})")
+                writer.line(f"if {owner} is not None: {writer.bind(effect.put, 'put')}({owner}, {key}, {value})")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,188 @@
+"""What a compiled program keeps alive: nothing that eager would not."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+from helpers import leaf, nop, plain
+
+
+class Held:
+    pass
+
+
+def module():
+    return nn.Linear(2, 2)
+
+
+def parametrized():
+    return nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2))
+
+
+def function():
+    weight = plain(2)
+    return lambda x: x * weight
+
+
+def with_attributes():
+    held = Held()
+    held.n, held.weight = 2, plain(2)
+    return held
+
+
+def own_class():
+    return type("Own", (), {"n": 2, "weight": plain(2), "double": property(lambda self: 2)})
+
+
+USES = {
+    module: lambda o, x: o(x),
+    parametrized: lambda o, x: o(x),
+    function: lambda o, x: o(x),
+    with_attributes: lambda o, x: x * o.n + o.weight,
+    own_class: lambda o, x: x * o.n + o.weight,
+}
+
+
+def in_a_global():
+    namespace = {"use": None}
+    exec("def program(x): return use(held, x)", namespace)
+    return namespace["program"], namespace, lambda o: namespace.update(held=o)
+
+
+def in_an_attribute():
+    namespace = {"holder": Held()}
+    exec("def program(x): return use(holder.held, x)", namespace)
+    return namespace["program"], namespace, lambda o: setattr(namespace["holder"], "held", o)
+
+
+def in_a_tuple():
+    namespace = {}
+    exec("def program(x): return use(held[0], x)", namespace)
+    return namespace["program"], namespace, lambda o: namespace.update(held=(o, 1))
+
+
+def in_a_default():
+    namespace = {}
+    exec("def program(x, held=None): return use(held, x)", namespace)
+    program = namespace["program"]
+    return program, namespace, lambda o: setattr(program, "__defaults__", (o,))
+
+
+def in_a_class():
+    namespace = {"Holder": type("Holder", (), {})}
+    exec("def program(x): return use(Holder.held, x)", namespace)
+    return namespace["program"], namespace, lambda o: setattr(namespace["Holder"], "held", o)
+
+
+@pytest.fixture(autouse=True)
+def _imported():
+    """What the first recording imports leaves garbage behind."""
+    foregrad.aot_function(lambda x: x.sin(), nop)(leaf(2)).sum().backward()
+
+
+@pytest.mark.parametrize("make", USES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "place", [in_a_global, in_an_attribute, in_a_tuple, in_a_default, in_a_class], ids=lambda place: place.__name__
+)
+def test_what_was_replaced_is_freed(make, place):
+    program, namespace, put = place()
+    namespace["use"] = USES[make]
+    held = make()
+    put(held)
+    compiled = foregrad.aot_function(program, nop)
+    x = torch.ones(2, 2)
+    expected = program(x)
+    torch.testing.assert_close(compiled(x), expected)
+    torch.testing.assert_close(compiled(x), expected)
+    assert len(compiled.specializations) == 1
+    alive = weakref.ref(held)
+    del held, expected
+    put(make())
+    gc.collect()  # functions and classes are in cycles of their own
+    assert alive() is None
+    torch.testing.assert_close(compiled(x), program(x))
+    assert [known.is_gone for known in compiled.specializations] == [True, False]
+
+
+def test_a_module_is_freed_at_once():
+    namespace = {"held": nn.Linear(2, 2)}
+    exec("def program(x): return held(x)", namespace)
+    compiled = foregrad.aot_function(namespace["program"], nop)
+    compiled(torch.ones(2, 2))
+    gc.collect()
+    gc.disable()
+    try:
+        hooks, weight = weakref.ref(namespace["held"]._forward_hooks), weakref.ref(namespace["held"].weight)
+        namespace["held"] = None
+        assert hooks() is None and weight() is None
+    finally:
+        gc.enable()
+
+
+def test_an_object_that_a_program_writes_to_is_freed():
+    namespace = {"held": Held()}
+    exec("def program(x):\n    held.last = x * 2\n    return x.sin()", namespace)
+    compiled = foregrad.aot_function(namespace["program"], nop)
+    compiled(plain(2))
+    alive = weakref.ref(namespace["held"].last)
+    namespace["held"] = Held()
+    assert alive() is None
+    compiled(plain(2))
+    torch.testing.assert_close(namespace["held"].last, plain(2) * 2)
+
+
+def test_programs_for_what_is_gone_do_not_count():
+    namespace = {}
+    exec("def program(x): return held(x)", namespace)
+    with foregrad.config.patch(max_specializations=2):
+        compiled = foregrad.aot_function(namespace["program"], nop)
+        for _ in range(6):
+            namespace["held"] = nn.Linear(2, 2)
+            compiled(torch.ones(2, 2))
+    assert len(compiled.specializations) <= 4
+
+
+def test_arguments_are_freed_although_the_backward_was_refused():
+    """The error is kept, and raised whenever backward is called."""
+
+    def program(x):
+        y = (x * 2).sin()
+        z = y.exp()
+        z.add_(1)  # which backward has saved
+        return z
+
+    compiled = foregrad.aot_function(program, nop)
+    for _ in range(2):
+        x = leaf(2)
+        result = compiled(x)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.sum().backward()
+        alive = weakref.ref(x)
+        del x, result
+        gc.collect()
+        assert alive() is None
+
+
+def test_results_that_hooks_keep_are_freed():
+    compiled = foregrad.aot_function(lambda x: (y := x.exp(), y * y), nop)
+    x = leaf(2)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: [tensor], lambda packed: packed[0]):
+        results = compiled(x)
+    torch.autograd.grad(results[1].sum(), x, retain_graph=True)
+    alive = [*map(weakref.ref, results)]
+    del results
+    gc.collect()
+    assert [find() for find in alive] == [None, None]
+
+
+def test_tensors_in_a_tuple_that_was_replaced_are_those_of_the_new_one():
+    namespace = {"held": (plain(2), (plain(2), 1))}
+    exec("def program(x): return x * held[0] + held[1][0]", namespace)
+    compiled, x = foregrad.aot_function(namespace["program"], nop), plain(2)
+    for factor in (1, 2, 3):
+        namespace["held"] = (plain(2) * factor, (plain(2) - factor, 1))
+        torch.testing.assert_close(compiled(x), namespace["program"](x))
