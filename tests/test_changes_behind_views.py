@@ -45,6 +45,19 @@ class Tripled(Function):
         return gradient * 3
 
 
+class Flat(Function):
+    """A view with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.shape = x.shape
+        return x.view(-1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.view(ctx.shape)
+
+
 class Counted(Function):
     """Writes to a tensor that it was given, in backward."""
 
@@ -455,6 +468,7 @@ REFUSED = {
         leaf(3),
     ),
     "a view reshaped under no_grad, in a custom function": (reshaped_and_scaled, leaf(3, 1)),
+    "a view by a custom function, of what was written": (lambda x: (x.mul_(2), Flat.apply(x)), result(2, 3)),
     "a view beyond its base, after a write": (lambda x: beyond(x, lambda y, v: y.mul_(2)) * 3, leaf(5)),
     "a view beyond its base, after a write under no_grad": (
         lambda x: beyond(x, lambda y, v: torch.no_grad()(y.mul_)(2)) * 3,

@@ -582,3 +582,45 @@ def test_hooks_outside_and_inside_use_one_program():
     f(x).sum().backward()
     assert graphs.order == ["forward", "backward"]
     torch.testing.assert_close(x.grad, plain(2).cos() ** 2)
+
+
+def two_results(x):
+    y = x.sin()
+    return y, y * 2
+
+
+def wait_by_hook(y):
+    y.register_hook(lambda gradient: None)
+
+
+@pytest.mark.parametrize("wait", [torch.Tensor.retain_grad, wait_by_hook])
+def test_waiting_for_a_gradient_that_stays_inside_in_part_is_refused(wait):
+    """B-5: what comes from the second result never leaves the compiled backward."""
+    y, z = foregrad.aot_function(two_results, nop)(leaf(3))
+    wait(y)
+    with pytest.raises(UnsupportedError, match=r"output\[0\] has a hook, or retain_grad"):
+        z.sum().backward()
+
+
+def test_waiting_for_the_gradient_of_a_written_input_that_stays_inside_in_part_is_refused():
+    x = leaf(3) * 1
+    z = foregrad.aot_function(lambda x: (x.mul_(2), x * 3)[1], nop)(x)
+    x.retain_grad()
+    with pytest.raises(UnsupportedError, match="other results are computed from it"):
+        z.sum().backward()
+
+
+def test_waiting_for_a_gradient_that_comes_from_outside_alone():
+    x = leaf(3)
+    for call in (two_results, foregrad.aot_function(two_results, nop)):
+        y, _ = call(x)
+        y.retain_grad()
+        y.sum().backward()
+        assert y.grad.tolist() == [1, 1, 1]
+        y, z = call(x)
+        y.register_hook(lambda gradient: None).remove()
+        z.sum().backward()
+    first, second, _ = foregrad.aot_function(lambda x: (*(p := (x * 1).split(2)), p[0] * 2), nop)(leaf(4))
+    second.retain_grad()  # a piece of the same split from which nothing else is computed
+    (first.sum() + second.sum()).backward()
+    assert second.grad.tolist() == [1, 1]

@@ -268,3 +268,32 @@ def test_the_report():
     assert "beyond the inputs" in str(report) and "relu" in str(report)
     with pytest.raises(PartitionError, match="no gradients"):
         explain_partition(layers, plain(4, 4), plain(4, 4))
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        lambda: torch.ones(100) * 3,
+        lambda: torch.full((100,), 3.0),
+        lambda: torch.arange(0.0, 100.0),
+        lambda: torch.arange(100) / 7,
+        lambda: torch.arange(100).sqrt(),
+    ],
+)
+@pytest.mark.parametrize("budget", [None, 0.0])
+def test_what_is_computed_again_has_the_default_dtype_of_the_forward(weights, budget):
+    def program(x):
+        return (x.sum() * weights()).sin()
+
+    def gradient(call):
+        x = leaf(3)
+        y = call(x).sum()
+        torch.set_default_dtype(torch.float64)
+        try:
+            y.backward()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        return x.grad
+
+    compiled = rematerializing(budget)(program)
+    assert torch.equal(gradient(compiled), gradient(program))

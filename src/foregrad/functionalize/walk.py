@@ -214,7 +214,10 @@ class Functionalizer:
             node = self.draw(step, step.op, step.args, step.kwargs, shape)
         else:
             op = IN_GRAPHS.get(step.op, step.op)
-            node = self.graph.call(op, self.args(step.args), self.kwargs(step.kwargs), shape)
+            kwargs = self.kwargs(step.kwargs)
+            if not step.backward and _takes_default_dtype(step):  # which may be another when the backward runs it again
+                kwargs = {**kwargs, "dtype": shape.dtype}
+            node = self.graph.call(op, self.args(step.args), kwargs, shape)
             node.impure = op_info(step.op).impure
         self.results(node, step.out)
 
@@ -330,3 +333,11 @@ class Functionalizer:
         if isinstance(value, dict):
             return {key: self._values_of(item) for key, item in value.items()}
         return value
+
+
+def _takes_default_dtype(step: Step) -> bool:
+    """Whether a step makes a tensor of the default dtype, of none that it is given."""
+    if "dtype" not in op_info(step.op).names or step.kwargs.get("dtype") is not None:
+        return False
+    given = any(True for _ in tensors_in((*step.args, *step.kwargs.values())))
+    return not given and isinstance(step.out, Tensor) and step.out.is_floating_point()

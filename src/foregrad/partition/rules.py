@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch  # noqa: F401 (the doctest uses it)
+from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .._torch import HigherOrderOperator, OpOverload
 from ..joint.ir import Node, get_constant
-from ..ops import op_info
+from ..ops import Kind, op_info
 
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem", "_dtensor")
 
@@ -86,6 +87,19 @@ def _is_unknown(op: Any, node: Node) -> bool:
     return getattr(op, "__module__", "").split(".")[0] not in ("_operator", "math", "torch", "builtins", "foregrad")
 
 
+def _takes_default_dtype(op: Any, node: Node) -> bool:
+    """Integers become floating point of the default dtype, which may be another when the backward runs."""
+    if not isinstance(op, OpOverload) or op_info(op).kind is not Kind.PURE or node.kwargs.get("dtype") is not None:
+        return False
+    given = [item.value for item in node.inputs() if isinstance(item.value, Tensor)]
+    made = node.value
+    return isinstance(made, Tensor) and _is_inexact(made) and bool(given) and not any(map(_is_inexact, given))
+
+
+def _is_inexact(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def _is_marked(op: Any, node: Node) -> bool:
     return mark_of(node) in _SAVE
 
@@ -96,6 +110,7 @@ _RULES: tuple[tuple[str, Callable[[Any, Node], bool]], ...] = (
     ("a write", _writes),
     ("a side effect", _has_effects),
     ("unknown to Foregrad", _is_unknown),
+    ("of the default dtype", _takes_default_dtype),
     (MARKED, _is_marked),
 )
 

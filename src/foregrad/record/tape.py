@@ -27,6 +27,21 @@ def edges_from(pending: list[Any]) -> Iterator[tuple[Any, Any]]:
                     pending.append(following)
 
 
+def ends_behind(targets: Sequence[Tensor]) -> set[tuple[Any, int]]:
+    """All results of nodes that a backward from these tensors would reach, but for the tensors themselves."""
+    pending = [target.grad_fn for target in targets if target.grad_fn is not None]
+    seen = set(pending)
+    found: set[tuple[Any, int]] = set()
+    while pending:
+        for end in pending.pop().next_functions:
+            if end[0] is not None:
+                found.add(end)
+                if end[0] not in seen:
+                    seen.add(end[0])
+                    pending.append(end[0])
+    return found
+
+
 def tape_nodes(targets: Sequence[Tensor]) -> Iterator[Any]:
     """Every node that a backward from these tensors would run."""
     found = dict.fromkeys(target.grad_fn for target in targets if target.grad_fn is not None)

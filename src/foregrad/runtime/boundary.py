@@ -29,6 +29,7 @@ from ..slots import Base, Output, Primal, Returned, Updated
 from ..subclasses.layout import Wrapped, is_wrapper
 from .backward import Backward
 from .edges import anchor, anchor_of_any, wrappers_saved
+from .hooks import refusing_whole_gradients
 from .results import gives_geometry, repeated_results, values_needed, write_graph_call
 from .rows import FEW, Row, Value, few_or_row, spread
 from .saved import Saved, is_view
@@ -82,6 +83,8 @@ class TrainingCore:
         writer.line("apply = boundary_apply(Program)")
         writer.line("Program._backward_cls.stash = None")
         writer.line("Program._backward_cls.emptied = frozenset()")
+        if self._joint.inner_results:
+            writer.line("Program._backward_cls.watched = ()")
         writer.line()
 
     # ------------------------------------------------------------------------------------------- forward
@@ -220,6 +223,9 @@ class TrainingCore:
             if all(slot in joint.backward_errors for slot in self._tangents):
                 writer.line(f"return (None,) * {len(self._through) + (not self._all_through())}")
                 return
+            if joint.inner_results:
+                refuse = writer.bind(refusing_whole_gradients(joint.inner_results), "refuse_whole_gradients")
+                writer.line(f"if ctx.watched: {refuse}(ctx.watched, {tuple_of(tangents)})")
             lead = "" if self._all_through() else "None, "
             gradients = Row("g", len(joint.primals) + len(joint.backward_writes)).items()
             picked = ", ".join(spread([gradients[i] for i in self._through])) or "None"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
+from ..errors import UnsupportedError
 from ..joint.hooks import GradRetained, HookAdded, HookEffect, with_values
-from ..slots import Output, Primal
+from ..joint.inner_results import InnerResult
+from ..slots import Output, Primal, Returned
 from .stage import Stage
-from .writer import Writer
+from .writer import Writer, tuple_of
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,42 @@ class RegisterHooks(Stage):
     def _bring_up_to_date(self, writer: Writer, of: Primal | Output) -> None:
         """Torch 2.13 crashes where a hook is given to a view whose base was written and that nobody looked at since."""
         writer.line(f"{writer.variable(of)}.grad_fn")
+
+
+@dataclass(frozen=True)
+class WatchResults(Stage):
+    """Let the backward find results that others are computed from, as long as the caller holds them."""
+
+    inner: tuple[InnerResult, ...]
+    tracked: Returned  # something that the program's node gives
+
+    def leave(self, writer: Writer) -> None:
+        results = tuple_of([writer.variable(result.of) for result in self.inner])
+        writer.line(f"{writer.bind(_watch, 'watch')}({writer.variable(self.tracked)}, {results})")
+
+
+def _watch(tracked: Tensor, results: tuple[Tensor, ...]) -> None:
+    node = tracked.grad_fn
+    if node is not None:  # gradients are on
+        node.watched = tuple(map(weakref.ref, results))  # type: ignore[attr-defined]
+
+
+def refusing_whole_gradients(inner: tuple[InnerResult, ...]) -> Callable[..., None]:
+    """A function that refuses a backward in which somebody waits for more of a gradient than comes from outside."""
+
+    def refuse(watched: Sequence[weakref.ref[Tensor]], tangents: Sequence[Tensor | None]) -> None:
+        for reference, result in zip(watched, inner, strict=True):
+            tensor = reference()
+            if tensor is None or all(tangents[k] is None for k in result.tangents):
+                continue
+            if tensor.retains_grad or tensor._backward_hooks:
+                raise UnsupportedError(
+                    f"{result.name} has a hook, or retain_grad() was called on it, and other results are computed from "
+                    "it: their part of its gradient stays inside of the compiled backward. Differentiate what is "
+                    "computed from it outside, or compile with fallback='eager'."
+                )
+
+    return refuse
 
 
 def _over(hook: Callable[..., Any], ids: tuple[int, ...]) -> Callable[..., Callable[..., Any]]:

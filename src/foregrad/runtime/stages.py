@@ -32,7 +32,7 @@ from ..locks import recording_lock
 from ..record.step import Step
 from ..slots import Grown, Inner, Memory, Output, Primal, Returned, Root, Updated
 from .aliases import Aliases, is_late
-from .hooks import RegisterHooks
+from .hooks import RegisterHooks, WatchResults
 from .stage import Stage
 from .text import arguments_text, grad_mode, literal, op_name
 from .writer import Writer
@@ -367,6 +367,8 @@ def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int, counted
     stages: list[Stage] = []
     if debug_assert:
         stages.append(Assumptions(joint.inputs, state, aot_id))
+    if joint.inner_results:
+        stages.append(WatchResults(joint.inner_results, joint.signature.tangents[0].of))
     if joint.hooks:
         stages.append(RegisterHooks(joint.hooks))
     made = [facts.recorded.slot for facts in joint.inputs if facts.made_to_require_grad]
