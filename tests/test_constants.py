@@ -7,7 +7,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import foregrad
-from helpers import grab, leaf, nop
+from checking import check_core
+from foregrad.errors import UnsupportedError
+from helpers import grab, leaf, nop, plain
 
 
 def made():
@@ -174,3 +176,46 @@ def test_flat_entries_and_exported_programs(training):
             constant = fn()[1]
             assert constant.tolist() == [1.0, 2.0]
             constant.zero_()
+
+
+def from_an_array(use):
+    def program(x):
+        array = np.ones(3, dtype=np.float32)
+        return use(x, array)
+
+    return program
+
+
+def read_then_written(x, array):
+    y = x + torch.from_numpy(array)
+    array[0] = 5
+    return y, x + torch.from_numpy(array)
+
+
+def read_written_read(x, array):
+    t = torch.as_tensor(array)
+    array *= 2
+    return x + t
+
+
+def written_as_a_tensor(x, array):
+    torch.from_numpy(array).add_(1)
+    return x + torch.tensor(array)
+
+
+def copied_then_written(x, array):
+    y = x + torch.tensor(array)
+    array *= 2
+    return y, x + torch.tensor(array)
+
+
+@pytest.mark.parametrize("use", [read_then_written, read_written_read, written_as_a_tensor])
+def test_an_array_that_shares_its_memory_with_a_tensor_may_not_be_written(use):
+    """Python writes to it behind torch's back."""
+    with pytest.raises(UnsupportedError, match="array, or"):
+        foregrad.aot_function(from_an_array(use), nop)(plain(3))
+
+
+def test_an_array_that_is_copied_may_be_written():
+    check_core(from_an_array(copied_then_written), leaf(3))
+    check_core(from_an_array(lambda x, array: x * torch.from_numpy(array)), leaf(3))

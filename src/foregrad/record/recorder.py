@@ -40,12 +40,13 @@ from ..ops import Kind, OpInfo, op_info
 from .changes import Changes
 from .choosing import CHOOSES_BY_SUBCLASS, needs_no_gradient
 from .engine import Engine, is_empty
+from .foreign import ForeignMemory
 from .lenient import error_missed, may_miss_errors, twin_of_refused
 from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
 from .lists import lists_share_memory, one_after_another
 from .objects import ScriptObjects
 from .origin import KnownOrigins, ModuleCalls, Origin, said_now
-from .overlap import can_be_asked, error_of_eager, tensors_in
+from .overlap import can_be_asked, error_of_eager, tensors_in, written_arguments
 from .randomness import Generators
 from .refusals import Refusals, explained
 from .step import Step
@@ -72,6 +73,7 @@ class Recorder(TorchDispatchMode):
         self.runs_backward = False  # the program differentiates something by itself
         self.changes = Changes(engine, self.steps)
         self.objects = ScriptObjects(engine)
+        self.foreign = ForeignMemory(self.steps)
         self.wrappers = WrapperCalls()
         self._engine = engine
         self._run = engine.run
@@ -109,6 +111,8 @@ class Recorder(TorchDispatchMode):
     def _dispatch(self, op: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if op is _DEVICE_OF and type(args[0]) is FakeTensor:  # of genuine ones, autograd asks it all the time
             return self._engine.device_of(args[0])
+        if not types and args and isinstance(args[0], torch.Tensor) and isinstance(op, OpOverload):
+            args = self.foreign.copied(op, args)
         if id(op) in self._plain and PLAIN_TYPES.issuperset(types) and get_default_dtype() is self._default_dtype:
             stack, origin = self._stack(), self._origin
             if "device" in kwargs:
@@ -139,6 +143,8 @@ class Recorder(TorchDispatchMode):
             # Abstract kernels look at the dtype even where there is nothing to draw; it is a write all the same.
             return self._note(_ZERO, args[:1], {}, args[0], stack, origin)
         changes = info.kind is Kind.WRITE or info.kind is Kind.RESHAPE
+        if changes:
+            self.foreign.refuse_write(written_arguments(op, args, kwargs), stack)
         shapes = self.changes.before(op, args, kwargs, stack) if changes else ()
         computed = self._by_twin(op, args, kwargs) if self._twins_decompose and info.kind is Kind.WRITE else None
         given, named = self.objects.replaced((args, kwargs), stack) if info.takes_objects else (args, kwargs)

@@ -169,6 +169,7 @@ class Recording:
                 self.recorder.calls.root = None  # nothing keeps the user's module alive
                 self.recorder.generators.check()
                 self.recorder.refusals.raise_caught()
+                self.recorder.foreign.require_unchanged(self.result)
             except Exception as error:
                 self.recorder.refusals.raise_caught(error)
                 _refuse_higher_order(error)
