@@ -1251,3 +1251,14 @@ def test_tensors_that_the_program_found_are_put_elsewhere_unused(make, start):
         torch.testing.assert_close(compiled(plain(2) * factor), eager(plain(2) * factor))
         held = [[*(kept.values() if isinstance(kept, dict) else kept)] for kept in (compiled_on, eager_on)]
         torch.testing.assert_close(*held)
+
+
+@pytest.mark.parametrize("make", [lambda x: {x}, lambda x: {x: 1}, lambda x: frozenset([x, 1])])
+def test_an_input_that_is_a_key_of_what_the_program_reaches_is_refused(make):
+    """What stands for it while recording would be another key."""
+    x = plain(2)
+    seen = make(x)
+    compiled = foregrad.aot_function(lambda x: x * 2 if x in seen else x, nop)
+    with pytest.raises(UnsupportedError, match="in which a tensor that it is given is a key"):
+        compiled(x)
+    torch.testing.assert_close(compiled(plain(3)), plain(3))

@@ -41,7 +41,7 @@ from .calls import code_that_runs
 from .hook_state import refuse_private_state
 from .lives import Lives
 from .module_guard import ModuleGuard
-from .places import Place, Surroundings, refuse_unknown
+from .places import Place, Surroundings, refuse_inputs_as_keys, refuse_unknown
 from .snapshot import Snapshot, assigned_buffers
 from .tree import Flat, Items, Leaf, Tree, flatten, unflatten
 
@@ -203,6 +203,7 @@ def _capture(
     surroundings = Surroundings(function, arguments)
     # Before anything runs: an iterator would be used up.
     refuse_unknown([*surroundings.unknown_arguments, *surroundings.changed_for_good(function, arguments)])
+    refuse_inputs_as_keys(surroundings.holders, flat.leaves)
     lives = Lives()
     modules = ModuleGuard(list(surroundings.modules.values()), lives) if surroundings.modules else None
     found = [argument for argument, _ in state]

@@ -760,6 +760,20 @@ def looked_at() -> Iterator[None]:
         ) from error
 
 
+def refuse_inputs_as_keys(holders: Iterable[Holder], inputs: Iterable[Any]) -> None:
+    """Refuse a program that can reach a set or dict in which one of its inputs is a key: tensors are keys by identity,
+    and what stands for an input while recording is another tensor."""
+    given = {id(value) for value in inputs if is_a(value, Tensor)}
+    for path, owner, kind, _ in holders if given else ():
+        if kind not in (SET, FROZENSET, DICT) or {str}.issuperset(map(type, kind.read(owner))):
+            continue
+        if any(id(key) in given for key in kind.read(owner)):
+            raise UnsupportedError(
+                f"the program can reach {path}, in which a tensor that it is given is a key: this cannot be compiled "
+                "yet. Keep tensors in a list, pass another tensor, or compile with fallback='eager'."
+            )
+
+
 def refuse_unknown(unknown: Sequence[tuple[str, str]]) -> None:
     """Refuse a program that can reach what cannot be followed."""
     for path, why in unknown:
