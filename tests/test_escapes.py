@@ -1262,3 +1262,19 @@ def test_an_input_that_is_a_key_of_what_the_program_reaches_is_refused(make):
     with pytest.raises(UnsupportedError, match="in which a tensor that it is given is a key"):
         compiled(x)
     torch.testing.assert_close(compiled(plain(3)), plain(3))
+
+
+def test_a_backward_for_some_results_finds_no_tensor_by_looking_at_a_set():
+    kept = set()
+
+    def program(x):
+        y = x * 2
+        kept.add(y)
+        return y + 1
+
+    compiled = foregrad.aot_function(program, nop)
+    for _ in range(3):
+        x = leaf(2)
+        compiled(x).sum().backward()
+        torch.testing.assert_close(x.grad, torch.full((2,), 2.0))
+    assert len(kept) == 3

@@ -832,6 +832,8 @@ def what_getters_of_operator_lead_to():
     yield
     o.rows["k"] = 5
     yield
+    o.a.n = 6  # the code that runs is noted by now, and does not name it
+    yield
 
 
 @case

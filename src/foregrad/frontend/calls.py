@@ -262,6 +262,7 @@ class CodeThatRan(dict[int, types.CodeType]):
         super().__init__()
         self._looking = set[int]()  # ids of what reads attributes whose names do not stand in it, in Python's library
         self._called = set[int]()  # those among them that the user's code has called itself
+        self.named_beside = set[str]()  # attributes that getters of Python's module operator read
 
     def note(self, frame: types.FrameType, event: str, argument: Any) -> None:
         """A function is called."""
@@ -290,7 +291,7 @@ class CodeThatRan(dict[int, types.CodeType]):
         """Names of attributes that the user's code has read, or methods of the library's classes behind a class."""
         files = {getattr(sys.modules.get(b.__module__), "__file__", None) for b in kind.__mro__ if is_library_class(b)}
         inner = (names_in(code).attributes for code in self.values() if code.co_filename in files)
-        return self._named_by_user.union(*inner)
+        return self._named_by_user.union(self.named_beside, *inner)
 
 
 def _is_users(code: types.CodeType) -> bool:

@@ -261,6 +261,7 @@ def _capture(
         joint, result, shared = settle(attempt)
     backward.settle()
     if ran is not None:
+        ran.named_beside |= surroundings.named_by_getters
         surroundings = Surroundings(function, arguments, ran)
     refuse_unknown(surroundings.unknown)
     surroundings.lives.join(lives)

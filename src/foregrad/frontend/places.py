@@ -189,6 +189,7 @@ class Surroundings:
         self._aside = StateGuard(Lives())
         self._in_argument = False
         self._named: dict[type, frozenset[str]] = {}  # see _may_read
+        self.named_by_getters: set[str] = set()
         self._private: set[int] = set()  # ids of functions that are reached through arguments only
         with looked_at():
             self._walk(root, arguments)
@@ -632,7 +633,9 @@ class Surroundings:
                 self._enter_class(type(value))
             if kind is GETTER:
                 texts = (name for name in GETTER.read(value).values() if type(name) is str)
-                self._look_for(frozenset(part for text in texts for part in text.split(".")))
+                found = frozenset(part for text in texts for part in text.split("."))
+                self.named_by_getters |= found
+                self._look_for(found)
             if kind not in _HOLD_NUMBERS:
                 self._visit_items(path, value, kind)
 

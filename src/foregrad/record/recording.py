@@ -33,6 +33,7 @@ from .._torch import (
     shares_version_counter,
     sizes_like_numbers,
     storages_asked_first,
+    without_function_modes,
 )
 from ..errors import StateChangeError, UnsupportedError
 from ..slots import GradOf, Hidden, Inner, Input, Primal
@@ -460,13 +461,15 @@ class Recording:
     @contextlib.contextmanager
     def _watching_code(self) -> Iterator[UserCode]:
         """Collects the user's code that runs; what it changes is put back, and refused."""
-        before = None if self.backward_guards is None else self.backward_guards.before()
+        with without_function_modes():  # to ask a tensor for its hash would count as finding it
+            before = None if self.backward_guards is None else self.backward_guards.before()
         error = None
         try:
             with user_code_seen() as code:
                 yield code
         finally:
-            error = None if before is None else before.undo(self)
+            with without_function_modes():
+                error = None if before is None else before.undo(self)
         if error is not None:
             raise error
 
