@@ -158,3 +158,13 @@ def test_a_view_of_a_leaf_that_the_program_made_of_an_input_that_is_resized():
         return fresh.flatten()
 
     check_core(program, plain(3, 3))
+
+
+def test_a_view_of_a_view_that_was_taken_without_grad_cannot_be_written():
+    def program(x):
+        y = x * 2
+        with torch.no_grad():
+            view = y.view(-1)
+        return view.unsqueeze(-1)
+
+    check_core(program, leaf(2, 2))

@@ -609,7 +609,7 @@ def _told_apart(result: Result, inference: bool) -> Result:
 def _is_locked(view: Tensor) -> bool:
     """Whether autograd lets nobody write to a view with gradients on: leaves may not be written through their views."""
     base = view._base
-    return (base is not None and base.is_leaf) or creation_of(view) in _LOCKED
+    return (base is not None and base.is_leaf) or creation_of(view) in {*_LOCKED, "NO_GRAD_MODE"}
 
 
 def _constant(value: Any, path: str) -> Constant:
