@@ -569,7 +569,12 @@ without_function_modes = torch._C.DisableTorchFunction  # the public context lea
 
 
 def is_composite(op: OpOverload) -> bool:
-    """Whether an operator is nothing but a composition of others (it reaches a mode whole only in inference mode)."""
+    """Whether an operator is nothing but a composition of others (it reaches a mode whole only in inference mode).
+
+    The dispatcher does not know TorchScript's own operators, such as `prim::device`.
+    """
+    if not torch._C._dispatch_has_kernel(op.name()):
+        return False
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return has_kernel(op.name(), "CompositeImplicitAutograd") and not has_kernel(op.name(), "CPU")
 
@@ -577,7 +582,11 @@ def is_composite(op: OpOverload) -> bool:
 def taken_apart(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a composition as eager runs it. `op.decompose` prefers torch's rewritings in Python, and that of `lstm` gives
     a state of another shape before torch 2.13."""
-    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+    if not torch.is_inference_mode_enabled():
+        return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+    # A mode is below what counts the writes to normal tensors, and tells views of them, in inference mode as well.
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
 def auto_functionalizable(op: OpOverload) -> bool:

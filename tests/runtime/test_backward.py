@@ -209,3 +209,81 @@ def test_reported_strides_reach_the_examples_of_the_backward():
         call = foregrad.aot_module_simplified(Sine(), (leaf(2, 2),), forward, graphs.compiler("backward"))
     call(leaf(2, 2))[0].sum().backward()
     assert graphs.examples["backward"][0].stride() == (1, 2)
+
+
+def test_a_write_to_what_eager_would_not_read_again_is_refused_by_name():
+    """Eager saves the mask; a backward that computes it again needs the tensor that it was computed from."""
+    signs = plain(4)
+    partition = foregrad.min_cut_rematerialization_partition
+    compiled = foregrad.aot_function(lambda x: torch.where(signs > 0, x, -x), nop, partition_fn=partition)
+    for keeps_graph in (False, True):
+        y = compiled(leaf(4))
+        signs.neg_()
+        with pytest.raises(BackwardError, match=r"modified by an inplace operation.* reads signs .* once more"):
+            y.sum().backward(create_graph=keeps_graph)
+
+
+@pytest.mark.parametrize("program", [lambda x, w: torch.where(w > 0, x, -x), lambda x, w: (x * w).sin()])
+@pytest.mark.parametrize("keeps_graph", [False, True])
+def test_a_write_behind_saved_tensor_hooks_is_refused_by_name(program, keeps_graph):
+    """With them, autograd checks no versions."""
+    compiled = foregrad.aot_function(program, nop, partition_fn=foregrad.min_cut_rematerialization_partition)
+    w = plain(4)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t.clone()):
+        y = compiled(leaf(4), w)
+    w.neg_()
+    with pytest.raises(BackwardError, match=r"modified by an inplace operation.* saved-tensor hooks were active"):
+        y.sum().backward(create_graph=keeps_graph)
+
+
+@pytest.mark.parametrize("write", [lambda w: w.mul_(2), lambda w: w.data.mul_(2), lambda w: w.detach()[1:].mul_(2)])
+def test_a_tensor_that_the_program_writes_to_and_reads_is_checked_afterwards(write):
+    """The graph saves its new value, not the tensor."""
+
+    def program(x, w):
+        write(w)
+        return x * w
+
+    compiled = foregrad.aot_function(program, nop)
+    for written_again in (False, True):
+        for fn in (program, compiled):
+            x, w = leaf(4), plain(4)
+            y = fn(x, w)
+            if not written_again:
+                y.sum().backward(retain_graph=True)
+                y.sum().backward()
+                torch.testing.assert_close(x.grad, 2 * w)
+                continue
+            w.neg_()
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                y.sum().backward()
+
+
+def test_a_write_to_what_eager_saves_raises_eagers_own_error():
+    partition = foregrad.min_cut_rematerialization_partition
+    x = leaf(4)
+    y = foregrad.aot_function(lambda x: x.sin(), nop, partition_fn=partition)(x)
+    with torch.no_grad():
+        x.neg_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation") as raised:
+        y.sum().backward()
+    assert not isinstance(raised.value, BackwardError)
+
+
+def test_an_error_that_eager_does_not_raise_under_saved_tensor_hooks_is_refused_by_name():
+    weight = leaf(3)
+
+    def program(x):
+        y = x * weight
+        with torch.no_grad():
+            weight.mul_(2)
+        return y
+
+    compiled = foregrad.aot_function(program, nop)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t.clone()):
+        y = compiled(leaf(3))
+    with pytest.raises(BackwardError, match="saved-tensor hooks were active"):
+        y.sum().backward()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation") as raised:
+        compiled(leaf(3)).sum().backward()
+    assert not isinstance(raised.value, BackwardError)

@@ -245,3 +245,8 @@ def is_stale(tensor: Tensor) -> bool:
             raise
         return True
     return False
+
+
+def has_version(facts: InputFacts) -> bool:
+    """Whether anybody can look at the version counter."""
+    return not facts.recorded.was_inference and not isinstance(facts.recorded.slot, (Memory, Root))

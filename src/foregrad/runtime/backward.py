@@ -37,9 +37,9 @@ from .compilers import Boxed, checked, compile_graph, example_values
 from .edges import Edges
 from .orders import Orders
 from .randomness import with_state
-from .saved import Saved, SavedValue
+from .saved import Reread, Saved, SavedValue
 from .stash import SECOND_TIME
-from .store import Store, run_once
+from .store import Store, is_version_error, refusal_under_hooks, run_once
 from .tangents import RecordedTangents
 from .tokens import count_tokens, hiding_last_tokens, unlift_last_tokens, without_last_tokens
 from .wrappers import WrapperEdge
@@ -83,17 +83,19 @@ class Backward:
         wrappers: Sequence[frozenset[int]] = (),
         state: BackwardState | None = None,
         emptied: frozenset[int] = frozenset(),
+        reread: Reread | None = None,
     ) -> None:
         """`strides` are those of the saved tensors, as the forward's compiler reported them, `layouts` those of
         gradients that are wrapper subclasses, `wrappers` the saved values in each wrapper that is saved, and
-        `state` is what code of the user's has read in it, `emptied` the selective checkpoints that it runs through."""
+        `state` is what code of the user's has read in it, `emptied` the selective checkpoints that it runs through,
+        `reread` what it reads otherwise than eager does."""
         self.module = module
         self.edges = edges
         self.deterministic = deterministic
         self.state = state
         self._emptied = emptied
         self.writing = WritesOfBackward(tape, saved, writes)
-        self.store = Store(tape, module, saved, edges, self.writing.live, frees, wrappers)
+        self.store = Store(tape, module, saved, edges, self.writing.live, frees, wrappers, reread or Reread())
         self._tape = tape
         self._tangents = RecordedTangents(tape)
         self._saved = saved
@@ -177,7 +179,7 @@ class Backward:
             return [None] * self._tape.gradients
         for slot, tangent in zip(self._tape.targets, tangents, strict=True):
             if tangent is not None and slot in self._refused:
-                raise self._refused[slot]
+                raise self.refused(slot, ctx)
         if self._tape.has_wrappers and under_vmap():
             raise UnsupportedError(
                 "a batched backward (is_grads_batched, vmap) through a compiled program with tensor subclasses is not "
@@ -199,6 +201,13 @@ class Backward:
             found: Sequence[Any] = run(arguments)
         self.writing.carry_out(ctx, found, tangents, graph.checked)
         return found if marks is None else refusing_second_order(found, marks)
+
+    def refused(self, slot: Returned, ctx: Any) -> Exception:
+        """What autograd says about the gradients of a result; with hooks on saved tensors it checks no versions."""
+        error = self._refused[slot]
+        if not getattr(ctx, "hooked", False) or not is_version_error(error):  # gradients of gradients do not ask
+            return error
+        return refusal_under_hooks(error)
 
     def _runner(self, graph: _Graph) -> Boxed:
         """What runs a graph here: vmap and anomaly mode look at each of its operators."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import SymInt, Tensor
@@ -82,6 +83,7 @@ class TrainingCore:
         writer.bind(boundary_apply, "boundary_apply")
         writer.line("apply = boundary_apply(Program)")
         writer.line("Program._backward_cls.stash = None")
+        writer.line("Program._backward_cls.noted = None")
         writer.line("Program._backward_cls.emptied = frozenset()")
         if self._joint.inner_results:
             writer.line("Program._backward_cls.watched = ()")
@@ -110,6 +112,7 @@ class TrainingCore:
             heads = [returned[slot] if slot in used else "_" for slot in joint.signature.returned]
             call = f"forward_graph([{', '.join(spread(inputs))}])"
             write_graph_call(writer, [*heads, *kept, *sizes], call, self._autocast)
+            self._note_versions(writer, names)
             self._count_changes(writer, names)
             anchors = [f"a{n}" for n in range(len(self._anchors))]
             for name, edge in zip(anchors, self._anchors, strict=True):
@@ -121,10 +124,19 @@ class TrainingCore:
             if self._found:
                 writer.line(f"ctx.found = {tuple_of([names[n] for n in self._found])}")
             writer.line("ctx.set_materialize_grads(False)")
+            if joint.backward_errors:
+                writer.line(f"ctx.hooked = {writer.bind(saved_hooks_are_on, 'saved_hooks_are_on')}()")
             if not self._all_through():
                 writer.line(f"aside[:] = [{', '.join(self._aside_values(returned))}]")
             results = [self._differentiable(writer, slot, returned[slot]) for slot in self._tangents]
             writer.line(f"return {', '.join([*results, *anchors])}")
+
+    def _note_versions(self, writer: Writer, names: list[str]) -> None:
+        """Before anything else changes them: how they will be is known."""
+        reread = self._backward.store.reread
+        if reread.again or reread.updated:
+            again, updated = (tuple_of([names[n] for n in places]) for places in (reread.again, reread.updated))
+            writer.line(f"ctx.noted = {writer.bind(self._backward.store.noted, 'noted')}({again}, {updated})")
 
     def _count_changes(self, writer: Writer, names: list[str]) -> None:
         """Autograd notes the versions of what is saved: what is done to an input behind the graph counts already."""
@@ -217,9 +229,9 @@ class TrainingCore:
         with writer.block(f"def backward(ctx, {', '.join([*tangents, *anchors])}):"):
             for name, slot in zip(tangents, self._tangents, strict=True):
                 if slot in joint.backward_errors:
-                    error = writer.bind(joint.backward_errors[slot], "autograd_refused")
+                    error = writer.bind(partial(self._backward.refused, slot), "autograd_refused")
                     again = writer.bind(once_more, "once_more")
-                    writer.line(f"if {name} is not None: raise {again}({error})")
+                    writer.line(f"if {name} is not None: raise {again}({error}(ctx))")
             if all(slot in joint.backward_errors for slot in self._tangents):
                 writer.line(f"return (None,) * {len(self._through) + (not self._all_through())}")
                 return
@@ -249,7 +261,7 @@ class TrainingCore:
             for name, (slot, value) in zip(tangents, joint.tape.tangents.items(), strict=True):
                 if not is_wrapper(value):  # those are looked at where they are taken apart
                     self._coerce(writer, name, slot, value)
-            writer.line(f"graph_inputs = [{', '.join([*self._saved_values(writer), *tangents])}]")
+            self._take_saved(writer, tangents)
             if self._saved.tensors and not self._backward.store.keeps:
                 writer.line(
                     "ctx.maybe_clear_saved_tensors()  # only the list holds them now, and the graph may empty it"
@@ -277,6 +289,20 @@ class TrainingCore:
             yield f"{writer.bind(function, function.__name__)}()"
         if self._backward.state is not None:
             yield f"not {writer.bind(self._backward.state.holds, 'state_is_as_it_was')}()"
+
+    def _take_saved(self, writer: Writer, tangents: list[str]) -> None:
+        line = f"graph_inputs = [{', '.join([*self._saved_values(writer), *tangents])}]"
+        store = self._backward.store
+        if store.reread.again or store.reread.updated:
+            check = writer.bind(store.require_unwritten, "require_unwritten")
+            writer.line(f"if ctx.noted is not None: {check}(ctx)")
+        if not store.reread.only_again:
+            writer.line(line)
+            return
+        with writer.block("try:"):
+            writer.line(line)
+        with writer.block("except RuntimeError as error:"):
+            writer.line(f"raise {writer.bind(store.refusal, 'refusal')}(error) from None")
 
     def _saved_values(self, writer: Writer) -> list[str]:
         sizes = ["*ctx.sizes"] if self._saved.sizes else []

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from .._torch import OpOverload, any_autocast_enabled, deterministic_enabled
+from .._torch import any_autocast_enabled, deterministic_enabled
 from ..errors import ForegradError, InternalError, UnsupportedError
 from ..joint.build import Joint
 from ..joint.graph import to_fx
@@ -21,7 +21,6 @@ from ..joint.lazy import operator_of
 from ..joint.metadata import describe
 from ..joint.verify import verify_module
 from ..logs import show_graph
-from ..ops import Kind, op_info
 from ..options import AOTConfig
 from ..schemas import ViewAndMutationMeta
 from ..slots import Primal
@@ -34,7 +33,7 @@ from .entry import Entry
 from .inference import InferenceCore
 from .partitioning import partitioned
 from .randomness import around_backward, around_forward
-from .saved import Saved, SavedValue, saved_between
+from .saved import Saved, SavedValue, origin_of, reread_by, saved_between
 from .stages import stages_of
 from .tokens import hiding_first_tokens, unlift_first_tokens, unlift_last_tokens
 from .wrappers import around_backward as wrappers_around_backward
@@ -161,6 +160,7 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
     gradients = sum(1 if layout is None else layout.leaves for layout in joint.grad_layouts)
     gradients += len(joint.backward_writes) + len(joint.random.backward_outputs) + backward_tokens
     forward, backward = partitioned(joint.part, returned, gradients, config, lambda: joint.module)
+    outcome = joint.part.outputs[returned:]
     if unlifted:
         unlift_first_tokens(forward, tokens)
         unlift_last_tokens(backward, backward_tokens)
@@ -188,6 +188,7 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
         values_in_wrappers(joint, saved),
         joint.backward_state,
         joint.emptied,
+        reread_by(joint, saved, backward, outcome),
     )
     around = around_backward(writer, "backward_graph", joint, backward)
     runner.install(_install(writer, wrappers_around_backward(writer, around, joint, len(saved.names))))
@@ -197,7 +198,7 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
 
 def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
     """Inputs that the backward needs as they are, and that change their shape or their place: by how many versions."""
-    names = {_origin(node).name for node in saved.tensors}
+    names = {origin_of(node).name for node in saved.tensors}
     counted = {
         facts.recorded.slot: facts.version_change
         for node, facts in zip(joint.primal_nodes, joint.primals, strict=True)
@@ -206,7 +207,7 @@ def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
     nodes = zip(joint.primal_nodes, joint.primals, strict=True)
     moving = {n.name for n, f in nodes if isinstance(n, Node) and f.recorded.slot in counted}
     for node in saved.tensors:
-        if operator_of(node) is operator.getitem and node is not _origin(node) and _origin(node).name in moving:
+        if operator_of(node) is operator.getitem and node is not origin_of(node) and origin_of(node).name in moving:
             raise UnsupportedError(
                 "the backward needs one of several views (of a split, an unbind) of an input whose shape the program "
                 "changes: this cannot be compiled yet. Take the views one by one, or of a clone."
@@ -218,16 +219,6 @@ def _changes_later(joint: Joint, facts: InputFacts) -> bool:
     """Whether the shape or place of an input, or of one that looks at its memory, changes once the graph has run."""
     members = [f for f in joint.inputs if f.recorded.parent is facts.recorded]
     return not facts.data_changed and any(f.reshapes or f.refitted or f.moved for f in (facts, *members))
-
-
-def _origin(node: Any) -> Any:
-    """What a view, or a view of a view, was taken from; a piece of a split is a view too."""
-    while True:
-        source = node.args[0] if operator_of(node) is operator.getitem else node
-        op = operator_of(source)
-        if not isinstance(op, OpOverload) or op_info(op).kind is not Kind.VIEW:
-            return node
-        node = source.args[0]
 
 
 def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, made: _Compiled) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from .._torch import hint_of
-from ..joint.lazy import is_placeholder, operator_of, outputs_of, stack_of, value_of
+from .._torch import OpOverload, hint_of
+from ..joint.build import Joint
+from ..joint.inputs import has_version
+from ..joint.ir import Node, nodes_in
+from ..joint.lazy import is_placeholder, operator_of, outputs_of, stack_of, unread, value_of
 from ..ops import Kind, op_info
+from ..slots import Updated
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,71 @@ def is_view(node: Any) -> bool:
     """Whether a node, of either form, takes a view."""
     op = operator_of(node)
     return hasattr(op, "_schema") and op_info(op).kind is Kind.VIEW
+
+
+def origin_of(node: Any) -> Any:
+    """What a view, or a view of a view, was taken from; a piece of a split is a view too."""
+    while True:
+        source = node.args[0] if operator_of(node) is operator.getitem else node
+        op = operator_of(source)
+        if not isinstance(op, OpOverload) or op_info(op).kind is not Kind.VIEW:
+            return node
+        node = source.args[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Reread:
+    """Primals whose versions matter to a backward beyond what autograd checks by itself; by their places.
+
+    Args:
+        only_again: Those that are saved only because something is computed from them again: eager saves that instead.
+        again: Those from which anything is computed again, eager reads them or not.
+        updated: Those that the program writes to and whose new value is saved: by how much their versions grow.
+    """
+
+    only_again: Mapping[int, str] = field(default_factory=dict)  # with their names
+    again: Sequence[int] = ()
+    updated: Mapping[int, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.only_again or self.again or self.updated)
+
+
+def reread_by(joint: Joint, saved: Saved, backward: fx.GraphModule, gradients: Sequence[Any]) -> Reread:
+    """What a backward graph reads otherwise than eager does."""
+    nodes = joint.part.nodes
+    recorded = [item for node in nodes if node.backward for item in node.inputs()]
+    read = {origin_of(node).name for node in (*recorded, *nodes_in(gradients))}
+    kept = {origin_of(node).name for node in saved.tensors}
+    forwards = {node.name for node in nodes if not node.backward and not is_view(node)}
+    repeated = [items for name, items in _computed_by(backward) if name in forwards]
+    sources = {origin_of(item).name for items in repeated for item in items}
+    plain = {i: node.name for i, node in enumerate(joint.primal_nodes) if isinstance(node, Node)}
+    return Reread(
+        {i: str(joint.primals[i].recorded.slot) for i, name in plain.items() if name in kept - read},
+        [i for i, name in plain.items() if name in sources],
+        {} if joint.backward_writes else _updated(joint, kept),
+    )
+
+
+def _computed_by(module: fx.GraphModule) -> list[tuple[str, Sequence[Any]]]:
+    """The names of what a graph computes, each with what it is computed from."""
+    part = unread(module)
+    if part is not None:
+        return [(node.name, node.inputs()) for node in part.nodes]
+    return [(node.name, node.all_input_nodes) for node in module.graph.nodes if node.op == "call_function"]
+
+
+def _updated(joint: Joint, kept: set[str]) -> dict[int, int]:
+    """Eager saves the tensor that was written to, and checks it; the graph saves the value."""
+    returned = zip(joint.signature.returned, joint.returned_nodes, strict=True)
+    new = {slot.of: node for slot, node in returned if isinstance(slot, Updated) and isinstance(node, Node)}
+    found = [(i, facts, new.get(facts.recorded.slot)) for i, facts in enumerate(joint.primals)]
+    return {
+        i: facts.version_change
+        for i, facts, node in found
+        if node is not None and has_version(facts) and origin_of(node).name in kept
+    }
 
 
 def _described(node: Any, order: int) -> SavedValue:

@@ -27,10 +27,10 @@ from ..errors import AssumptionError
 from ..joint.attributes import AttributeSet
 from ..joint.build import Joint
 from ..joint.effects import Assigned, Effect, GradAssigned, Moved
-from ..joint.inputs import InputFacts
+from ..joint.inputs import InputFacts, has_version
 from ..locks import recording_lock
 from ..record.step import Step
-from ..slots import Grown, Inner, Memory, Output, Primal, Returned, Root, Updated
+from ..slots import Grown, Inner, Output, Primal, Returned, Updated
 from .aliases import Aliases, is_late
 from .hooks import RegisterHooks, WatchResults
 from .stage import Stage
@@ -114,11 +114,6 @@ class Counting:
         counted_before = self.training and facts.reshapes  # perhaps: before it was saved
         special = counted_before or facts.refitted or counts_by_moving
         return has_version(facts) and (self.in_memory(facts) or bool(special))
-
-
-def has_version(facts: InputFacts) -> bool:
-    """Whether anybody can look at the version counter."""
-    return not facts.recorded.was_inference and not isinstance(facts.recorded.slot, (Memory, Root))
 
 
 @dataclass(frozen=True)

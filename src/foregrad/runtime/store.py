@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, fx
 
-from .._torch import keeps_graph
+from .._torch import keeps_graph, saved_hooks_are_on
 from ..errors import BackwardError
 from ..joint.tape import Tape
 from ..subclasses.layout import leaves_of
 from .edges import Edges
-from .saved import Saved
+from .saved import Reread, Saved
 from .stash import SECOND_TIME, Stash
 
 
@@ -24,6 +25,26 @@ def run_once(ctx: Any, emptied: frozenset[int]) -> None:
             "selective activation checkpoint."
         )
     ctx.emptied |= emptied
+
+
+def is_version_error(error: Exception) -> bool:
+    """Whether autograd refuses because something that it saved was written to."""
+    return "modified by an inplace operation" in str(error)
+
+
+def refusal_under_hooks(error: Exception) -> BackwardError:
+    """What is said in the place of an error about versions that eager does not raise."""
+    return BackwardError(
+        f"{error} Eager does not look, for saved-tensor hooks were active in the forward, and computes with what the "
+        "hooks give back: this cannot be compiled. Call it without the hooks, or compile with fallback='eager'."
+    )
+
+
+class Noted(NamedTuple):
+    """Versions of tensors, as they are when a call is over."""
+
+    hooked: bool  # what is saved goes through hooks, and eager checks no versions
+    versions: list[tuple[weakref.ref[Tensor], int]]
 
 
 class Store:
@@ -38,6 +59,7 @@ class Store:
         live: dict[int, int],
         frees: bool,
         wrappers: Sequence[frozenset[int]],
+        reread: Reread,
     ) -> None:
         self.saved = saved
         self.edges = edges
@@ -45,6 +67,7 @@ class Store:
         # Whether eager would keep what is saved, however often backward is called: custom functions can do that.
         self.keeps = bool(saved.tensors) and not frees
         self.in_wrappers = wrappers  # which of the saved values lie in each wrapper subclass that is saved
+        self.reread = reread
         self._tape = tape
         self._module = module
         self._readers: list[frozenset[int]] | None = None
@@ -52,9 +75,47 @@ class Store:
     def values(self, ctx: Any) -> list[Any]:
         """What the forward saved, sizes first, with the caller's own tensors among it."""
         sizes = ctx.sizes if self.saved.sizes else ()
-        held = iter(ctx.kept if self.keeps else ctx.saved_tensors)  # autograd refuses where they are gone
+        held = iter(ctx.kept if self.keeps else self._held(ctx))
         live = self.live
         return [*sizes, *(ctx.live[live[i]] if i in live else next(held) for i in range(len(self.saved.tensors)))]
+
+    def _held(self, ctx: Any) -> Sequence[Any]:
+        """What autograd kept; it refuses where that is gone, or was written to."""
+        try:
+            found: Sequence[Any] = ctx.saved_tensors
+            return found
+        except RuntimeError as error:
+            raise self.refusal(error) from None
+
+    def noted(self, again: Sequence[Tensor], updated: Sequence[Tensor]) -> Noted | None:
+        """Versions that the backward checks itself: autograd has nothing to check, or hooks keep it from doing so."""
+        hooked = saved_hooks_are_on()
+        grown = zip(updated, self.reread.updated.values(), strict=True)
+        versions = [(weakref.ref(tensor), tensor._version + change) for tensor, change in grown]
+        versions += [(weakref.ref(tensor), tensor._version) for tensor in again] if hooked else []
+        return Noted(hooked, versions) if versions else None
+
+    def require_unwritten(self, ctx: Any) -> None:
+        """Refuse where something that was noted has changed; of what is gone, hooks have made a copy."""
+        for reference, version in ctx.noted.versions:
+            tensor = reference()
+            if tensor is not None and tensor._version != version:
+                error = RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version "
+                    f"{version} instead."
+                )
+                raise refusal_under_hooks(error) if ctx.noted.hooked else error
+
+    def refusal(self, error: RuntimeError) -> RuntimeError:
+        """Autograd's own words, unless a tensor was written to that eager may not have saved."""
+        if not self.reread.only_again or not is_version_error(error):
+            return error
+        return BackwardError(
+            f"{error} The compiled backward reads {', '.join(self.reread.only_again.values())} once more, where eager "
+            "keeps what it computed from there. Run the backward before you write, write to a copy, or save more "
+            "(default_partition)."
+        )
 
     def _wrappers(self, ctx: Any) -> list[Any]:
         """Wrapper subclasses that are saved because tensors in them are."""
@@ -71,6 +132,9 @@ class Store:
 
         What this backward does not leave to others is gone afterwards, as in eager.
         """
+        # What only the other outputs need is eager's matter when they are differentiated.
+        if self.reread and ctx.noted is not None and (all(mask) or ctx.noted.hooked):
+            self.require_unwritten(ctx)
         uses = self._tape.freed_by(self._tape.chosen(mask))
         stash: Stash | None = ctx.stash
         values, wrappers = self._found(ctx, stash, uses)
