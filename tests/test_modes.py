@@ -351,3 +351,58 @@ def test_inference_mode_takes_tensors_with_a_history(program, piece):
     with torch.inference_mode():
         expected, result = program(eager), grab(program)[0](given)
     assert torch.equal(expected, result) and result.is_inference() and torch.equal(eager, given)
+
+
+def made_by_assigning_data():
+    x = leaf(3)
+    with torch.inference_mode():
+        x.data = x.data * 2
+    return x
+
+
+def made_in_inference_mode():
+    with torch.inference_mode():
+        return torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
+
+
+@pytest.mark.parametrize("make", [made_by_assigning_data, made_in_inference_mode])
+@pytest.mark.parametrize("program", [lambda x: x * 2, lambda x: x.exp(), lambda x: (x + 1) * torch.ones(3)])
+def test_an_inference_tensor_that_requires_grad(make, program):
+    """Torch differentiates it where another tensor of the call is a normal one."""
+    seen = []
+    for fn in (program, foregrad.aot_function(program, nop)):
+        x = make()
+        result = fn(x)
+        seen.append([result.requires_grad, result.is_inference(), result.tolist()])
+        if result.requires_grad:
+            result.sum().backward()
+            seen[-1].append(x.grad.tolist())
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize(
+    "partition", [foregrad.default_partition, foregrad.min_cut_rematerialization_partition], ids=["default", "min-cut"]
+)
+def test_a_backward_is_not_computed_from_an_inference_tensor(partition):
+    with torch.inference_mode():
+        shift = plain(3)
+
+    def program(x, w):
+        return ((x + shift) * w).sin()
+
+    compiled = foregrad.aot_function(program, nop, partition_fn=partition)
+    gradients = []
+    for fn in (program, compiled):
+        x, w = leaf(3), leaf(3)
+        fn(x, w).sum().backward()
+        gradients.append((x.grad.tolist(), w.grad.tolist()))
+    assert gradients[0] == gradients[1]
+
+
+def test_writes_inside_of_a_composition_count_in_inference_mode():
+    """It is taken apart below autograd, which counts them in eager."""
+    eager, recorded = (torch.nn.InstanceNorm1d(4, affine=True, track_running_stats=True) for _ in range(2))
+    compiled = foregrad.aot_module(recorded, nop)
+    with torch.inference_mode():
+        eager(plain(2, 4, 4)), compiled(plain(2, 4, 4))
+    assert eager.running_mean._version == recorded.running_mean._version

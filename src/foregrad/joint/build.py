@@ -213,9 +213,9 @@ def _differentiated(recording: Recording, tape: Tape) -> Differentiated:
 
 
 def _mark_written(graph: FlatGraph, facts: dict[Primal, InputFacts], derived: Differentiated) -> None:
-    """Tell the partitioner which inputs have another value by the time that the backward runs."""
+    """Tell the partitioner which inputs the backward cannot compute from."""
     for node in graph.placeholders:
-        node.written = node.slot in facts and _is_overwritten(facts[node.slot])
+        node.written = node.slot in facts and _is_out_of_reach(facts[node.slot])
     for write in derived.writes:
         write.current.written = not isinstance(write.of, Tangent)
 
@@ -306,6 +306,14 @@ def _facts(recording: Recording, functionalizer: Functionalizer, keep: bool) -> 
         facts[recorded.slot] = wrapper_facts(functionalizer, recorded, facts, recording.recorder.wrappers)
     refuse_related_wrappers(recording, [facts[recorded.slot] for recorded in wrappers])
     return {r.slot: facts[r.slot] for r in everything} if wrappers else facts
+
+
+def _is_out_of_reach(facts: InputFacts) -> bool:
+    """Whether an input has another value by the time that the backward runs, or cannot be kept for it.
+
+    Autograd saves no inference tensors; what eager computes from one is none, and is saved.
+    """
+    return _is_overwritten(facts) or facts.recorded.was_inference
 
 
 def _is_overwritten(facts: InputFacts) -> bool:

@@ -95,6 +95,12 @@ def _as_inference_tensor(real: Tensor) -> contextlib.AbstractContextManager[Any]
     return torch.inference_mode(real.is_inference())
 
 
+def _made_to_require_grad(twin: Tensor) -> Tensor:
+    """An inference tensor may require grad: `.data =` can make one of a leaf, or it was made in inference mode."""
+    with _as_inference_tensor(twin):
+        return twin.requires_grad_()
+
+
 def require_shape(value: Tensor, slot: Primal) -> None:
     """Refuse a lazy parameter: nothing else may be asked of it."""
     if type(value) is not Tensor and torch.nn.parameter.is_lazy(value):
@@ -119,7 +125,7 @@ def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
         seen = engine.twin(value, argument.slot, argument.dynamic)
     leaf = None
     if value.requires_grad:
-        leaf = seen.requires_grad_()
+        leaf = _made_to_require_grad(seen)
         if not value.is_leaf:
             with disable_modes(), _as_inference_tensor(value), torch.enable_grad():
                 seen = _NonLeaf.apply(leaf, [engine.twin(value, argument.slot, argument.dynamic)])
@@ -177,7 +183,7 @@ def stand_in_for_root(memory: RecordedInput, family: Family) -> RecordedInput:
         seen, once_more = (views[-1][1].data if family.own_version else views[-1][1].detach() for _ in range(2))
     leaf = None
     if root.requires_grad:
-        leaf = seen.requires_grad_()
+        leaf = _made_to_require_grad(seen)
         if not root.is_leaf:
             with disable_modes(), _as_inference_tensor(root), torch.enable_grad():
                 seen = _NonLeaf.apply(leaf, [once_more])
