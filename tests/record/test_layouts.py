@@ -47,6 +47,8 @@ PROGRAMS = {
     "rrelu": (lambda x: F.rrelu(x, training=True), lambda: turned(4, 5)),
     "channel shuffle": (lambda x: F.channel_shuffle(x, 2), lambda: channels_last(2, 4, 3, 3)),
     "max pool 1d": (lambda x: F.max_pool1d(x, 2), lambda: turned(2, 3, 8)),
+    "max pool 1d, no gradients": (lambda x: F.max_pool1d(x, 3, 1, 1), lambda: turned(2, 3, 8).detach()),
+    "max pool 1d, no gradients, of torch": (lambda x: torch.max_pool1d(x, 2), lambda: turned(2, 3, 8).detach()),
     "group norm with ones": (lambda x: F.group_norm(x, 2), lambda: leaf(2, 4, 1, 1)),
     "group norm, channels last": (lambda x: F.group_norm(x, 2), lambda: channels_last(1, 4, 3, 1)),
     "log sigmoid": (F.logsigmoid, lambda: turned(3, 4)),
@@ -460,3 +462,32 @@ def test_a_reduction_of_nothing_is_refused_though_nobody_reads_it(reduce):
         program(plain(0))
     with pytest.raises((foregrad.ForegradError, RuntimeError, IndexError)):
         foregrad.aot_function(program, nop)(plain(0))
+
+
+@pytest.mark.parametrize("make", [foregrad.aot_function, functools.partial(foregrad.aot_function, dynamic=True)])
+@pytest.mark.parametrize(
+    "product",
+    [torch.mm, lambda x, w: F.linear(x, w), lambda x, w: F.conv1d(x[None], w[..., None])],
+    ids=["mm", "linear", "conv"],
+)
+def test_an_error_about_dtypes_is_raised_also_where_nobody_reads_the_result(product, make):
+    """Shape inference does not look at all dtypes that a kernel looks at."""
+
+    def program(x, w):
+        product(x, w)
+        return x
+
+    with pytest.raises(RuntimeError) as eager:
+        program(plain(3, 3).double(), plain(3, 3))
+    with pytest.raises(RuntimeError) as compiled:
+        make(program, nop)(plain(3, 3).double(), plain(3, 3))
+    assert str(compiled.value) == str(eager.value)
+
+
+def test_a_kernel_that_takes_a_mixture_of_dtypes_is_asked_once(monkeypatch):
+    asked = []
+    tried = trials.tried
+    monkeypatch.setattr(trials, "tried", lambda case: (asked.append(case.op), tried(case))[1])
+    for rows in (3, 4, 5):
+        foregrad.aot_function(lambda x: torch.cat([x, x.double()]), nop)(plain(rows, 2))
+    assert asked.count(torch.ops.aten.cat.default) <= 1

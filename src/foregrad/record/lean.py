@@ -38,13 +38,13 @@ from .metas import RESULTS, Fresh, Meta, Part, Result, Same, Several, Shared, de
 from .mirror import gate, run_mirrored
 from .rules import LOOSE_RULES, RULES, results_by_rule
 from .tensors import Maker, is_lean, null_storage
-from .trials import Case, can_be_tried, may_be_tried, settle, tried_twice
+from .trials import Case, can_be_tried, may_be_tried, mixture, settle, tried_twice
 
 
 class Kept:
     """What the engine knows about an operator, and what stands for it in keys: to hash an operator takes longer."""
 
-    __slots__ = ("chosen", "name", "op", "reads_backends", "ruled", "triable", "why_not")
+    __slots__ = ("chosen", "name", "op", "reads_backends", "ruled", "taken", "triable", "why_not")
 
     def __init__(self, op: OpOverload) -> None:
         self.op = op  # kept, so that its id stays its own
@@ -54,13 +54,23 @@ class Kept:
         self.chosen = self.reads_backends and not op._schema.name.endswith("mm")
         self.ruled = op in RULES or op in LOOSE_RULES
         self.triable = may_be_tried(op)
+        self.taken: set[frozenset[torch.dtype]] = set()  # mixtures of dtypes that its kernel has taken
 
     def believed(self, metas: Sequence[Meta]) -> bool:
         """Whether shape inference is known to be right for such arguments, or there is no kernel to ask."""
         if not self.triable or not can_be_tried(self.op, metas):
             return True
         row = table_for(metas[0].device.type).get(self.name, NOTHING_KNOWN)
-        return row.covers([meta.layout_class for meta in metas], [meta.dtype for meta in metas])
+        if not row.covers([meta.layout_class for meta in metas], [meta.dtype for meta in metas]):
+            return False
+        mixed = mixture(self.op, metas)  # of which the table says nothing: shape inference may let pass what raises
+        return mixed is None or mixed in self.taken
+
+    def note_taken(self, metas: Sequence[Meta]) -> None:
+        """The kernel has taken such arguments."""
+        mixed = mixture(self.op, metas)
+        if mixed is not None:
+            self.taken.add(mixed)
 
 
 _KEPT: dict[int, Kept] = {}  # by id of the operator
@@ -283,6 +293,7 @@ class LeanEngine(FakeEngine):
             return out
         inferred = described(out, tensors, intern)
         entry = settle(case, inferred, self._inferred)
+        kept(op).note_taken(case.metas)
         return out if entry == inferred else self._corrected(out, inferred, entry, tensors)
 
     def _fill(
@@ -312,6 +323,7 @@ class LeanEngine(FakeEngine):
         inferred = entry = described(out, tensors, intern)
         if not believed:
             entry = settle(_case(op, args, kwargs), inferred, self._inferred)
+            key[0].note_taken(metas)
         reason = why_unkept(entry)
         if reason is None:
             self.results.add(key, entry)

@@ -31,6 +31,7 @@ LARGE = 1 << 25  # and where nothing smaller can stand in
 HUGE = 1 << 28  # and where nothing smaller may: as much as the program itself will take
 
 Answer = Result | Several
+_PLAIN_ERRORS = (RuntimeError, TypeError, ValueError, NotImplementedError)
 Infer = Callable[["Case"], Answer]  # what shape inference says to a case
 
 
@@ -60,6 +61,12 @@ def can_be_tried(op: OpOverload, metas: Sequence[Meta]) -> bool:
 
 
 FLOATS = frozenset(dtype for dtype in DTYPES if dtype.is_floating_point or dtype.is_complex)
+
+
+def mixture(op: OpOverload, metas: Sequence[Meta]) -> frozenset[torch.dtype] | None:
+    """The different floating-point dtypes that an operator is given at once, if it is to look after them itself."""
+    found = frozenset(meta.dtype for meta in metas if meta.dtype in FLOATS)
+    return found if len(found) > 1 and not op_info(op).pointwise else None
 
 
 def is_internal(op: OpOverload) -> bool:
@@ -160,14 +167,20 @@ def _settled(case: Case, inferred: Answer, infer: Infer) -> Answer:
 
 
 def tried(case: Case) -> Answer:
-    """What an operator gives to tensors like these, if it does not refuse all values that come to mind."""
-    why = ""
+    """What an operator gives to tensors like these, if it does not refuse all values that come to mind.
+
+    What it says to every mixture of dtypes, whatever the values, it would say to the program too.
+    """
+    said: list[tuple[type[Exception], str]] = []
     for fill in fills(case.op, case.metas):
         try:
             return run_for_real(case, fill)
         except Exception as error:  # not kept: its frames lead to the recorded tensors
-            why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-    raise UnsupportedError(_unknown(case.op, why))
+            said.append((type(error), str(error)))
+    kind, text = said[-1]
+    if mixture(case.op, case.metas) is not None and len(set(said)) == 1 and kind in _PLAIN_ERRORS:
+        raise kind(text)
+    raise UnsupportedError(_unknown(case.op, f"{kind.__name__}: {next(iter(text.splitlines()), '')}"))
 
 
 def tried_twice(case: Case) -> Answer | None:

@@ -21,7 +21,7 @@ from .lean import LeanEngine, kept
 from .metadata_reads import WORKSPACE
 from .metas import Fresh, Meta, Other, Part, Result, Several, Shared, described, interned
 from .shrinking import strides_in_order
-from .trials import reconciled
+from .trials import mixture, reconciled
 
 
 class WitnessedEngine(FakeEngine):
@@ -67,6 +67,8 @@ class WitnessedEngine(FakeEngine):
         except ForegradError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError):
+            if mixture(op, [twin._foregrad_meta for twin in twins]) is not None:  # type: ignore[attr-defined]
+                raise  # FakeTensorMode did not
             return None  # the recorder asks eager about errors
         return described(seen, twins, _meta_of)
 
