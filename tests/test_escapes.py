@@ -1278,3 +1278,20 @@ def test_a_backward_for_some_results_finds_no_tensor_by_looking_at_a_set():
         compiled(x).sum().backward()
         torch.testing.assert_close(x.grad, torch.full((2,), 2.0))
     assert len(kept) == 3
+
+
+@pytest.mark.parametrize("size", [128, None, 4])
+def test_a_cache_that_is_in_use_keeps_what_it_knew(size):
+    numbers = {"n": 2.0}
+
+    @functools.lru_cache(maxsize=size)
+    def scaled(by):
+        return numbers["n"] * by
+
+    before = [scaled(3), scaled(by=4.0)]
+    with pytest.raises(EscapeError, match=r"the cache of .*scaled"):
+        foregrad.aot_function(lambda x: scaled(x) * scaled(3) * scaled(7), nop)(plain(2))
+    assert scaled.cache_info().currsize == 2
+    numbers["n"] = 5.0
+    assert [scaled(3), scaled(by=4.0)] == before and scaled(7) == 35.0
+    assert [scaled(n) for n in range(10, 20)] == [5.0 * n for n in range(10, 20)]

@@ -1096,3 +1096,23 @@ def test_attributes_of_a_wrapper_count_beside_its_tensors(where):
     if where == "found":
         held.w.a = torch.full((2,), 9.0)
         torch.testing.assert_close(compiled(x, None), x * 3 + 9)
+
+
+@pytest.mark.parametrize("held", [{"t": None}, [None], Plain(t=None)], ids=["dict", "list", "object"])
+def test_attributes_of_a_tensor_that_the_program_only_looks_at(held):
+    """No operator takes it, so it is no input."""
+    place, key = (vars(held), "t") if isinstance(held, Plain) else (held, next(iter(held)) or 0)
+
+    def program(x):
+        return x * getattr(held.t if isinstance(held, Plain) else held[key], "tag", 0.5)
+
+    def put(**attributes):
+        place[key] = plain(2)
+        vars(place[key]).update(attributes)
+
+    compiled, x = foregrad.aot_function(program, nop), plain(3)
+    changes = [put, lambda: vars(place[key]).update(tag=2.0), lambda: put(tag=3.0), lambda: put(tag=4.0), put, put]
+    for change in changes:
+        change()
+        assert torch.equal(compiled(x), program(x))
+    assert len(compiled.specializations) == 5  # the last two are alike

@@ -277,7 +277,7 @@ def _capture(
 def _failed(error: Exception, recording: Recording, snapshot: Snapshot) -> Attempt:
     """What comes of a recording that did not get to its end; it leaves nothing behind."""
     refusal = snapshot.undo(recording)
-    snapshot.empty_caches(recording)
+    snapshot.forget_calls()
     left = snapshot.survivors(recording, error)
     disown(recording)
     recording.beginning, recording.arguments = None, ()

@@ -29,6 +29,7 @@ from ..record.attributes import MARKS
 from ..record.recording import Recording
 from ..record.survivors import Survivor, held_by_frames, origin_of, suspects
 from ..values import PLAIN, is_plain, is_unchanged
+from .cached_functions import CacheBefore
 from .kinds import (
     ACCESSOR,
     ARRAY,
@@ -302,7 +303,7 @@ class Snapshot:
         self._noted = [Noted(holder) for holder in holders.values()]  # each once, by whatever name
         self._bare = [(path, tensor) for path, tensor in surroundings.tensors if not vars(tensor)]  # most are
         caches = [holder.owner for holder in surroundings.holders if holder.kind is CACHE]
-        self._caches = [(cache, cache.cache_info()) for cache in caches]
+        self._caches = [CacheBefore(cache) for cache in caches]
         self._performed: dict[tuple[int, Any], int] = {}  # ids of the values that calls put there
 
     def changes(self) -> list[Change]:
@@ -357,21 +358,13 @@ class Snapshot:
             if not noted.holds_the_same:
                 noted.restore()
         if error is not None:
-            self.empty_caches(recording)
+            self.forget_calls()
         return error
 
-    def empty_caches(self, recording: Recording) -> None:
-        """Take out of caches what the recording has put there, where they were empty or lead to its tensors."""
-        for cache, before in self._caches:
-            was_empty = before.currsize == before.misses == before.hits == 0
-            if cache.cache_info() != before and (was_empty or _leads_to_abstract(cache, recording)):
-                cache.cache_clear()
-
-
-def _leads_to_abstract(cache: Any, recording: Recording) -> bool:
-    """Whether a cache has an abstract tensor among its keys or values; the function behind it does not count."""
-    inside = [held for held in gc.get_referents(cache) if held is not cache.__wrapped__ and held is not vars(cache)]
-    return any(find_abstract(held, recording) is not None for held in inside)
+    def forget_calls(self) -> None:
+        """Take out of caches what the recording has put there."""
+        for cache in self._caches:
+            cache.forget_later_calls()
 
 
 def _references(survivor: Survivor) -> int:
