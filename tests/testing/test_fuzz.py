@@ -107,3 +107,13 @@ def test_gradients_of_few_bits_are_not_drawn():
             with contextlib.suppress(Exception):
                 script.program(*made)
         assert not any(t.requires_grad and t.is_leaf for t in made if t.dtype == torch.bfloat16)
+
+
+def test_a_program_that_kills_its_process_while_it_is_drawn_was_killed_by_eager():
+    """Drawing acts it out in eager. A process that has compiled others before is not believed."""
+    worker = Workers(1)._workers[0]
+    for compiled_before, expected in ((0, "refused by eager"), (3, "broken")):
+        worker.task, worker.program, worker.done = Make(SEED, 5), None, compiled_before
+        result = worker._died_drawing("killed by signal 11")
+        assert result.outcome.verdict == expected and result.again == bool(compiled_before)
+    worker.end()

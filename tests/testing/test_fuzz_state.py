@@ -69,3 +69,22 @@ def test_what_foregrad_refuses_is_not_a_difference():
 
 def test_what_eager_refuses_is_counted_apart():
     assert state.examine(by_hand("x0.add_(torch.ones(7))")).verdict == "refused by eager"
+
+
+def test_sets_of_tensors_are_compared_without_an_order():
+    """They are hashed by their addresses."""
+    body = "o1.update([x0 + n for n in range(6)])"
+    program = by_hand(body, "o2 = next(t for t in o1 if t[0] == 3)", objects=["o1 = set()", "o2 = None"])
+    assert all(state.examine(program, eager).verdict == "agrees" for _ in range(5))
+
+
+def test_a_set_with_another_member_is_found():
+    program = by_hand("o1.add(x0 + 1)", objects=["o1 = set()"])
+    planted = state.examine(program, lambda program: lambda x: program(x + 1))
+    assert planted.verdict == "differs"
+
+
+def test_a_view_that_autograd_says_nothing_about_is_compared():
+    layer = "o1 = torch.nn.Linear(2, 2); o1.register_full_backward_hook(lambda m, i, o: None)"
+    program = by_hand("x0 = o1(x0)", "r0.detach().fill_(7.0)", objects=[layer])
+    assert state.examine(program, eager).verdict == "agrees"

@@ -7,8 +7,9 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from multiprocessing.connection import Connection, wait
 
 import torch
@@ -60,11 +61,14 @@ class Result:
         task: What was asked for.
         program: The program; for `Shrink` the smaller one. None where not even generating it ended.
         outcome: What came of it.
+        again: Whether to ask once more, in a new process: this one died while it drew a program, which runs in eager
+            only, but it had compiled others before.
     """
 
     task: Task
     program: Program | None
     outcome: Outcome
+    again: bool = False
 
 
 def _serve(pipe: Connection) -> None:
@@ -120,7 +124,8 @@ class _Worker:
         except (EOFError, ConnectionResetError):
             self._process.join()
             status = self._process.exitcode or 0
-            return self._broken(f"killed by signal {-status}" if status < 0 else f"ended with status {status}")
+            how = f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            return self._died_drawing(how) if self.started and self.program is None else self._broken(how)
         match message:
             case Outcome():
                 self.done += 1
@@ -139,6 +144,13 @@ class _Worker:
             return None
         self.end()
         return self._broken(f"ran for more than {limit:g} seconds")
+
+    def _died_drawing(self, how: str) -> Result:
+        """A program is acted out in eager while it is drawn: where nothing was compiled before, eager has crashed."""
+        assert self.task is not None
+        fresh, broken = not self.done, self._broken(how)
+        eagers = Outcome(broken.outcome.name, eager_error=f"{how}, in eager")
+        return Result(self.task, None, eagers) if fresh else replace(broken, again=True)
 
     def _broken(self, how: str) -> Result:
         assert self.task is not None
@@ -193,7 +205,10 @@ class Workers:
                 if result is not None:
                     busy.remove(worker)
                     idle.append(worker)
-                    yield result
+                    if result.again:
+                        left = chain([result.task], left)
+                    else:
+                        yield result
 
     def _fresh(self, worker: _Worker) -> _Worker:
         """The worker, or a new one in its place where its process is gone or has done enough."""

@@ -1,7 +1,9 @@
 """What of a recording is left in a world: every object that its names lead to is asked."""
 
 import contextvars
+import functools
 import gc
+import itertools
 import threading
 import types
 from collections.abc import Iterator
@@ -9,8 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from .same import MODULE_NAME, is_abstract
+from .same import MODULE_NAME, has_gradient, is_abstract
 
+_CACHED_FUNCTION = type(functools.lru_cache(len))
 _LEAVES = (str, bytes, int, float, complex, type(None), types.CodeType, types.FrameType)
 
 
@@ -68,12 +71,22 @@ def _parts(value: Any) -> list[Any]:
         case threading.local():
             return [vars(value)]
         case Tensor():
-            held = [value.grad] if value.is_leaf or value.retains_grad else []
+            held = [value.grad] if has_gradient(value) else []
             return [*held, value.__dict__, value._backward_hooks]
+        case _ if type(value) is _CACHED_FUNCTION:
+            return _parts_of_cache(value)
         case _ if type(value).__module__.startswith("foregrad"):
             return []
         case _:
             return gc.get_referents(value)
+
+
+def _parts_of_cache(cache: Any) -> list[Any]:
+    """The calls that a cached function would answer from memory; the list beside them may be behind."""
+    held = gc.get_referents(cache)
+    keys = {id(key) for table in held if type(table) is dict and table is not vars(cache) for key in table}
+    following = [result for key, result in itertools.pairwise(held) if id(key) in keys]
+    return [*(part for part in held if id(part) in keys or type(part) is dict), *following, cache.__wrapped__]
 
 
 def _parts_of_function(function: types.FunctionType) -> list[Any]:

@@ -183,10 +183,12 @@ class _Generator:
             self._options(),
         )
 
-    def _options(self) -> str:
+    def _options(self, computed_once: bool = False) -> str:
         # Drawn apart, so that a new partitioner does not change the programs.
         rng = random.Random(f"{self._name}/options")
         partitioner = rng.choice(partitioners())
+        if computed_once:  # what a backward computes again does not see what was written to a result, or sees too much
+            partitioner = "default_partition"
         chosen = [f"partition_fn=foregrad.{partitioner}"] if partitioner != "default_partition" else []
         return ", ".join(chosen + (["dynamic=True"] if rng.random() < 0.03 else []))
 
@@ -382,7 +384,9 @@ class _Generator:
             objects = program.roots if program.form == "argument" else ()
             names = ", ".join(repr(name) for name in [*self._drawing.held, *self._drawing.results, *objects])
             self._drawing.steps.append(Part(f"forget({names})", "step", "forget"))
-        return replace(program, steps=tuple(self._drawing.steps))
+        steps = tuple(self._drawing.steps)
+        written = any(re.search(r"\bwrite\(|\.data\b", step.source) for step in steps)
+        return replace(program, steps=steps, options=self._options(computed_once=written))
 
     def _add_event(self, world: World, program: StateProgram) -> None:
         for _ in range(_TRIES):

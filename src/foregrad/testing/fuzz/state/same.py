@@ -37,6 +37,8 @@ _CLASS_DETAILS = frozenset(
     {"__dict__", "__weakref__", "__doc__", "_abc_impl", "__annotations__", "__slotnames__", "_backward_cls"}
 )
 _NAMESPACE_DETAILS = frozenset({"__builtins__", "__warningregistry__"})
+# Where the programs' hooks put gradients: a tangent is put into the layout of its output before it is used.
+SEEN_BY_HOOKS = "gradients["
 # Marks for a front end, on results of symbolic size.
 _MARKS = "_dynamo_"
 _LONGEST = 70
@@ -98,6 +100,7 @@ class Walk:
 
     versions: Versions = field(default_factory=Versions)
     found: list[Unlike] = field(default_factory=list)
+    sets: list[tuple[str, Any, Any]] = field(default_factory=list)
     _partners: dict[int, Any] = field(default_factory=dict)
     _taken: dict[int, Any] = field(default_factory=dict)
     _storages: dict[int, int] = field(default_factory=dict)
@@ -182,6 +185,23 @@ class Walk:
             self.same(f"key of {where}", key, other)
             self.same(f"{where}[{_shown(key, plain=True)}]", here, there)
 
+    def members(self) -> None:
+        """Compare sets, when all else that can tell which of their members belong together has been seen.
+
+        Objects hash by their addresses: for the rest, only what they look like can put them in order.
+        """
+        while self.sets:
+            where, eager, compiled = self.sets.pop()
+            known = [(here, self._partners[id(here)]) for here in eager if id(here) in self._partners]
+            apart = [pair for pair in known if not any(there is pair[1] for there in compiled)]
+            for here, there in apart:
+                self._unlike("member", where, here, there)
+            rest = (
+                [member for member in members if id(member) not in taken]
+                for members, taken in ((eager, self._partners), (compiled, self._taken))
+            )
+            self.items(where, *(sorted(members, key=_order) for members in rest))
+
     def storage(self, where: str, eager: Tensor, compiled: Tensor) -> None:
         """Compare which tensors share memory."""
         here, there = eager.untyped_storage()._cdata, compiled.untyped_storage()._cdata
@@ -194,16 +214,39 @@ Rule = Callable[[Walk, str, Any, Any], None]
 
 def _tensor(walk: Walk, where: str, eager: Tensor, compiled: Tensor) -> None:
     for aspect, fact in _TENSOR_FACTS.items():
-        if not walk.equal(aspect, where, fact(eager), fact(compiled)):
+        if aspect == "stride" and where.startswith(SEEN_BY_HOOKS):
+            continue
+        if not walk.equal(aspect, where, _asked(fact, eager), _asked(fact, compiled)):
             return
     # Autograd takes over or copies a gradient as it sees fit.
-    if not where.endswith(".grad"):
+    if not where.endswith(".grad") and not where.startswith(SEEN_BY_HOOKS):
         _memory(walk, where, eager, compiled)
     if not _close(eager.detach(), compiled.detach()):
         walk._unlike("value", where, eager, compiled)
-    if eager.is_leaf or eager.retains_grad:
+    if has_gradient(eager):
         walk.same(f"{where}.grad", eager.grad, compiled.grad)
     walk.parts(where, eager, compiled)
+
+
+def _asked(fact: Callable[[Tensor], Any], tensor: Tensor) -> Any:
+    """A fact of a tensor; autograd may refuse to tell it, of a view that was written where it must not be."""
+    try:
+        return fact(tensor)
+    except RuntimeError as error:
+        return type(error).__name__
+
+
+def has_gradient(tensor: Tensor) -> bool:
+    """Whether a tensor can have a gradient of its own.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> has_gradient(x), has_gradient(x * 2)
+    (True, False)
+
+    Args:
+        tensor: Any tensor.
+    """
+    return _asked(lambda t: t.is_leaf or t.retains_grad, tensor) is True
 
 
 def _memory(walk: Walk, where: str, eager: Tensor, compiled: Tensor) -> None:
@@ -272,14 +315,17 @@ def _dict(walk: Walk, where: str, eager: Any, compiled: Any) -> None:
 
 
 def _set(walk: Walk, where: str, eager: Any, compiled: Any) -> None:
-    # Objects hash by their addresses: only what they look like can put them in order.
-    walk.items(where, sorted(eager, key=_order), sorted(compiled, key=_order))
+    walk.sets.append((where, eager, compiled))
 
 
-def _order(member: Any) -> str:
+def _order(member: Any) -> tuple[Any, ...]:
     if isinstance(member, Tensor):
-        return f"tensor {type(member).__name__} {tuple(member.shape)}"
-    return f"{type(member).__name__} {_shown(member)}"
+        return f"tensor {type(member).__name__} {tuple(member.shape)}", member.requires_grad, str(_values(member))
+    return (f"{type(member).__name__} {_shown(member)}",)
+
+
+def _values(tensor: Tensor) -> list[float]:
+    return [] if is_abstract(tensor) else [round(n, 2) for n in tensor.detach().flatten().double().tolist()]
 
 
 def _ndarray(walk: Walk, where: str, eager: Any, compiled: Any) -> None:
@@ -548,4 +594,5 @@ def differences(eager: Any, compiled: Any, versions: Versions, skip: frozenset[s
     """
     walk = Walk(versions)
     walk.named("", eager, compiled, skip | _NAMESPACE_DETAILS)
+    walk.members()
     return walk.found
