@@ -220,7 +220,8 @@ class _Lowering:
                 new |= new_values(self._recorded[returned.of], self._returned(returned))
         for effect in joint.effects:
             if isinstance(effect, Assigned):
-                slot = next(s for s, p in self._capture.state if p.owner is effect.owner and p.key == effect.key)
+                owner = effect.owner.find()
+                slot = next(s for s, p in self._capture.state if p.owner is owner and p.key == effect.key)
                 (output,) = effect.outputs  # a buffer
                 refuse_written_shape(slot, joint.outputs.tensors[output], self._recorded[slot].seen)
                 new |= new_values(self._recorded[slot], self._returned(Output(output)))

@@ -840,9 +840,14 @@ def _imported(names: frozenset[str]) -> list[tuple[str, types.ModuleType]]:
     """Python modules of these names; any of the user's, where code finds modules by names that it puts together."""
     found = [(name, sys.modules[name]) for name in sorted(names & sys.modules.keys())]
     if ANY_MODULE in names and not found:
-        found = [(name, module) for name, module in sorted(sys.modules.items()) if module is not None]
-        found = [(name, module) for name, module in found if not is_library_module(module)]
+        modules = [*sys.modules.items()]
+        found = sorted((name, module) for name, module in modules if _is_users_module(module))
     return [(name, module) for name, module in found if is_a(module, types.ModuleType)]
+
+
+def _is_users_module(module: Any) -> bool:
+    """Whether what stands among the Python modules is one (some packages put other objects there), and the user's."""
+    return is_a(module, types.ModuleType) and not is_library_module(module)
 
 
 def _join(path: str, name: str) -> str:

@@ -99,7 +99,8 @@ class Store:
         """Refuse where something that was noted has changed; of what is gone, hooks have made a copy."""
         for reference, version in ctx.noted.versions:
             tensor = reference()
-            if tensor is not None and tensor._version != version:
+            # It is lower where another thread was about to write without counting: versions are put back after that.
+            if tensor is not None and tensor._version > version:
                 error = RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace operation: "
                     f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version "
