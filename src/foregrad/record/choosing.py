@@ -14,17 +14,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..subclasses.layout import is_wrapper
+
 aten = torch.ops.aten
 
 CHOOSES_BY_SUBCLASS = frozenset({aten.max_pool1d.default, aten.linalg_svdvals.default, aten.linalg_eigvalsh.default})
 
 # What calls them. Below autograd a composition comes to the recorder before it is taken apart.
-_POOLING = (torch.max_pool1d, functional.max_pool1d)
+_POOLING = (torch.max_pool1d, functional.max_pool1d, aten.max_pool1d, aten.max_pool1d.default)
 _SPECTRAL = (torch.linalg.svdvals, torch.linalg.eigvalsh, torch.linalg.cond, torch.linalg.matrix_rank)
 _NORMS = (torch.linalg.norm, torch.linalg.matrix_norm, torch.norm, torch.nuclear_norm, Tensor.norm)
 FUNCTIONS_THAT_CHOOSE = frozenset({*_POOLING, *_SPECTRAL, *_NORMS})
 
 
 def needs_no_gradient(given: Iterable[Any]) -> bool:
-    """Whether a call with these arguments is not differentiated."""
-    return not torch.is_grad_enabled() or not any(t.requires_grad for t in given if isinstance(t, Tensor))
+    """Whether a call with these arguments, none of which is a subclass in eager, is not differentiated."""
+    tensors = [value for value in given if isinstance(value, Tensor)]
+    followed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return not followed and not any(map(is_wrapper, tensors))

@@ -19,7 +19,6 @@ from torch.overrides import TorchFunctionMode
 from .._torch import below_autograd, disable_modes, is_functorch_wrapped, set_version, without_function_modes
 from ..errors import DataDependentError, ForegradError, UnsupportedError
 from ..ops import aten
-from ..subclasses.layout import is_wrapper
 from ..values import PLAIN
 from .caches import Caches
 from .choosing import FUNCTIONS_THAT_CHOOSE, needs_no_gradient
@@ -74,17 +73,10 @@ NEEDS_DATA: dict[Any, str] = {
 _TEXT = (Tensor.__repr__, Tensor.__format__)
 
 
-# For a plain tensor on the CPU that is not differentiated, this has a kernel of its own, whose results are contiguous;
-# for subclasses, which the tensors of a recording are, it goes another way.
-_POOLS_BY_CLASS = frozenset(
-    {torch.nn.functional.max_pool1d, torch.max_pool1d, aten.max_pool1d, aten.max_pool1d.default}
-)
-
 # All functions that are looked at before they are called.
 _SPECIAL = frozenset(
     {
         *NEEDS_DATA,
-        *_POOLS_BY_CLASS,
         *INNER_BACKWARDS,
         *REGISTERING,
         *VALUE_CHECKS,
@@ -271,14 +263,6 @@ class RealTensors(TorchFunctionMode):
             set_version(target, version)
         self.data_assigned.add(id(target))
 
-    def _pool(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """`max_pool1d`, with the layout that it has for tensors of no subclass."""
-        pooled: Any = args[0] if args else kwargs.get("input", kwargs.get("self"))
-        out = self._call(func, args, kwargs)
-        if not isinstance(out, Tensor) or is_wrapper(out) or out.device.type != "cpu":
-            return out
-        return out if torch.is_grad_enabled() and pooled.requires_grad else out.contiguous()
-
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -308,8 +292,6 @@ class RealTensors(TorchFunctionMode):
             if func == _GRAD_FN:
                 self.reaches_into_tape = True
             return self._read_property(func, args[0])
-        elif func in _POOLS_BY_CLASS:
-            return self._pool(func, args, kwargs)
         elif func == _DATA_SETTER:
             self._assign_data(*self._swap(args))
             return None
