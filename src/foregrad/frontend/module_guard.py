@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .._torch import dict_version, global_module_hooks
-from ..values import Remembered, is_plain
+from ..values import PLAIN, Remembered, is_plain
 from .lives import Lives
 from .module_parts import ModuleParts
 from .state_guard import note, still
@@ -27,14 +27,21 @@ class _Facts:
     __slots__ = ("_attributes", "_children", "_containers", "_find", "_hooks", "_state", "_tensors")
 
     def __init__(self, parts: ModuleParts, lives: Lives) -> None:
-        module, others = parts.module, dict(vars(parts.module))
+        module = parts.module
         self._find = lives.hold(module)
-        self._tensors = [name for name in parts.others if isinstance(others.get(name), Tensor)]
-        for name in self._tensors:  # which are inputs, too
-            others.pop(name, None)
-        # The contents of containers are compared apart.
-        self._containers = {name: value for name, value in others.items() if isinstance(value, (list, dict, set))}
-        self._attributes = {name: note(value, lives) for name, value in others.items() if name not in self._containers}
+        self._tensors: list[str] = []  # which are inputs, too
+        self._containers: dict[str, Any] = {}  # whose contents are compared apart
+        self._attributes: dict[str, Any] = {}
+        for name, value in vars(module).items():
+            kind = type(value)
+            if kind in PLAIN:
+                self._attributes[name] = value
+            elif kind is dict or isinstance(value, (list, dict, set)):
+                self._containers[name] = value
+            elif isinstance(value, Tensor):
+                self._tensors.append(name)
+            else:
+                self._attributes[name] = note(value, lives)
         self._children = noted_items(module._modules, lives)
         self._hooks = [noted_items(table, lives) for table in _hooks(parts)]
         self._state = _state(module)

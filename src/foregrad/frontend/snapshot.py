@@ -180,9 +180,12 @@ class Noted:
 
     @property
     def holds_the_same(self) -> bool:
-        """Whether it holds the very same objects: an equal number in the place of another is none of the user's."""
+        """Whether it holds the very same objects: an equal number in the place of another is none of the user's.
+
+        What is computed when it is read is no object of the user's.
+        """
         if self.kind in _COMPUTED:
-            return not self.changed()
+            return True
         now, before = self.kind.read(self.owner), self.before
         items = [key for key in {**before, **now} if not _is_pythons(key, now.get(key))]
         return all(now.get(key, _ABSENT) is before.get(key, _ABSENT) for key in items) and self.keeps_order()
@@ -348,14 +351,14 @@ class Snapshot:
 
     def undo(self, recording: Recording) -> Exception | None:
         """Put back what the recording changed; gives the error for what a compiled call would not repeat."""
-        changes = self.changes()
+        looked_at = [(noted, noted.changed()) for noted in self._perhaps_changed()]
         error: Exception | None = None
-        for change in changes:
+        for change in [Change(noted, key) for noted, keys in looked_at for key in keys]:
             performed = self._performed.get((id(change.noted.owner), change.key))
             if error is None and performed != id(change.value):
                 error = _refusal(change, recording)
-        for noted in self._perhaps_changed():
-            if not noted.holds_the_same:
+        for noted, keys in looked_at:
+            if keys or not noted.holds_the_same:
                 noted.restore()
         if error is not None:
             self.forget_calls()

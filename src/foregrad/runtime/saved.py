@@ -116,10 +116,11 @@ def reread_by(joint: Joint, saved: Saved, backward: fx.GraphModule, gradients: S
     """What a backward graph reads otherwise than eager does."""
     nodes = joint.part.nodes
     recorded = [item for node in nodes if node.backward for item in node.inputs()]
-    read = {origin_of(node).name for node in (*recorded, *nodes_in(gradients))}
+    read = {origin_of(node).name for node in {*recorded, *nodes_in(gradients)}}
     kept = {origin_of(node).name for node in saved.tensors}
-    forwards = {node.name for node in nodes if not node.backward and not is_view(node)}
-    repeated = [items for name, items in _computed_by(backward) if name in forwards]
+    computed = dict(_computed_by(backward))
+    again = [node for node in nodes if not node.backward and node.name in computed]
+    repeated = [computed[node.name] for node in again if not is_view(node)]
     sources = {origin_of(item).name for items in repeated for item in items}
     plain = {i: node.name for i, node in enumerate(joint.primal_nodes) if isinstance(node, Node)}
     return Reread(
