@@ -50,7 +50,7 @@ def test_who_calls_a_method():
         "__init__": "to make one",
         "forward": "by others",
         "half_of": "by name",
-        "float": "by name",
+        "float": "to prepare one",
         "__getitem__": "by others",
     }
 

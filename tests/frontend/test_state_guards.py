@@ -12,6 +12,7 @@ import enum
 import functools
 import gc
 import importlib
+import itertools
 import logging
 import math
 import operator
@@ -1116,3 +1117,32 @@ def test_attributes_of_a_tensor_that_the_program_only_looks_at(held):
         change()
         assert torch.equal(compiled(x), program(x))
     assert len(compiled.specializations) == 5  # the last two are alike
+
+
+def test_a_tensor_that_is_found_by_a_name_put_together():
+    """Which namespaces such code looks into is known once it has run."""
+    namespace = {"first": plain(2), "torch": torch}
+    exec("def program(x, name):\n    return x * globals()['fi' + name]", namespace)
+    compiled, x = foregrad.aot_function(namespace["program"], nop), plain(2)
+    for value in (namespace["first"], plain(2) + 5, plain(2) - 3):
+        namespace["first"] = value
+        assert torch.equal(compiled(x, "rst"), x * value)
+    assert len(compiled.specializations) == 1
+
+
+def test_a_program_in_a_large_library_may_hold_what_it_does_not_read():
+    """Code that puts names together does not make everything a part of the program that they could lead to."""
+    library = types.ModuleType("a_large_library")
+    library.numbers = itertools.count()
+    exec("def unused():\n    return next(numbers)", vars(library))
+    tools = {"double": lambda x: x * 2, "draw": library.unused}
+
+    def program(x, name):
+        return getattr(tools, "get")(name)(x) if not name.startswith("_") else tools["draw"]()
+
+    def looking(x, name):
+        return program(x, "".join(name)) * getattr(x, "nd" + "im")
+
+    x = plain(2)
+    assert torch.equal(foregrad.aot_function(looking, nop)(x, "double"), x * 2)
+    assert next(library.numbers) == 0

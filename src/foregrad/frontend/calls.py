@@ -73,7 +73,7 @@ _OWN_PACKAGES = tuple(
     if path is not None
 )
 
-Use = Literal["by others", "by name", "to make one"]
+Use = Literal["by others", "by name", "to make one", "to prepare one"]
 _MAKES_ONE = frozenset({"__init__", "__new__", "__post_init__", "__set_name__", "__init_subclass__"})
 _CALLED_BY_TORCH = ("forward", "_call_impl", "_wrapped_call_impl", "_slow_forward", "modules", "children", "parameters")
 _PREPARES_ONE = frozenset(
@@ -95,8 +95,11 @@ def methods_of(kind: type) -> list[tuple[str, types.FunctionType, Use]]:
             function = _behind(member)
             if not isinstance(function, types.FunctionType):
                 continue
-        by_others = name.startswith("__") or (name in known and not (is_module and name in _PREPARES_ONE))
-        use: Use = "to make one" if name in _MAKES_ONE else "by others" if by_others else "by name"
+        use: Use = "by others" if name.startswith("__") or name in known else "by name"
+        if name in _MAKES_ONE:
+            use = "to make one"
+        elif is_module and name in _PREPARES_ONE:
+            use = "to prepare one"
         found.append((name, function, use))
     return found
 

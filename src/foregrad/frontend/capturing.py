@@ -263,6 +263,9 @@ def _capture(
     if ran is not None:
         ran.named_beside |= surroundings.named_by_getters
         surroundings = Surroundings(function, arguments, ran)
+        for slot, place in hidden.items():
+            if place.how == "held":  # in a place that only the code that ran leads to
+                hidden[slot] = surroundings.place_of(place.owner)
     refuse_unknown(surroundings.unknown)
     surroundings.lives.join(lives)
     surroundings.lives.when_gone(hidden.clear)

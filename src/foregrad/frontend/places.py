@@ -168,6 +168,7 @@ class Surroundings:
         self.unknown: list[tuple[str, str]] = []  # what cannot be followed: its path, and why
         self.unknown_arguments: list[tuple[str, str]] = []
         self._hidden_state: list[tuple[str, str]] = []  # those whose state nobody can see or put back
+        self._used_up: list[tuple[str, str]] = []  # iterators and queues among them
         self._tensors: dict[int, Place] = {}
         self._state: dict[int, Place] = {}  # parameters and buffers of modules, once somebody asks
         self._tables: list[
@@ -181,6 +182,8 @@ class Surroundings:
         self._reads: Names | None = reads if ran is None else _names_of(ran.values())
         self._names: set[str] = {"forward"}  # that the program may look up in an object
         self._unnamed: dict[str, list[Any]] = {}  # members of classes that no function has named yet
+        # What is far from the program, where names in its code say all: otherwise the code that runs tells about it.
+        self._later: list[Callable[[], None]] = []
         self._functions: list[types.FunctionType] = []  # still to be looked at
         self._namespaces: list[tuple[types.ModuleType, str, set[str]]] = []  # with the names looked up so far
         self._seen_classes: set[tuple[int, bool]] = set()
@@ -188,6 +191,7 @@ class Surroundings:
         self._computes_names = False
         self._aside = StateGuard(Lives())
         self._in_argument = False
+        self._in_namespace = False  # of a function, class or Python module
         self._named: dict[type, frozenset[str]] = {}  # see _may_read
         self.named_by_getters: set[str] = set()
         self._private: set[int] = set()  # ids of functions that are reached through arguments only
@@ -234,11 +238,12 @@ class Surroundings:
     @contextlib.contextmanager
     def _outside_arguments(self) -> Iterator[None]:
         """Classes, globals and Python modules are one for all calls, however they are reached."""
-        before, self._in_argument = self._in_argument, False
+        before = self._in_argument, self._in_namespace
+        self._in_argument, self._in_namespace = False, True
         try:
             yield
         finally:
-            self._in_argument = before
+            self._in_argument, self._in_namespace = before
 
     @property
     def needs_code_that_runs(self) -> bool:
@@ -248,9 +253,13 @@ class Surroundings:
     def changed_for_good(
         self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]] = ()
     ) -> list[tuple[str, str]]:
-        """What a recording may change and nobody can put back, as far as the names in the program lead there."""
+        """What a recording may change and nobody can put back, as far as the names in the program lead there.
+
+        Names that are put together may lead anywhere, through the namespaces of large libraries too: then only what is
+        made to be used up and held by the program itself counts, and the code that runs tells about the rest.
+        """
         if not self._hidden_state or self._computes_names:
-            return self._hidden_state
+            return self._used_up
         named = Names(attributes=frozenset(self._names))
         return Surroundings(root, arguments, reads=named)._hidden_state
 
@@ -284,6 +293,7 @@ class Surroundings:
         self._functions.clear()
         self._namespaces.clear()
         self._unnamed.clear()
+        self._later.clear()
         self._aside = StateGuard(Lives())
         for pattern in self.patterns.values():
             pattern.release()
@@ -318,7 +328,7 @@ class Surroundings:
                 self._private.add(id(function))
 
     def _look_at_functions(self) -> None:
-        while self._functions:
+        while self._functions or (self._later and not self._computes_names):
             while self._functions:
                 function = self._functions.pop()
                 before = self._in_argument
@@ -327,6 +337,16 @@ class Surroundings:
                 self._in_argument = before
             for module, path, seen in self._namespaces:
                 self._look_up(module, path, seen)
+            if not self._functions and not self._computes_names:
+                later, self._later = self._later, []
+                for look in later:
+                    look()
+
+    def _enter_if_named(self, name: str, function: types.FunctionType) -> None:
+        if name in self._names:
+            self._enter_function(function, "")
+        else:
+            self._unnamed.setdefault(name, []).append(function)
 
     def _look_at(self, function: types.FunctionType) -> None:
         name, code = function.__name__, function.__code__
@@ -350,7 +370,7 @@ class Surroundings:
         self._computes_names |= names.computed
         with self._outside_arguments():
             self._look_at_globals(function.__globals__, names)
-            if not READ_NAMESPACE.isdisjoint(names.loaded):
+            if self._ran is not None and not READ_NAMESPACE.isdisjoint(names.loaded):
                 self._look_at_all_globals(function.__globals__)
         if names.stored:
             self.stored_globals += [(f"{v} (global)", function.__globals__, v) for v in sorted(names.stored)]
@@ -394,7 +414,8 @@ class Surroundings:
                 self._visit_item(Place(namespace, "item", name, f"{name} (global)"), value)
         seen |= names.loaded
         if names.imported:
-            for name, module in _imported(names.imported):
+            self._computes_names |= ANY_MODULE in names.imported
+            for name, module in _imported(names.imported, self._ran is not None):
                 self._enter_namespace(module, name)
 
     def _look_at_all_globals(self, namespace: dict[str, Any]) -> None:
@@ -479,7 +500,9 @@ class Surroundings:
                 self._enter_members(base)
             for name, function, use in methods_of(base):
                 known = self._ran is not None or name in self._names
-                if use == "by others" or known or (use == "to make one" and called):
+                if use == "to prepare one" and self._ran is None:  # which has the names of what tensors do
+                    self._later.append(functools.partial(self._enter_if_named, name, function))
+                elif use == "by others" or known or (use == "to make one" and called):
                     self._enter_function(function, "")
                 elif use == "by name":
                     self._unnamed.setdefault(name, []).append(function)
@@ -498,6 +521,8 @@ class Surroundings:
             path = f"{kind.__qualname__}.{name}"
             if is_a(value, Tensor):
                 self._found(value, Place(weakly(kind), "attribute", name, path))
+            elif self._ran is None and is_a(value, type):
+                self._later.append(functools.partial(self._enter_class, value, called=True))
             elif _may_hold_state(value) and not name.startswith("__"):
                 self._visit_value(Place(weakly(kind), "attribute", name, path), value)
 
@@ -617,6 +642,8 @@ class Surroundings:
             why = f"is of the type {type(value).__module__}.{type(value).__qualname__}"
             self.unknown.append((path, why))
             self._hidden_state.append((path, why))
+            if _is_used_up(value) and not self._in_namespace:
+                self._used_up.append((path, why))
             return
         if len(self.holders) > _MOST_HOLDERS and self._reads_everything:
             self.unknown.append((path, "is one of too many objects that the program can reach"))
@@ -629,6 +656,7 @@ class Surroundings:
             self._compare(path, value, kind)
             if kind is CACHE and remembers_tensors(value):  # and would remember those of the recording
                 self._hidden_state.append((path, "remembers what it gave for tensors"))
+                self._used_up.append(self._hidden_state[-1])
             if kind in _HAVE_ATTRIBUTES:
                 self._enter_class(type(value))
             if kind is GETTER:
@@ -806,6 +834,11 @@ def _has_python_code(kind: type) -> bool:
     return any(type(member) is types.FunctionType for member in vars(kind).values())
 
 
+def _is_used_up(value: Any) -> bool:
+    """Whether reading takes something out of an object that nobody can put back: iterators and queues."""
+    return hasattr(type(value), "__next__") or hasattr(type(value), "get_nowait")
+
+
 def own_attributes(tensor: Tensor) -> dict[str, Any] | None:
     """What the user has put on a tensor, if anything; what a front end or a wrapper subclass keeps is not meant."""
     held = vars(tensor)
@@ -836,10 +869,10 @@ def _names_of(ran: Iterable[types.CodeType]) -> Names:
     return Names(attributes=frozenset().union(*(names_in(code).attributes for code in ran)))
 
 
-def _imported(names: frozenset[str]) -> list[tuple[str, types.ModuleType]]:
-    """Python modules of these names; any of the user's, where code finds modules by names that it puts together."""
+def _imported(names: frozenset[str], has_run: bool) -> list[tuple[str, types.ModuleType]]:
+    """Python modules of these names; any of the user's, where code has run that puts names of modules together."""
     found = [(name, sys.modules[name]) for name in sorted(names & sys.modules.keys())]
-    if ANY_MODULE in names and not found:
+    if ANY_MODULE in names and has_run and not found:
         modules = [*sys.modules.items()]
         found = sorted((name, module) for name, module in modules if _is_users_module(module))
     return [(name, module) for name, module in found if is_a(module, types.ModuleType)]
