@@ -365,6 +365,16 @@ def made_in_inference_mode():
         return torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
 
 
+def test_a_write_to_what_was_assigned_in_inference_mode_is_refused_by_name():
+    """Eager writes to it, for it counts its versions."""
+    x = plain(3)
+    with torch.inference_mode():
+        x.data = x.data * 2
+    with pytest.raises(UnsupportedError, match=r"writes to a tensor that `\.data =` has given an inference tensor"):
+        foregrad.aot_function(lambda x: x.add_(1) * 2, nop)(x)
+    assert torch.equal(x, plain(3) * 2)
+
+
 @pytest.mark.parametrize("make", [made_by_assigning_data, made_in_inference_mode])
 @pytest.mark.parametrize("program", [lambda x: x * 2, lambda x: x.exp(), lambda x: (x + 1) * torch.ones(3)])
 def test_an_inference_tensor_that_requires_grad(make, program):

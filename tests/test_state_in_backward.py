@@ -178,6 +178,20 @@ def in_a_checkpoint(use_reentrant):
     return make
 
 
+def a_module_in_a_checkpoint(transform):
+    """Of torch's own classes: no code of the user's runs before there is a hook."""
+    layer, handles = nn.SiLU(), []
+
+    def change():
+        handles.append(layer.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 0.5,)))
+
+    return (
+        transform(lambda x: checkpoint(layer, x, use_reentrant=False)),
+        change,
+        lambda: [handle.remove() for handle in handles],
+    )
+
+
 PROGRAMS = {
     "a global": a_global,
     "items": items,
@@ -192,6 +206,7 @@ PROGRAMS = {
     "a hook of a node": hooked(of_a_node),
     "hooks of saved tensors": hooked(of_saved_tensors),
     "a checkpoint": in_a_checkpoint(use_reentrant=False),
+    "a module in a checkpoint": a_module_in_a_checkpoint,
     "a reentrant checkpoint": in_a_checkpoint(use_reentrant=True),
 }
 

@@ -315,6 +315,18 @@ def _is_saved(node: Any, name: str) -> bool:
         return True
 
 
+CALL_OF_A_MODULE = torch.nn.Module._call_impl.__code__
+"""The code that calls a module: it reads the hooks, and hands over to the module's own code."""
+
+
+def counts_versions(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a version counter, which inference tensors have not; there is no public way to ask."""
+    try:
+        return tensor._version >= 0
+    except RuntimeError:
+        return False
+
+
 def set_version(tensor: torch.Tensor, version: int) -> None:
     """Make the version counter say what eager's would."""
     _autograd._unsafe_set_version_counter((tensor,), (version,))

@@ -177,6 +177,16 @@ def test_the_same_tensor_twice_and_two_tensors_are_different_facts():
     assert x.grad.tolist() == [1, 2] and y.grad.tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("program", [lambda a, b: a + a.grad, lambda a, b: a + b.grad, lambda a, b: a.grad + b.grad])
+def test_a_tensor_that_is_passed_twice_has_one_gradient(program):
+    compiled, _ = grab(program)
+    x = leaf(2)
+    for _ in range(2):
+        x.grad = plain(2)
+        assert torch.equal(compiled(x, x), program(x, x))
+    assert programs(compiled) == 1
+
+
 def test_sharing_storage_is_looked_at_only_where_something_is_written():
     """B-8"""
     t = plain(4)

@@ -224,6 +224,13 @@ def test_hooks_and_retained_gradients_from_before_are_compared_where_they_are_re
         compiled(x)
 
 
+def test_a_retained_gradient_is_no_hook():
+    compiled, _ = grab(lambda x: x * (2 if x._backward_hooks else 3))
+    x = plain(1).requires_grad_() * 1
+    x.retain_grad()
+    assert compiled(x).item() == 3
+
+
 def test_settings_of_torch_that_a_program_asks_for():
     compiled, _ = grab(
         lambda x: (

@@ -883,6 +883,14 @@ def compare_at_each_step(steps):
     assert count
 
 
+def test_a_function_of_torch_is_compared_where_the_program_names_its_neighbours(monkeypatch):
+    compiled, _ = grab(lambda x, nets: torch.nn.functional.gelu(nets[1][0](x)))
+    nets = [0, (nn.ReLU(),)]
+    assert torch.equal(compiled(plain(2), nets), F.gelu(plain(2).relu()))
+    monkeypatch.setattr(F, "relu", lambda x, inplace=False: x * 3)
+    assert torch.equal(compiled(plain(2), nets), F.gelu(plain(2) * 3))
+
+
 def test_what_a_metaclass_gives_to_a_class_is_guarded():
     class Meta(type):
         factor = 2

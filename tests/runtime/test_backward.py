@@ -287,3 +287,20 @@ def test_an_error_that_eager_does_not_raise_under_saved_tensor_hooks_is_refused_
     with pytest.raises(RuntimeError, match="modified by an inplace operation") as raised:
         compiled(leaf(3)).sum().backward()
     assert not isinstance(raised.value, BackwardError)
+
+
+def test_a_write_behind_a_hooked_module_under_saved_tensor_hooks_is_refused_by_name():
+    """Eager looks at the view that the module was given only where it unpacks it by itself."""
+    layer = torch.nn.Softplus()
+    layer.register_full_backward_hook(lambda module, gradients, tangents: None)
+
+    def program(x):
+        y = layer(x)
+        x.add_(1)
+        return y
+
+    compiled = foregrad.aot_function(program, nop)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t.clone()):
+        y = compiled(leaf(3) * 1)
+    with pytest.raises(BackwardError, match="saved-tensor hooks were active"):
+        y.sum().backward()

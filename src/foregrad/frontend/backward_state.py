@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._torch import PythonNode, Settings, custom_function_of
 from ..errors import BackwardError
@@ -33,11 +33,11 @@ from .snapshot import Snapshot
 class ReadInBackward:
     """What the functions that ran in a backward have read, as it was then."""
 
-    def __init__(self, calls: Sequence[Call], places: Mapping[Primal, Place]) -> None:
+    def __init__(self, calls: Sequence[Call], modules: Sequence[nn.Module], places: Mapping[Primal, Place]) -> None:
         self._places = places
         self._settings = Settings.now()
         functions = list(_functions_of(calls))
-        root = _holding(*functions, *_objects_of(calls))
+        root = _holding(*functions, *_objects_of(calls), *modules)
         code = {id(c): c for c in (root.__code__, *(f.__code__ for f in functions))}
         around = Surroundings(root, (), code)
         refuse_unknown(around.unknown)
@@ -82,10 +82,11 @@ class BackwardGuards:
     def read_by(self, code: UserCode) -> ReadInBackward | None:
         """A guard of what code of the user's reads in a backward, if any has run."""
         calls = [call for call in code.living_calls() if not _is_torchs_own(str(call.namespace.get("__name__")))]
-        if not calls:
+        modules = code.living_modules()
+        if not calls and not modules:
             return None
         places = {slot: self._place_of(slot, tensor) for slot, tensor in code.tensors.items()}
-        return ReadInBackward(calls, {slot: place for slot, place in places.items() if place is not None})
+        return ReadInBackward(calls, modules, {slot: place for slot, place in places.items() if place is not None})
 
     def _place_of(self, slot: Primal, tensor: Tensor) -> Place | None:
         known = self._hidden.get(slot) if isinstance(slot, Hidden) else self._places.get(slot)

@@ -226,6 +226,8 @@ class GuardedEntry:
         write_gradients(writer, self.joint)
         for facts in self.joint.inputs:
             slot = facts.recorded.slot
+            if facts.recorded.same_as is not None:  # a tensor that is passed twice has one gradient
+                continue
             if slot in known:
                 _require(writer, [f"{writer.variable(slot)} is not None"], miss)
             elif self.joint.recording.looks_at_grad(facts.recorded) and GradOf(slot) not in known:  # type: ignore[arg-type]

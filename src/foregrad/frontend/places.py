@@ -465,8 +465,7 @@ class Surroundings:
     def _enter_library(self, name: str | None) -> None:
         """A namespace of torch that its own code uses: what is in it may be replaced."""
         module = sys.modules.get(name or "")
-        if name is not None and name.startswith("torch") and module is not None and id(module) not in self._seen:
-            self._seen[id(module)] = module
+        if name is not None and name.startswith("torch") and module is not None:
             self._guard.add_library(vars(module))
 
     # ------------------------------------------------------------------------------------------- classes

@@ -162,13 +162,12 @@ class StateGuard:
 
     def add_library(self, table: dict[Any, Any]) -> None:
         """A namespace or a class of torch's, which holds no tensors; what was noted of it once serves all programs."""
-        if id(table) not in self._tables:
-            noted = _LIBRARIES.get(id(table))
-            if noted is None or noted.version != dict_version(table):
-                noted = _LIBRARIES[id(table)] = _Table(table)
-                noted.items = dict(table)
-                noted.keys = list(noted.items)
-            self._tables[id(table)] = noted
+        noted = _LIBRARIES.get(id(table))
+        if noted is None or noted.version != dict_version(table):
+            noted = _LIBRARIES[id(table)] = _Table(table)
+            noted.items = dict(table)
+            noted.keys = list(noted.items)
+        self._tables[id(table)] = noted  # in place of the names in it that the program reads by itself
 
     def _table(self, table: dict[Any, Any]) -> _Table:
         return self._tables.setdefault(id(table), _Table(table))

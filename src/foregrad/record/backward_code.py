@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from .._torch import CALL_OF_A_MODULE
 from ..slots import Primal
 from ..values import loosely
 from .lines import is_users_code
@@ -36,6 +38,7 @@ class UserCode:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.tensors: dict[Primal, Tensor] = {}  # real ones that it found by itself
+        self._modules: dict[int, weakref.ref[nn.Module]] = {}  # by id
         self._seen: set[tuple[int, ...]] = set()
 
     def note(self, frame: FrameType) -> None:
@@ -47,6 +50,9 @@ class UserCode:
             if key not in self._seen and not _is_imported(frame):
                 self._seen.add(key)
                 self.calls.append(Call(code, frame.f_globals, dict(values)))
+        elif code is CALL_OF_A_MODULE:
+            module = frame.f_locals["self"]
+            self._modules[id(module)] = weakref.ref(module)
 
     def living_calls(self) -> list[Call]:
         """The calls, with those of their values that live on without them; the calls are forgotten.
@@ -61,6 +67,11 @@ class UserCode:
             alive = {name: value for name, value in values.items() if value is not None}
             calls.append(Call(code, namespace, alive))
         return calls
+
+    def living_modules(self) -> list[nn.Module]:
+        """The modules that were called, torch's own too: their hooks and their attributes are the user's to change."""
+        found = [reference() for reference in self._modules.values()]
+        return [module for module in found if module is not None]
 
 
 def _is_imported(frame: FrameType) -> bool:

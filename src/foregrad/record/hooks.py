@@ -7,6 +7,7 @@ the program must meet it, and is taken off before the program itself is differen
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -81,6 +82,13 @@ class Hooks:
             )
 
         self._guards.append(recorded.seen.register_hook(refuse))
+
+    def without_guards(self, hooks: dict[int, Any] | None) -> dict[int, Any] | None:
+        """The hooks of a tensor, as the program would find them in eager."""
+        ours = {guard.id for guard in self._guards}
+        if not hooks or ours.isdisjoint(hooks):
+            return hooks
+        return OrderedDict((key, hook) for key, hook in hooks.items() if key not in ours) or None
 
     def finish(self, inputs: Container[int]) -> None:
         """The program has run: keep what it left. `inputs` are the ids of what stands for them."""

@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .._torch import below_autograd, disable_modes, is_functorch_wrapped, set_version, without_function_modes
+from .._torch import (
+    below_autograd,
+    counts_versions,
+    disable_modes,
+    is_functorch_wrapped,
+    set_version,
+    without_function_modes,
+)
 from ..errors import DataDependentError, ForegradError, UnsupportedError
 from ..ops import aten
 from ..values import PLAIN
@@ -223,7 +230,7 @@ class RealTensors(TorchFunctionMode):
         if name in CHECKED_PROPERTIES or not is_users_code(who_asks(func)):
             return func(tensor)
         real = self._real_of(seen)
-        value = func(seen)
+        value: Any = self.hooks.without_guards(func(seen)) if name == "_backward_hooks" else func(seen)
         base = self._real_of(value) if name == "_base" and value is not None else None
         if name == "grad_fn" and real is not None and value is self._start_nodes.get(id(seen)):
             value = real.grad_fn  # what was computed before the call: its type is compared
@@ -275,7 +282,19 @@ class RealTensors(TorchFunctionMode):
             refusal = explained(error)
             if isinstance(refusal, DataDependentError):  # others may have to do with how inputs share memory
                 raise self._refusals.note(refusal) from error
+            if "inference tensor" in str(error) and self._meets_half_inference():
+                raise self._refusals.note(
+                    UnsupportedError(
+                        f"the program writes to a tensor that `.data =` has given an inference tensor, at "
+                        f"{where(user_stack(2))}: this cannot be compiled yet. Compile with fallback='eager'."
+                    )
+                ) from error
             raise
+
+    def _meets_half_inference(self) -> bool:
+        """Whether an input says that it is an inference tensor and counts its versions like any other."""
+        known = (*self._arguments.values(), *(find() for find, _ in self._twins.values()))
+        return any(real is not None and real.is_inference() and counts_versions(real) for real in known)
 
     def _handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in SIZES and args:

@@ -29,7 +29,7 @@ def run_once(ctx: Any, emptied: frozenset[int]) -> None:
 
 def is_version_error(error: Exception) -> bool:
     """Whether autograd refuses because something that it saved was written to."""
-    return "modified by an inplace operation" in str(error)
+    return any(words in str(error) for words in ("modified by an inplace operation", "has been modified inplace"))
 
 
 def refusal_under_hooks(error: Exception) -> BackwardError:
