@@ -78,6 +78,19 @@ def test_sets_of_tensors_are_compared_without_an_order():
     assert all(state.examine(program, eager).verdict == "agrees" for _ in range(5))
 
 
+def test_weak_references_to_tensors_are_compared_by_what_they_lead_to():
+    objects = ["import weakref; o1 = weakref.WeakSet()", "o2 = []"]
+    program = by_hand("o2.extend(x0 + n for n in range(6)); o1.update(o2)", objects=objects)
+    assert all(state.examine(program, eager).verdict == "agrees" for _ in range(5))
+
+
+def test_hooks_are_compared_without_their_numbers():
+    """The recording takes some of these."""
+    steps = "a0 = torch.ones(2).requires_grad_()", "r0 = call(a0)", "h0 = a0.register_hook(lambda g: g * 3)"
+    program = by_hand("x0.requires_grad and x0.register_hook(lambda g: g * 2)", *steps)
+    assert state.examine(program).verdict == "agrees"
+
+
 def test_a_set_with_another_member_is_found():
     program = by_hand("o1.add(x0 + 1)", objects=["o1 = set()"])
     planted = state.examine(program, lambda program: lambda x: program(x + 1))
