@@ -1,6 +1,8 @@
 """What a compiled program keeps alive: nothing that eager would not."""
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -121,6 +123,97 @@ def test_a_module_is_freed_at_once():
         assert hooks() is None and weight() is None
     finally:
         gc.enable()
+
+
+@pytest.fixture
+def no_collections():
+    """Only what nothing leads to is freed."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+counted, seen = [0], weakref.WeakSet()
+
+
+def counts(x):
+    counted[0] += 1
+    return x * 2
+
+
+def remembers(x):
+    seen.add(x)
+    return x * 2
+
+
+def raises(x):
+    raise ValueError("eager's own")
+
+
+def cannot_be_multiplied(x):
+    return x @ torch.ones(7, 7)
+
+
+def reads(x):
+    return x * 2 if x.sum().item() > 0 else x
+
+
+def catches_the_refusal(x):
+    try:
+        return x * x.sum().item()
+    except foregrad.ForegradError:
+        return x
+
+
+def moves(x):
+    y = x.view(-1)
+    x.set_(torch.zeros(3))
+    return y
+
+
+REFUSED = [counts, remembers, raises, cannot_be_multiplied, reads, catches_the_refusal, moves]
+
+
+@pytest.mark.parametrize("program", REFUSED, ids=lambda program: program.__name__)
+def test_an_argument_of_a_refused_call_is_freed_at_once(program, no_collections):
+    dynamic = program is not cannot_be_multiplied  # which torch would log, with the frames, where pytest keeps it
+    compiled = foregrad.aot_function(program, nop, dynamic=dynamic)
+    x = leaf(2, 2)
+    alive, y = weakref.ref(x), x * 1
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        compiled(y)
+    del caught, x, y
+    assert alive() is None
+
+
+def test_what_lies_in_one_memory_is_freed_although_it_is_recorded_twice(no_collections):
+    compiled = foregrad.aot_function(lambda x, y: x.add_(1) * y, nop)
+    whole = plain(4)
+    alive = weakref.ref(whole)
+    compiled(whole[:3], whole[1:])
+    del whole
+    assert alive() is None
+
+
+_FIRST_CAPTURE = """
+import gc, weakref
+import torch
+import foregrad
+
+held = torch.nn.Linear(2, 2)
+alive = weakref.ref(held)
+compiled = foregrad.aot_function(lambda x: x * getattr(held, "note", 2.0), lambda graph, inputs: graph)
+gc.collect()
+gc.disable()
+compiled(torch.ones(2))
+del held
+assert alive() is None
+"""
+
+
+def test_the_first_capture_of_a_process_keeps_nothing():
+    subprocess.run([sys.executable, "-c", _FIRST_CAPTURE], check=True)
 
 
 def test_an_object_that_a_program_writes_to_is_freed():

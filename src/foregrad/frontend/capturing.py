@@ -19,7 +19,7 @@ from ..locks import recording_lock
 from ..options import AOTConfig
 from ..record.choice import engine_for
 from ..record.engine import EngineReport
-from ..record.lines import starts_programs
+from ..record.lines import clear_own_frames, starts_programs
 from ..record.memory import (
     SharedMemory,
     WholeMemoryNeeded,
@@ -113,7 +113,11 @@ def _alone(capture: Callable[P, Capture]) -> Callable[P, Capture]:
     @functools.wraps(capture)
     def locked(*args: P.args, **kwargs: P.kwargs) -> Capture:
         with recording_lock:
-            return capture(*args, **kwargs)
+            try:
+                return capture(*args, **kwargs)
+            except BaseException as error:
+                clear_own_frames(error)
+                raise
 
     return locked
 
@@ -208,6 +212,7 @@ def _capture(
     modules = ModuleGuard(list(surroundings.modules.values()), lives) if surroundings.modules else None
     found = [argument for argument, _ in state]
     hidden: dict[Hidden, Place] = {}
+    recordings: list[Recording] = []
 
     def place_of(tensor: Tensor) -> Hidden:
         place = surroundings.place_of(tensor)
@@ -228,6 +233,7 @@ def _capture(
         snapshot = Snapshot(surroundings)
         from_nodes = isinstance(function, fx.GraphModule)
         recording = Recording(engine, dict(config.decompositions or {}), from_nodes, config.pre_dispatch)
+        recordings.append(recording)
         recording.backward_guards = backward
         recording.recorder.calls.root = function if isinstance(function, nn.Module) else None
         recording.beginning = beginning
@@ -258,7 +264,15 @@ def _capture(
         return Attempt(recording, joint, result)
 
     with code_that_runs(exact_guards or surroundings.needs_code_that_runs) as ran, garbage_collection_paused():
-        joint, result, shared = settle(attempt)
+        try:
+            joint, result, shared = settle(attempt)
+            recordings.remove(joint.recording)
+        except BaseException:
+            surroundings.release()
+            raise
+        finally:
+            for unneeded in recordings:
+                unneeded.abandon()
     backward.settle()
     if ran is not None:
         ran.named_beside |= surroundings.named_by_getters

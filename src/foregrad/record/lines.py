@@ -6,6 +6,7 @@ are kept while recording (about a microsecond an operator); lines and text are f
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import linecache
@@ -57,6 +58,28 @@ def is_users_code(code: CodeType) -> bool:
 def is_own_code(code: CodeType) -> bool:
     """Whether code belongs to Foregrad."""
     return code.co_filename.startswith(_NOT_THE_USERS[1])
+
+
+def clear_own_frames(error: BaseException) -> None:
+    """Let the frames of Foregrad forget their variables, through which an error came.
+
+    One of them mostly has the error itself, which leads back to the frame: the user's objects, which are in the others,
+    would live on until a collection happens to come.
+    """
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while pending:
+        one = pending.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        pending += [one.__cause__, one.__context__]
+        step = one.__traceback__
+        while step is not None:
+            if is_own_code(step.tb_frame.f_code):
+                with contextlib.suppress(RuntimeError):  # it still runs
+                    step.tb_frame.clear()
+            step = step.tb_next
 
 
 def starts_programs(function: Callable[P, R]) -> Callable[P, R]:

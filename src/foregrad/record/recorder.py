@@ -192,7 +192,10 @@ class Recorder(TorchDispatchMode):
             if twin is not None:
                 return self._result(twin[0], types, twin[1], {}, stack)
             if told is not None and "Could not run 'aten::" not in str(told):  # eager was asked with plain tensors
-                raise told from error
+                try:
+                    raise told from error
+                finally:
+                    del told  # it leads to this frame
             if explained(error) is not None:
                 raise
             if op.namespace == "aten" and (isinstance(error, _NOT_EAGERS) or can_be_asked(args, kwargs)):

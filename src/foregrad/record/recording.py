@@ -346,6 +346,14 @@ class Recording:
         self._shared.clear()
         self._reals.release_arguments()
 
+    def abandon(self) -> None:
+        """Take apart a recording that nobody needs: its parts lead to each other, and to the user's objects."""
+        self.recorder.refusals.clear()
+        self.real_tensors.clear()  # which the joint graph has as well
+        if hasattr(self, "_reals"):  # it has begun
+            vars(self._reals).clear()
+        vars(self).clear()
+
     def _real(self, slot: Primal) -> Tensor | None:
         """The real tensor that the program found, if it is still there."""
         found = self._found.get(slot)
