@@ -375,3 +375,22 @@ def test_an_average_that_depends_on_a_counter():
         foregrad.aot_module(norm, nop)(torch.randn(4, 3))
     assert norm.num_batches_tracked == 0
     check_core(norm.eval(), torch.randn(4, 3, requires_grad=True))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda n: n.mul_(2.0),
+        lambda n: n.div_(2),
+        lambda n: n[:0].mul_(2.0),
+        lambda n: n.mul_(torch.ones(3)),
+        lambda n: torch._foreach_mul_([n], 2.5),
+        lambda n: n.float().mul_(1j),
+    ],
+)
+def test_a_result_that_cannot_be_cast_to_what_it_is_written_to_raises_eagers_error(write):
+    """Shape inference lets it pass, and nobody may read what is written."""
+    n = torch.ones(3, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match="can't be cast to the desired output type") as raised:
+        foregrad.aot_function(write, nop)(n)
+    assert not isinstance(raised.value, foregrad.ForegradError)

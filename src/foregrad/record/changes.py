@@ -6,15 +6,16 @@ here; what a tensor looked like before an operator changed it is kept, for the p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import SymInt, Tensor
 
-from .._torch import OpOverload, without_function_modes
+from .._torch import OpOverload, disable_modes, without_function_modes
 from ..errors import UnsupportedError
 from ..ops import Kind, aten, op_info
+from ..values import PLAIN
 from .engine import Engine
 from .lines import Stack, where
 from .overlap import (
@@ -36,6 +37,8 @@ _SCATTERED = frozenset(
         *("aten::masked_scatter_", "aten::put_", "aten::scatter_", "aten::scatter_add_", "aten::scatter_reduce_"),
     }
 )
+
+_CASTS: set[tuple[Any, ...]] = set()  # operators, with the dtypes of what they were given, that write what they compute
 
 Shapes = Sequence[tuple[Tensor, torch.Size, Tensor | None]]  # tensors, their sizes, a copy of all their metadata
 
@@ -65,6 +68,8 @@ class Changes:
             self._refuse_rebase_of_reshaped(op, written, stack)
         others = (*args, *kwargs.values())
         info = op_info(op)
+        if (info.pointwise or op._schema.name.startswith("aten::_foreach_")) and not info.random:
+            _refuse_narrowing(op, args, kwargs)
         scattered = not info.pointwise and op._schema.name in _SCATTERED and reads_what_it_writes(written, others)
         if scattered or lies_awkwardly(written, others, info.pointwise):
             ask_eager(op, args, kwargs)
@@ -139,3 +144,44 @@ class Changes:
                     f"{op}, at {where(stack)}, writes to memory of which a view has changed its shape in place: this "
                     "cannot be compiled yet. Take a new view instead of changing the shape of the old one."
                 )
+
+
+def _refuse_narrowing(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise eager's error about a result whose dtype cannot be cast to that of the tensor that it is written to.
+
+    Shape inference lets some of them pass (`n.mul_(2.0)` of integers). A kernel is asked once about each mixture.
+    """
+    values = [*_flattened(args), *_flattened(kwargs.values())]
+    key = op, *((v.dtype, v.dim() == 0) if isinstance(v, Tensor) else type(v) for v in values)
+    if key in _CASTS:
+        return
+    if all(isinstance(value, Tensor) or type(value) in PLAIN for value in values):
+        said = _said_by_kernel(op, args, kwargs)
+        if "can't be cast" in said:  # about the rest, shape inference has its own say
+            raise RuntimeError(said)
+    _CASTS.add(key)
+
+
+def _said_by_kernel(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The error of an operator for small tensors of the same dtypes, if there is one."""
+    try:
+        with disable_modes(), without_function_modes(), torch.no_grad():
+            op(*map(_small, args), **{name: _small(value) for name, value in kwargs.items()})
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def _flattened(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if type(value) in (list, tuple):
+            yield from value
+        else:
+            yield value
+
+
+def _small(value: Any) -> Any:
+    """A tensor of one element in the place of another: dtypes mix by whether there are dimensions."""
+    if type(value) in (list, tuple):
+        return [_small(item) for item in value]
+    return torch.ones((1,) * value.dim(), dtype=value.dtype) if isinstance(value, Tensor) else value
