@@ -115,9 +115,10 @@ class Reread:
 def reread_by(joint: Joint, saved: Saved, backward: fx.GraphModule, gradients: Sequence[Any]) -> Reread:
     """What a backward graph reads otherwise than eager does."""
     nodes = joint.part.nodes
-    recorded = [item for node in nodes if node.backward for item in node.inputs()]
-    read = {origin_of(node).name for node in {*recorded, *nodes_in(gradients)}}
     kept = {origin_of(node).name for node in saved.tensors}
+    of_primals = _views_of([node for node in joint.primal_nodes if isinstance(node, Node) and node.name in kept], nodes)
+    recorded = (item for node in nodes if node.backward for item in node.inputs())
+    read = {of_primals[node] for node in (*recorded, *nodes_in(gradients)) if node in of_primals}
     computed = dict(_computed_by(backward))
     again = [node for node in nodes if not node.backward and node.name in computed]
     repeated = [computed[node.name] for node in again if not is_view(node)]
@@ -128,6 +129,16 @@ def reread_by(joint: Joint, saved: Saved, backward: fx.GraphModule, gradients: S
         [i for i, name in plain.items() if name in sources],
         {} if joint.backward_writes else _updated(joint, kept),
     )
+
+
+def _views_of(origins: Sequence[Node], nodes: Sequence[Node]) -> dict[Any, str]:
+    """Some nodes and all views of them, with the names of those that they were taken from."""
+    found = {node: node.name for node in origins}
+    for node in nodes:
+        name = found.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
+        if name is not None and (operator_of(node) is operator.getitem or is_view(node)):
+            found[node] = name
+    return found
 
 
 def _computed_by(module: fx.GraphModule) -> list[tuple[str, Sequence[Any]]]:
