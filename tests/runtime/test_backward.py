@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.errors import BackwardError
+from foregrad.errors import BackwardError, UnsupportedError
 from helpers import Graphs, grab, leaf, nop, plain
 
 
@@ -304,3 +304,17 @@ def test_a_write_behind_a_hooked_module_under_saved_tensor_hooks_is_refused_by_n
         y = compiled(leaf(3) * 1)
     with pytest.raises(BackwardError, match="saved-tensor hooks were active"):
         y.sum().backward()
+
+
+def test_gradients_of_gradients_for_an_input_made_to_require_grad_late_are_refused_by_name():
+    """Eager's graph holds the very tensor, which requires grad when its gradients are differentiated."""
+
+    def program(x, y):
+        z = y * x
+        y.requires_grad_()
+        return z
+
+    compiled = foregrad.aot_function(program, nop)
+    compiled(leaf(3), plain(3)).sum().backward()
+    with pytest.raises(UnsupportedError, match="after it has computed with it"):
+        compiled(leaf(3), plain(3)).sum().backward(create_graph=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ class Edges:
     saved: Mapping[int, int] = field(default_factory=dict)  # positions of saved inputs, by edge
     anchors: tuple[int, ...] = ()  # edges with an anchor, in their order
     wrappers: Mapping[int, int] = field(default_factory=dict)  # positions among the wrappers that are saved, by edge
+    made_late: tuple[Primal, ...] = ()  # inputs that eager's gradients of gradients reach, and no edge leads to
 
 
 def anchor(tensor: Tensor) -> Tensor:
@@ -64,7 +65,17 @@ def edges_of(joint: Joint, saved: Saved, counted: Mapping[Primal, int]) -> Edges
             places[edge] = len(saved.sizes) + names.index(name)
         elif not facts.is_leaf:
             anchors.append(edge)
-    return Edges(tuple(through), places, tuple(anchors), wrappers)
+    return Edges(tuple(through), places, tuple(anchors), wrappers, _made_late(joint, through, names))
+
+
+def _made_late(joint: Joint, through: Sequence[int], saved: Sequence[str]) -> tuple[Primal, ...]:
+    """Inputs that are saved and made to require grad without being differentiated: their use came first."""
+    primals = enumerate(zip(joint.primals, joint.primal_nodes, strict=True))
+    return tuple(
+        facts.recorded.slot
+        for i, (facts, node) in primals
+        if facts.made_to_require_grad and i not in through and isinstance(node, Node) and node.name in saved
+    )
 
 
 def wrappers_saved(joint: Joint, saved: Saved) -> tuple[list[int], list[Returned]]:

@@ -48,6 +48,11 @@ class Orders:
                 "a batched backward with create_graph=True through a compiled program is not supported yet. Call the "
                 "original function inside vmap, or compute the gradients one after another."
             )
+        for slot in self._store.edges.made_late:
+            raise UnsupportedError(
+                f"the program makes {slot} require grad after it has computed with it: a gradient of a gradient, which "
+                "eager then has for it, cannot be compiled yet. Call requires_grad_() before, or outside."
+            )
         edges = self._store.edges.through
         nodes = [node for node, _ in ctx.next_functions[: len(edges)]]
         wanted = [False] * self._tape.gradients
