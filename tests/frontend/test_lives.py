@@ -216,6 +216,18 @@ def test_the_first_capture_of_a_process_keeps_nothing():
     subprocess.run([sys.executable, "-c", _FIRST_CAPTURE], check=True)
 
 
+def test_a_class_that_was_made_for_an_argument_is_freed_after_a_second_capture():
+    """From then on the code that runs tells what is read, class by class."""
+    compiled = foregrad.aot_function(lambda x, m: x * m.in_features, nop)
+    made = parametrized()
+    alive = weakref.ref(made)
+    compiled(plain(2), made)
+    compiled(plain(3), made)
+    del made
+    gc.collect()  # the class is in cycles of its own
+    assert alive() is None
+
+
 def test_an_object_that_a_program_writes_to_is_freed():
     namespace = {"held": Held()}
     exec("def program(x):\n    held.last = x * 2\n    return x.sin()", namespace)

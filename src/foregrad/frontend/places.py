@@ -294,6 +294,7 @@ class Surroundings:
         self._namespaces.clear()
         self._unnamed.clear()
         self._later.clear()
+        self._named.clear()
         self._aside = StateGuard(Lives())
         for pattern in self.patterns.values():
             pattern.release()
