@@ -1151,3 +1151,19 @@ def test_a_program_in_a_large_library_may_hold_what_it_does_not_read():
     x = plain(2)
     assert torch.equal(foregrad.aot_function(program, nop)(x, "double", "ndim"), x * 2)
     assert next(library.numbers) == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [((2,), (2.0,)), ((1,), (True,)), ((frozenset({2}),), (frozenset({2.0}),))]
+)
+def test_defaults_that_are_equal_and_of_another_type(before, after):
+    def given(value=0):
+        return value if not isinstance(value, frozenset) else next(iter(value))
+
+    def program(x):
+        return x * (2 if type(given()) is int else 3)
+
+    compiled, x = foregrad.aot_function(program, nop), plain(2)
+    for defaults in (before, after, before):
+        given.__defaults__ = defaults
+        assert torch.equal(compiled(x), program(x))

@@ -13,6 +13,7 @@ import collections
 import operator
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -249,7 +250,7 @@ class StateGuard:
         objects = list(map(_find, self._objects))
         self._types = list(map(id, map(type, objects)))
         self._attributes = list(map(_attributes, objects))
-        self._made_of = list(map(_made_of, map(_find, self._functions)))
+        self._made_of = [part for function in map(_find, self._functions) for part in _made_of(function)]
         self._derived = list(map(_derived, self._classes.values()))
         held = (self._objects, self._loose, self._sequences, self._others)
         self._holds_more = any((*held, self._settings, self._identities))
@@ -270,10 +271,9 @@ class StateGuard:
                 return False
             if any(empty):
                 return False
-            try:  # the very same code, defaults and bases are not looked into
-                if list(map(_made_of, map(_find, functions))) != made_of or list(map(_derived, classes)) != derived:
-                    return False
-            except Exception:  # defaults that cannot be compared are other ones
+            # By identity: defaults that are equal may be of another type.
+            parts = chain.from_iterable(map(_made_of, map(_find, functions)))
+            if not all(map(operator.is_, parts, made_of)) or list(map(_derived, classes)) != derived:
                 return False
             return not holds_more or self._others_hold()
 
