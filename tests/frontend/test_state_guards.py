@@ -1167,3 +1167,22 @@ def test_defaults_that_are_equal_and_of_another_type(before, after):
     for defaults in (before, after, before):
         given.__defaults__ = defaults
         assert torch.equal(compiled(x), program(x))
+
+
+def test_a_cache_that_was_emptied_and_filled_again():
+    def calls(compile):
+        table = {"n": 2.0}
+
+        @functools.lru_cache
+        def looked_up(key):
+            return table["n"] * key
+
+        compiled, x = compile(lambda x: x * looked_up(1)), plain(2)
+        yield compiled(x).tolist()
+        table["n"] = 3.0
+        looked_up.cache_clear()
+        yield compiled(x).tolist()
+        table["n"] = -1.0  # which nobody asks for: the cache knows the call
+        yield compiled(x).tolist()
+
+    assert [*calls(lambda f: foregrad.aot_function(f, nop))] == [*calls(lambda f: f)]
