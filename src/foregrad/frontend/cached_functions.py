@@ -6,8 +6,9 @@ the garbage collector finds it, and a key that is gone from there is a call that
 
 from __future__ import annotations
 
-import gc
 from typing import Any
+
+from .kinds import tables_of
 
 
 class CacheBefore:
@@ -39,6 +40,5 @@ def _table_of(cache: Any) -> dict[Any, Any]:
 
     Such a list drops what is not in the dict any more when its turn comes.
     """
-    held = [item for item in gc.get_referents(cache) if type(item) is dict and item is not vars(cache)]
-    found: dict[Any, Any] = next((item for item in held if len(item) == cache.cache_info().currsize), {})
-    return found
+    size = cache.cache_info().currsize
+    return next((table for table in tables_of(cache) if len(table) == size), {})

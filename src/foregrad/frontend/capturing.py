@@ -283,12 +283,17 @@ def _capture(
     refuse_unknown(surroundings.unknown)
     surroundings.lives.join(lives)
     surroundings.lives.when_gone(hidden.clear)
+    _hold_owners(joint, surroundings)
+    places = tuple((a.slot, place) for a, place in state)
+    return Capture(joint, flat, result, places, hidden, surroundings, modules, tuple(shared))
+
+
+def _hold_owners(joint: Joint, surroundings: Surroundings) -> None:
+    """The objects that calls write to must be the very same ones, and are let go with the program."""
     owners = [effect.owner for effect in joint.effects if isinstance(effect, Assigned)]
     surroundings.fix(owner.find() for owner in owners)
     for owner in owners:
         surroundings.lives.when_gone(owner.release)
-    places = tuple((a.slot, place) for a, place in state)
-    return Capture(joint, flat, result, places, hidden, surroundings, modules, tuple(shared))
 
 
 def _failed(error: Exception, recording: Recording, snapshot: Snapshot) -> Attempt:

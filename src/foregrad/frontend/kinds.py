@@ -338,14 +338,14 @@ ACCESSOR = Kind(  # staticmethod, classmethod, property and the like
 WEAK = Kind("weak reference", lambda owner: {"()": owner()}, lambda owner, items: None, is_attribute=True)
 
 
-def _tables_of(cache: Any) -> list[dict[Any, Any]]:
+def tables_of(cache: Any) -> list[dict[Any, Any]]:
     """Where a cached function keeps what it gave."""
     return [held for held in gc.get_referents(cache) if type(held) is dict and held is not vars(cache)]
 
 
 def _read_cache(owner: Any) -> Items:
     """What it holds cannot be looked at, but whether anything was put into it or taken out can."""
-    filled = (*tuple(owner.cache_info())[1:], *map(dict_version, _tables_of(owner)))
+    filled = (*tuple(owner.cache_info())[1:], *map(dict_version, tables_of(owner)))
     return {"__wrapped__": owner.__wrapped__, "cache_info()": filled}
 
 
@@ -354,7 +354,7 @@ CACHE = Kind("cached function", _read_cache, lambda owner, items: None, is_attri
 
 def remembers_tensors(cache: Any) -> bool:
     """Whether a cached function was called with tensors, as far as it remembers."""
-    keys = itertools.chain.from_iterable(_tables_of(cache))
+    keys = itertools.chain.from_iterable(tables_of(cache))
     return any(is_a(part, torch.Tensor) for key in keys if is_a(key, tuple) for part in key)
 
 

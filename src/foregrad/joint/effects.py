@@ -6,7 +6,6 @@ run time then puts it where the program put it.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from ..functionalize.walk import Functionalizer
 from ..ops import ViewStep, aten
 from ..record.recording import Recording
 from ..slots import Primal
+from ..values import loosely
 from .inputs import InputFacts, is_stale
 from .outputs import leaf_behind
 
@@ -29,10 +29,7 @@ class Owner:
     __slots__ = ("_find",)
 
     def __init__(self, value: Any) -> None:
-        try:
-            self._find: Callable[[], Any] = weakref.ref(value)
-        except TypeError:
-            self._find = lambda: value
+        self._find = loosely(value)
 
     def find(self) -> Any:
         """The object; None if it is gone: nobody can see what would be done to it."""
