@@ -32,7 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with Workers(given.processes, given.limit) as workers, suppress(KeyboardInterrupt):
         numbers = range(given.first, given.first + given.programs)
         # In turns, so that a run that is broken off has seen something of both.
-        _run(workers, summary, [Make(given.seed, number, grammar) for number in numbers for grammar in grammars])
+        tasks = [Make(given.seed, number, grammar) for number in numbers for grammar in grammars]
+        for failure in _run(workers, summary, tasks):
+            print(f"{failure.outcome.name}: {failure.outcome.signature}", file=sys.stderr, flush=True)
+            if given.save:
+                _save(failure, given.save)  # Its small form takes its place: a run that is broken off loses none.
         for failure in _shrunk(workers, summary, given.shrink):
             print(failure, flush=True)
             if given.save:
@@ -57,11 +61,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _run(workers: Workers, summary: Summary, tasks: Sequence[Make]) -> None:
-    """Examine programs, with a line about the progress now and then."""
+def _run(workers: Workers, summary: Summary, tasks: Sequence[Make]) -> Iterator[Failure]:
+    """Examine programs, with a line about the progress now and then; those that fail, as they are found."""
     start = reported = time.monotonic()
     for result in workers.run(tasks):
+        found = len(summary.failures)
         summary.add(result.program, result.outcome)
+        yield from summary.failures[found:]
         now = time.monotonic()
         if now - reported > _SECONDS_BETWEEN_REPORTS or summary.programs == len(tasks):
             reported = now
