@@ -286,6 +286,11 @@ def keeps_graph() -> bool:
     return bool(_autograd._get_current_graph_task_keep_graph())
 
 
+def backward_id() -> int:
+    """The number of the backward that runs now; there is no public name for it (torch 2.11 to 2.13)."""
+    return torch._C._current_graph_task_id()
+
+
 def will_run(node: Any) -> bool:
     """Whether the backward that runs now goes on to another node: nobody may have asked for a gradient there."""
     try:
@@ -295,9 +300,12 @@ def will_run(node: Any) -> bool:
 
 
 def frees_when_run(node: Any) -> bool:
-    """Whether a node of the tape holds saved tensors, which a backward frees once it has used them."""
-    if hasattr(node, "_raw_saved_tensors"):  # a custom function
-        return bool(node._raw_saved_tensors)
+    """Whether a node holds, or held, saved tensors, which a backward frees once it has used them."""
+    if hasattr(type(node), "_raw_saved_tensors"):  # a custom function
+        try:
+            return bool(node._raw_saved_tensors)
+        except RuntimeError:  # they are gone
+            return True
     if type(node).__name__ == "CopySlices" or name_of_node(node).startswith("Foreach"):
         return True  # the first drops the whole node that it wraps, the others their lists, which cannot be looked at
     return any(name.startswith("_raw_saved_") and _is_saved(node, name) for name in dir(node))

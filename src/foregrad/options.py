@@ -122,6 +122,7 @@ class AOTConfig:
     cache_key: str | None = None
     options: Config = field(default_factory=config.copy)
     differentiate: bool | Loss = True  # everything that can be, nothing, or the loss alone
+    name: str = "the program"  # what errors call it
 
     def __post_init__(self) -> None:
         if self.pre_dispatch and not self.is_export:

@@ -114,7 +114,8 @@ class Compiled:
         functools.update_wrapper(self, function, updated=())
         self._function = function
         self._module = module
-        self.config = config
+        self._name = getattr(function, "__qualname__", type(function).__name__)
+        self.config = dataclasses.replace(config, name=self._name)
         self._lock = Lock()
         self._eager = False
         self.specializations: list[Specialization] = []
@@ -128,8 +129,7 @@ class Compiled:
         return self._new_facts(args, kwargs)
 
     def __repr__(self) -> str:
-        name = getattr(self._function, "__qualname__", type(self._function).__name__)
-        return f"<compiled {name}, {len(self.specializations)} programs>"
+        return f"<compiled {self._name}, {len(self.specializations)} programs>"
 
     def _new_facts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that no program is for: compile one, or run the original where that is the only right thing."""

@@ -15,6 +15,7 @@ from .._torch import (
     autocast_off,
     autocast_state,
     garbage_collection_paused,
+    keeps_graph,
     refuse_single_gradients,
     single_gradients_asked,
     under_vmap,
@@ -37,9 +38,9 @@ from .compilers import Boxed, checked, compile_graph, example_values
 from .edges import Edges
 from .orders import Orders
 from .randomness import with_state
+from .refusing import backward_again, is_version_error, refuse_later, under_hooks
 from .saved import Reread, Saved, SavedValue
-from .stash import SECOND_TIME
-from .store import Store, is_version_error, refusal_under_hooks, run_once
+from .store import Store, run_once
 from .tangents import RecordedTangents
 from .tokens import count_tokens, hiding_last_tokens, unlift_last_tokens, without_last_tokens
 from .wrappers import WrapperEdge
@@ -95,7 +96,8 @@ class Backward:
         self.state = state
         self._emptied = emptied
         self.writing = WritesOfBackward(tape, saved, writes)
-        self.store = Store(tape, module, saved, edges, self.writing.live, frees, wrappers, reread or Reread())
+        live, reread = self.writing.live, reread or Reread()
+        self.store = Store(tape, module, saved, edges, live, frees, wrappers, reread, config.name)
         self._tape = tape
         self._tangents = RecordedTangents(tape)
         self._saved = saved
@@ -171,6 +173,9 @@ class Backward:
             if tangent is not None:
                 known = through[edge]
                 through[edge] = tangent if known is None else known + tangent
+        if not keeps_graph():
+            functions = zip(ctx.next_functions, through, strict=False)
+            refuse_later([node for (node, _), gradient in functions if gradient is None], self._config.name)
         return through
 
     def _gradients(self, ctx: Any, tangents: Sequence[Tensor | None]) -> Sequence[Any]:
@@ -193,7 +198,7 @@ class Backward:
         graph = self._graph(mask)
         run_once(ctx, graph.emptied)
         if any(values[i] is None for i in graph.saved):
-            raise RuntimeError(SECOND_TIME)
+            raise backward_again(self._config.name)
         arguments = [values[i] for i in graph.saved]
         arguments += [self._tangents.stand_in(i) if t is None else t for i, t in enumerate(given)]
         run = self._runner(graph)
@@ -207,7 +212,7 @@ class Backward:
         error = self._refused[slot]
         if not getattr(ctx, "hooked", False) or not is_version_error(error):  # gradients of gradients do not ask
             return error
-        return refusal_under_hooks(error)
+        return under_hooks(error)
 
     def _runner(self, graph: _Graph) -> Boxed:
         """What runs a graph here: vmap and anomaly mode look at each of its operators."""

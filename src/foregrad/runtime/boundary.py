@@ -291,16 +291,19 @@ class TrainingCore:
             yield f"not {writer.bind(self._backward.state.holds, 'state_is_as_it_was')}()"
 
     def _take_saved(self, writer: Writer, tangents: list[str]) -> None:
-        line = f"graph_inputs = [{', '.join([*self._saved_values(writer), *tangents])}]"
+        lines = [f"graph_inputs = [{', '.join([*self._saved_values(writer), *tangents])}]"]
+        if self._is_spent and not self._live:
+            lines.insert(0, "ctx.saved_tensors  # autograd refuses where they are gone")
         store = self._backward.store
         if store.reread.again or store.reread.updated:
             check = writer.bind(store.require_unwritten, "require_unwritten")
             writer.line(f"if ctx.noted is not None: {check}(ctx)")
-        if not store.reread.only_again:
-            writer.line(line)
+        if not self._saved.tensors and not self._is_spent:  # there is nothing that autograd could refuse
+            writer.line(*lines)
             return
         with writer.block("try:"):
-            writer.line(line)
+            for line in lines:
+                writer.line(line)
         with writer.block("except RuntimeError as error:"):
             writer.line(f"raise {writer.bind(store.refusal, 'refusal')}(error) from None")
 
@@ -308,8 +311,6 @@ class TrainingCore:
         sizes = ["*ctx.sizes"] if self._saved.sizes else []
         if self._live:
             return [f"*{writer.bind(self._backward.store.values, 'saved_values')}(ctx)"]
-        if self._is_spent:
-            writer.line("ctx.saved_tensors  # autograd refuses where they are gone")
         if not self._saved.tensors:
             return sizes
         if self._backward.store.keeps:

@@ -7,13 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-SECOND_TIME = (
-    "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
-    "been freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
-    "Specify retain_graph=True if you need to backward through the graph a second time or if you need to access saved "
-    "tensors after calling backward."
-)
-
 
 class Stash:
     """Saved values that a backward of some outputs left for the others.

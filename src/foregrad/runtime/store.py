@@ -13,8 +13,9 @@ from ..errors import BackwardError
 from ..joint.tape import Tape
 from ..subclasses.layout import leaves_of
 from .edges import Edges
+from .refusing import backward_again, is_version_error, named, under_hooks
 from .saved import Reread, Saved
-from .stash import SECOND_TIME, Stash
+from .stash import Stash
 
 
 def run_once(ctx: Any, emptied: frozenset[int]) -> None:
@@ -25,19 +26,6 @@ def run_once(ctx: Any, emptied: frozenset[int]) -> None:
             "selective activation checkpoint."
         )
     ctx.emptied |= emptied
-
-
-def is_version_error(error: Exception) -> bool:
-    """Whether autograd refuses because something that it saved was written to."""
-    return any(words in str(error) for words in ("modified by an inplace operation", "has been modified inplace"))
-
-
-def refusal_under_hooks(error: Exception) -> BackwardError:
-    """What is said in the place of an error about versions that eager does not raise."""
-    return BackwardError(
-        f"{error} Eager does not look, for saved-tensor hooks were active in the forward, and computes with what the "
-        "hooks give back: this cannot be compiled. Call it without the hooks, or compile with fallback='eager'."
-    )
 
 
 class Noted(NamedTuple):
@@ -60,6 +48,7 @@ class Store:
         frees: bool,
         wrappers: Sequence[frozenset[int]],
         reread: Reread,
+        program: str,
     ) -> None:
         self.saved = saved
         self.edges = edges
@@ -68,6 +57,7 @@ class Store:
         self.keeps = bool(saved.tensors) and not frees
         self.in_wrappers = wrappers  # which of the saved values lie in each wrapper subclass that is saved
         self.reread = reread
+        self.program = program  # its name, for errors
         self._tape = tape
         self._module = module
         self._readers: list[frozenset[int]] | None = None
@@ -106,12 +96,12 @@ class Store:
                     f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version "
                     f"{version} instead."
                 )
-                raise refusal_under_hooks(error) if ctx.noted.hooked else error
+                raise under_hooks(error) if ctx.noted.hooked else named(error, self.program)
 
     def refusal(self, error: RuntimeError) -> RuntimeError:
-        """Autograd's own words, unless a tensor was written to that eager may not have saved."""
-        if not self.reread.only_again or not is_version_error(error):
-            return error
+        """An error of autograd's, as the program's own; where it reads more than eager does, that is said."""
+        if not self.reread.only_again or not is_version_error(error) or isinstance(error, BackwardError):
+            return named(error, self.program)
         return BackwardError(
             f"{error} The compiled backward reads {', '.join(self.reread.only_again.values())} once more, where eager "
             "keeps what it computed from there. Run the backward before you write, write to a copy, or save more "
@@ -120,7 +110,7 @@ class Store:
 
     def _wrappers(self, ctx: Any) -> list[Any]:
         """Wrapper subclasses that are saved because tensors in them are."""
-        return [*ctx.saved_tensors[self._behind_values + len(self.edges.anchors) :]] if self.in_wrappers else []
+        return [*self._held(ctx)[self._behind_values + len(self.edges.anchors) :]] if self.in_wrappers else []
 
     @property
     def _behind_values(self) -> int:
@@ -156,8 +146,11 @@ class Store:
                 # The tensors are freed, and perhaps not needed; sizes are no tensors.
                 return [*ctx.sizes, *gone] if self.saved.sizes else gone, [None] * len(self.in_wrappers)
         if stash.freed & uses:
-            raise RuntimeError(SECOND_TIME)
-        left = stash.values()
+            raise backward_again(self.program)
+        try:
+            left = stash.values()
+        except RuntimeError as error:
+            raise self.refusal(error) from None
         for i, k in self.live.items():  # the caller's own tensors are read as they are, however often
             left[len(self.saved.sizes) + i] = ctx.live[k]
         return left[:count], left[count:]
@@ -198,7 +191,7 @@ class Store:
             elif hasattr(node, "variable"):
                 links.append(node.variable)
             elif edge in anchors:
-                links.append(ctx.saved_tensors[anchors[edge]])
+                links.append(self._held(ctx)[anchors[edge]])
             elif edge in edges.wrappers and wrappers[edges.wrappers[edge]] is not None:
                 links.append(wrappers[edges.wrappers[edge]])
             elif edge in edges.saved and values[edges.saved[edge]] is not None:

@@ -109,10 +109,11 @@ class _Comparison:
         code = builtins.compile(source, "<step>", "exec")
         raised = _Raised(self._compiled.do(code, self._call))
         if raised.refused:
-            self._refusals.append(anonymous(raised.text))
             self._look_for_abstract(run)
             if "call(" not in source:
+                self._refused_halfway(code, raised)
                 return False
+            self._refusals.append(anonymous(raised.text))
             self._compare(run + _REFUSED)
             if self._found:
                 return False
@@ -129,6 +130,14 @@ class _Comparison:
         self._look_for_abstract(run)
         self._compare(run)
         return True
+
+    def _refused_halfway(self, code: types.CodeType, raised: "_Raised") -> None:
+        """A backward was refused, and cannot be taken back: where eager raises the same, they agree."""
+        eager = _Raised(self._eager.do(code, self._eager.names["program"]))
+        if eager.kind and raised.suits(eager):
+            self._eager_error = eager.kind
+        else:
+            self._refusals.append(anonymous(raised.text))
 
     def _count_hooks_alike(self) -> None:
         """Give the next hook the same number in both worlds: recording counts on, for hooks of its own."""
