@@ -222,6 +222,33 @@ def test_lists_of_tensors(program):
     check_core(lambda x, ys: (program([t := x * 1, t.view(-1)], [ys[0], ys[0]]), t)[1], plain(2), ys)
 
 
+LISTS_THAT_LIE_OTHERWISE = {
+    "with gaps": lambda: [plain(3), plain(4, 3)[::2]],
+    "ones": lambda: [plain(3), plain(2, 3).as_strided((2, 1, 3), (3, 1, 1)), plain(4, 3)[::4]],
+    "empty": lambda: [torch.zeros(2, 0), torch.empty_strided((0, 2), (1, 1))],
+    "large": lambda: [plain(300, 301)[:, ::2], plain(300, 301).t()],
+}
+
+
+@pytest.mark.parametrize("make", LISTS_THAT_LIE_OTHERWISE.values(), ids=LISTS_THAT_LIE_OTHERWISE)
+def test_lists_are_written_where_their_tensors_lie(make):
+    """M-1: the functional twin gives other strides, which show in what is made like them."""
+
+    def whole(xs):
+        made = [torch.zeros_like(x.transpose(0, -1)).transpose(0, -1) for x in xs]
+        for several in (xs, made):
+            torch._foreach_add_(several, xs)
+            torch._foreach_mul_(several, torch.full((), 2.0))
+        return [torch.zeros_like(t) for t in (*xs, *made)], made
+
+    check_core(whole, make())
+
+
+def test_lists_of_other_dtypes_keep_theirs():
+    """M-1"""
+    check_core(lambda xs, ys: (torch._foreach_add_(xs, ys), xs[0] * 2)[1], [plain(2).half()], [plain(2)])
+
+
 def a_fused_step(parameters, gradients, first, second, steps):
     with torch.no_grad():
         torch._foreach_add_(steps, 1)

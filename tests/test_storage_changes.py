@@ -237,6 +237,44 @@ def test_the_storage_grows_for_every_alias():
     agree(lambda a, b: (a.resize_(3), a.fill_(2), b + 1)[2], scene)
 
 
+def filled_and_reduced(x, y):
+    y.resize_(2).fill_(2)
+    torch.sum(x.softmax(0), 0, out=x)
+
+
+def filled_and_read(x, y):
+    x.resize_(2).fill_(2)
+    return y.resize_(2) + 1
+
+
+@pytest.mark.parametrize("program", [filled_and_reduced, filled_and_read])
+def test_empty_inputs_of_one_storage_meet_when_it_grows(program):
+    """M-3, B-2"""
+
+    def scene(call):
+        x = torch.zeros(0)
+        y = x.view(-1)
+        result = call(x, y)
+        return result, x, y, x.untyped_storage()._cdata == y.untyped_storage()._cdata
+
+    agree(program, scene)
+
+
+@pytest.mark.parametrize("view", [lambda t: t.view(-1), lambda t: t[::2], lambda t: t.detach()])
+def test_an_alias_of_what_out_makes_grow(view):
+    """M-3"""
+
+    def program(x):
+        t = torch.empty(0)
+        v = view(t)
+        v.resize_(2).fill_(2)
+        torch.sum(x, 0, out=t)
+        return t, v
+
+    check_core(program, plain(3))
+    check_core(lambda x: (v := view(t := torch.empty(0)), torch.sum(x, 0, out=t), v.resize_(1))[1:], plain(3))
+
+
 def test_bytes_are_freed():
     """M-11"""
 
@@ -604,3 +642,21 @@ def test_a_change_of_shape_that_changes_nothing_is_no_write_that_autograd_saw():
 
 def test_drawing_nothing_is_a_write_all_the_same():
     check_core(lambda x: (x.uniform_(), x), (leaf(2, 0) * 1).view(-1))
+
+
+class Doubled(torch.autograd.Function):
+    """Writes to its argument."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+def test_a_custom_function_that_writes_to_nothing_is_followed_by_autograd():
+    """M-9: a second backward finds that its node was freed."""
+    check_core(lambda x: (x, Doubled.apply(x)), (leaf(1) * 1)[2:])

@@ -383,6 +383,7 @@ def plan_memories(attempt: Attempt, needed: set[Primal]) -> list[SharedMemory]:
         written |= {write.of for write in attempt.joint.backward_writes if not isinstance(write.of, Tangent)}
     counted = {facts.recorded.slot for facts in inputs if facts.version_change}
     flagged = {facts.recorded.slot for facts in inputs if facts.made_to_require_grad}
+    refitted = {facts.recorded.slot for facts in inputs if facts.refitted}
     if not (written or needed or counted or flagged):
         return []
     # Autograd takes a write to one view for a change of all of them: it counts versions by families.
@@ -391,7 +392,9 @@ def plan_memories(attempt: Attempt, needed: set[Primal]) -> list[SharedMemory]:
     plan: list[SharedMemory] = []
     for group in groups_by_storage(attempt.recording.real_tensors):
         several = len(group) > 1 and not written.isdisjoint(group)
-        shown = several and (overlaps_somewhere(group.values()) or related_to(group, rebased))
+        # Two that take other elements of one memory may meet there, wherever they came from.
+        meet = overlaps_somewhere(group.values()) or len(refitted.intersection(group)) > 1
+        shown = several and (meet or related_to(group, rebased))
         # A change of shape, or a write to nothing, shows in the versions of views that autograd follows.
         differentiated = len(group) > 1 and any(tensor.requires_grad for tensor in group.values())
         shown = shown or (differentiated and related_to(group, counted)) or has_views_among(group, flagged)

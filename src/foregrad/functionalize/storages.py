@@ -259,7 +259,7 @@ def fit_results(walk: Functionalizer, step: Step, targets: Sequence[Any]) -> Non
                 "here. Give it a tensor of the right shape, or none."
             )
         walk.reshapes.setdefault(id(target), []).extend(_same_change(step, target, shape))
-        if before.numel() == 0 and state.root.input is None:
+        if before.numel() == 0 and walk.lies_alone(state):
             size, stride = list(shape.shape), list(shape.stride())
             options = {"dtype": shape.dtype, "device": walk.device(shape)}
             walk.add_fresh(target, walk.graph.call(aten.empty_strided.default, (size, stride), options, shape))

@@ -159,6 +159,11 @@ class Functionalizer:
         """A tensor that starts with the value of a node."""
         self._states[id(tensor)] = TensorState(Storage(self.graph.backward), node, self.shape_now(tensor))
 
+    def lies_alone(self, state: TensorState) -> bool:
+        """Whether nobody else can look at the memory of a tensor: no input does, nor another tensor of the program."""
+        others = (other for other in self._states.values() if other.storage is state.storage)
+        return state.owner is None and all(other is state for other in others)
+
     def run(self, steps: Sequence[Step], start: int) -> None:
         """Walk over steps, the first of which is number `start` of the recording."""
         graph = self.graph

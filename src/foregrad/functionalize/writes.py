@@ -84,8 +84,10 @@ def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
         fit_results(walk, step, targets)
         return
     args, kwargs = variant_arguments(step.op, variant, step.args, step.kwargs, walk.device)
+    results: list[Any] | None
     if returns == 1:
-        results: list[Any] | None = [_result(walk, variant, args, kwargs, targets[0])]
+        of_target = _result if isinstance(targets[0], Tensor) else _list_result
+        results = [of_target(walk, variant, args, kwargs, targets[0])]
     else:
         results = _several(walk, step, variant, args, kwargs)
     node = _functional_call(walk, step, variant, args, kwargs)
@@ -104,9 +106,12 @@ def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
 
 
 def _writes_nothing(walk: Functionalizer, step: Step, targets: Sequence[Any]) -> bool:
-    """What is not there cannot be written; where it is differentiated, autograd wants to see it all the same."""
+    """What is not there cannot be written; where it is differentiated, autograd wants to see it all the same.
+
+    A custom function writes without gradients, and tells autograd afterwards.
+    """
     empty = all(isinstance(t, Tensor) and is_empty(t) and is_empty(walk.shape_now(t)) for t in targets)
-    return empty and not (step.grad_enabled and any(t.requires_grad for t in tensors_in(step.args)))
+    return empty and not any(t.requires_grad for t in tensors_in(step.args))
 
 
 def _refuse_reading_results(walk: Functionalizer, step: Step, pointwise: bool, targets: Sequence[Any]) -> None:
@@ -153,7 +158,7 @@ def _functional_call(
     return walk.graph.call(variant.op, walk.args(args), walk.kwargs(kwargs), None)
 
 
-def _store(walk: Functionalizer, step: Step, value: Node, target: Any, result: Tensor | None) -> None:
+def _store(walk: Functionalizer, step: Step, value: Node, target: Any, result: Any) -> None:
     """Store new values; `result` is the abstract result of the functional operator where it may differ."""
     if target is None:
         return
@@ -162,13 +167,14 @@ def _store(walk: Functionalizer, step: Step, value: Node, target: Any, result: T
             raise UnsupportedError(
                 f"{step.op}, at {where(step.stack)}, writes to tensors that share memory: it cannot be compiled yet."
             )
-        value.value = list(target)
-        for i, item in enumerate(target):
-            element = walk.graph.call(operator.getitem, (value, i), {}, item)
-            walk.store(step, walk.state_of(item), element, exact=True)
+        shapes = [walk.shape_now(item) for item in target]
+        value.value = shapes if result is None else list(result)
+        for i, (item, shape, given) in enumerate(zip(target, shapes, value.value, strict=True)):
+            element = walk.graph.call(operator.getitem, (value, i), {}, given)
+            walk.store(step, walk.state_of(item), element, exact=given is shape or _lie_alike(given, shape))
     else:
         shape = walk.shape_now(target)
-        exact = result is None or (result.stride() == shape.stride() and result.dtype == shape.dtype)
+        exact = result is None or _lie_alike(result, shape)
         by_itself = op_info(step.op).has_out and torch.Tag.pointwise not in step.op.tags
         if result is not None and result.dtype != shape.dtype and by_itself:
             raise UnsupportedError(
@@ -192,6 +198,10 @@ def _store(walk: Functionalizer, step: Step, value: Node, target: Any, result: T
         walk.store(step, walk.state_of(target), value, exact)
 
 
+def _lie_alike(one: Tensor, other: Tensor) -> bool:
+    return one.stride() == other.stride() and one.dtype == other.dtype
+
+
 def _overlap(states: Sequence[TensorState]) -> bool:
     """Whether tensors that one operator writes to may have memory in common."""
     pairs = itertools.combinations(states, 2)
@@ -202,7 +212,7 @@ def _result(
     walk: Functionalizer, variant: Variant, args: list[Any], kwargs: dict[str, Any], target: Any
 ) -> Tensor | None:
     """The abstract result of the functional operator, unless it is sure to be like the written tensor."""
-    if not isinstance(target, Tensor):
+    if target is None:
         return None
     args = [walk.shape_now(a) for a in args]
     shape = walk.shape_now(target)
@@ -219,6 +229,35 @@ def _result(
     if alike and len(tensors) == len(list(tensors_in((*args, *kwargs.values())))) and result.dtype == shape.dtype:
         _KEEPS_DTYPE.add(key)
     return result
+
+
+def _list_result(
+    walk: Functionalizer, variant: Variant, args: list[Any], kwargs: dict[str, Any], target: Sequence[Tensor]
+) -> list[Tensor] | None:
+    """The abstract results of an operator on lists, unless they are sure to be like the written tensors."""
+
+    def now(value: Any) -> Any:
+        return [walk.shape_now(item) for item in value] if isinstance(value, (list, tuple)) else walk.shape_now(value)
+
+    given, named = tuple(map(now, args)), {name: now(value) for name, value in kwargs.items()}
+    columns = [a for a in (*given, *named.values()) if isinstance(a, list) and a and isinstance(a[0], Tensor)]
+    beside = [a for a in (*given, *named.values()) if isinstance(a, Tensor)]  # one number for all
+    plain = all(_are_plain_and_alike(row) for row in zip(*columns, strict=True))
+    if plain and all(a.dim() == 0 and all(a.dtype == item.dtype for item in columns[0]) for a in beside):
+        return None
+    with torch.no_grad():
+        return list(walk.engine.run(variant.op, (), given, named))
+
+
+def _are_plain_and_alike(row: Sequence[Tensor]) -> bool:
+    """Whether a kernel that goes over these tensors element by element gives another one that lies as they do."""
+    first, *others = row
+    like = first.shape, first.stride(), first.dtype
+    return (
+        all((t.shape, t.stride(), t.dtype) == like for t in others)
+        and _has_common_strides(first)
+        and not has_gaps(first)
+    )
 
 
 def _has_common_strides(tensor: Tensor) -> bool:

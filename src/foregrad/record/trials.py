@@ -70,15 +70,22 @@ def mixture(op: OpOverload, metas: Sequence[Meta]) -> frozenset[torch.dtype] | N
 
 
 def is_internal(op: OpOverload) -> bool:
-    """Whether only torch itself calls an operator: its kernel relies on what it is given, sizes above all."""
+    """Whether only torch itself calls an operator: its kernel relies on what it is given, sizes above all.
+
+    Operators on lists of tensors have no other name, and check what they are given.
+    """
     name = op._schema.name.removeprefix("aten::")
-    return name.startswith("_") or "backward" in name
+    return (name.startswith("_") and not name.startswith("_foreach_")) or "backward" in name
 
 
 def survives_emptiness(op: OpOverload) -> bool:
-    """Whether an operator can be tried on tensors without elements; some reductions refuse them."""
+    """Whether an operator can be tried on tensors without elements; some reductions refuse them.
+
+    One that takes a memory format makes a tensor, or copies one, and computes nothing.
+    """
     info = op_info(op)
-    return info.pointwise or info.kind is Kind.VIEW or torch.Tag.reduction in op.tags
+    computes = info.pointwise or torch.Tag.reduction in op.tags
+    return computes or info.kind is Kind.VIEW or any(a.name == "memory_format" for a in op._schema.arguments)
 
 
 @dataclass(frozen=True)
