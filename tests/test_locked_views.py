@@ -6,6 +6,7 @@ from torch import nn
 
 import foregrad
 from checking import check_core
+from foregrad.errors import UnsupportedError
 from helpers import leaf, nop, plain
 
 
@@ -168,3 +169,24 @@ def test_a_view_of_a_view_that_was_taken_without_grad_cannot_be_written():
         return view.unsqueeze(-1)
 
     check_core(program, leaf(2, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float64])
+def test_a_write_to_a_view_in_another_dtype_counts_for_what_it_is_a_view_of(dtype):
+    """Autograd does not follow such a view, but counts its writes."""
+    check_core(lambda x: (x.view(dtype), x.unbind()[0]), leaf(2, 2))
+    check_core(lambda x: (x.data.view(dtype), x.view(dtype).data, x.unbind()[0]), leaf(2, 2))
+    x = leaf(4)
+    _, whole = foregrad.aot_function(lambda x: (x.exp(), x.view(dtype)), nop)(x)
+    assert whole._version == x._version
+    whole.zero_()
+    assert whole._version == x._version == 1
+
+
+def test_one_of_several_views_of_what_a_custom_function_made_of_a_written_input_is_refused():
+    def program(x):
+        x.neg_()
+        return x, Flat.apply(x).unbind()[0]
+
+    with pytest.raises(UnsupportedError, match="with a history of its own"):
+        foregrad.aot_function(program, nop)(leaf(2, 2) * 1)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import foregrad
+from checking import check_core
 from helpers import leaf, nop, plain
 
 SECOND_TIME = "backward through the graph a second time"
@@ -203,3 +204,36 @@ def test_gradients_that_nobody_asked_for():
         return x * 2, w * 3
 
     assert run(compiled(program)) == run(program) == [[2, 2, 2], None, None]
+
+
+def two_writes(x):
+    x.neg_()
+    between = x * 2
+    x.triu_()
+    return between, x
+
+
+def writes_of_custom_functions(x):
+    Negated.apply(x)
+    between = x + 2
+    x.triu_()
+    return between, x
+
+
+class Negated(torch.autograd.Function):
+    """Writes to its argument, and saves nothing."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.neg_()
+
+    @staticmethod
+    def backward(ctx, g):
+        return -g
+
+
+@pytest.mark.parametrize("program", [two_writes, writes_of_custom_functions])
+def test_each_write_to_a_view_is_a_node_that_is_freed(program):
+    """J-16: eager wraps the node of the write, whatever it saves, and the last one is not the only one."""
+    check_core(program, (leaf(4, 3) * 1)[::2])

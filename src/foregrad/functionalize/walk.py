@@ -252,7 +252,7 @@ class Functionalizer:
         if step.op is aten.as_strided.default:
             require_whole_memory(self, parent.root, always=False, view=self.shape_now(step.out))
         if isinstance(step.out, Tensor):
-            alone = step.op is aten.detach.default and not shares_version_counter(step.out, base)
+            alone = step.op is aten.detach.default and _counts_alone(step.out, base, parent)
             view = ViewStep(step.op, tuple(rest), step.kwargs, None, step.grad_enabled, counts_alone=alone)
             source = parent
             if step.op is aten.as_strided.default:
@@ -338,6 +338,15 @@ class Functionalizer:
         if isinstance(value, dict):
             return {key: self._values_of(item) for key, item in value.items()}
         return value
+
+
+def _counts_alone(detached: Tensor, base: Tensor, parent: TensorState) -> bool:
+    """Whether writes to a detached tensor do not count for what it was taken from, as with `.data`.
+
+    Autograd detaches a view in another dtype by itself, and gives it the counter of the tensor that it is a view of.
+    """
+    sources = (base, *(state.tensor for state in parent.path_to_root()))
+    return not any(shares_version_counter(detached, tensor) for tensor in sources)
 
 
 def _takes_default_dtype(step: Step) -> bool:

@@ -4,7 +4,7 @@ functionalize the backward, drop what nobody needs."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .._torch import AutocastState, effect_type, is_backward_state
+from .._torch import AutocastState, effect_type, is_backward_state, is_custom_function_node
 from ..errors import BackwardStateError, UnsupportedError
 from ..functionalize.effects import Chain
 from ..functionalize.walk import Functionalizer
 from ..options import AOTConfig
 from ..record.backward_code import BackwardState
 from ..record.recording import Recording
+from ..record.stand_ins import RecordedInput
 from ..record.tape import tape_edges
 from ..slots import Base, Grad, Inner, Output, Primal, Returned, Tangent, Token
 from ..subclasses.layout import Layout, Wrapped, spread, wrappers_in
@@ -136,7 +137,8 @@ def build_joint(
     refuse_reshaped_views(recording, outputs, list(targets.values()))
     refuse_renewed_views(recording, outputs, list(targets.values()))
     primal_nodes, primals = primals_of(graph, recording, facts, targets)
-    views = frozenset(facts.recorded.seen.grad_fn for facts in primals if _is_written_view(facts, recording))
+    written_views = [facts.recorded for facts in primals if _is_written_view(facts, recording)]
+    views = frozenset(node for recorded in written_views for node in _nodes_of_writes(recorded))
     tape = Tape(
         recording,
         functionalizer,
@@ -329,6 +331,19 @@ def _is_written_view(facts: InputFacts, recording: Recording) -> bool:
     """Whether autograd saw a write to an input that is a view; it was recorded as if it were none."""
     real = recording.real_tensors.get(facts.recorded.slot)
     return facts.written and facts.write_seen_by_autograd and real is not None and real._is_view()
+
+
+def _nodes_of_writes(recorded: RecordedInput) -> Iterator[Any]:
+    """The nodes of the writes to an input, the last one first: the first edge of each leads to the one before.
+
+    A custom function may have what it writes among its arguments anywhere; where it takes several, nobody can tell.
+    """
+    node = recorded.seen.grad_fn
+    while node is not None and node is not recorded.start_node:
+        yield node
+        before = [other for other, _ in node.next_functions]
+        before = [other for other in before if other is not None] if is_custom_function_node(node) else before[:1]
+        node = before[0] if len(before) == 1 else None
 
 
 def _if_changed(before: Any, after: Any) -> Any:

@@ -407,12 +407,12 @@ class OutputClassifier:
         if view.rebuild.steps is None and any(isinstance(n, SymInt) for n in leaf.shape):
             raise UnsupportedError("an alias of a symbolic size, with a history of its own, cannot be compiled yet.")
         kind = OutputType.custom_function_view if custom else OutputType.non_alias
-        goes_stale = leaf._is_view() and creation_of(leaf) == "IN_CUSTOM_FUNCTION"
+        goes_stale = leaf._is_view() and creation_of(leaf) != "DEFAULT"
         if self._state(leaf).storage.writes and goes_stale and shares_version_counter(leaf, owner.seen):
             raise UnsupportedError(
-                f"the program writes to {owner.slot} and returns an alias of it that a custom function made, and that "
-                "may not be used any more once the caller writes to it too: this cannot be compiled yet. Return a "
-                "clone, or write to a clone."
+                f"the program writes to {owner.slot} and returns an alias of it with a history of its own (a custom "
+                "function made it, or what it is a view of), which may not be used any more once the caller writes to "
+                "it too: this cannot be compiled yet. Return a clone, or write to a clone."
             )
         return replace(self._plain(leaf, kind), memory=view if self._state(leaf).storage.writes else None)
 
