@@ -1,10 +1,13 @@
 """What a function may call, as its code tells."""
 
 import sys
+import types
 
+import torch
 from torch import nn
 
-from foregrad.frontend.calls import code_that_runs, in_a_library, methods_of, names_in
+import foregrad
+from foregrad.frontend.calls import CodeThatRan, can_see_code_that_runs, in_a_library, methods_of, names_in
 
 TOTAL = 0
 
@@ -67,24 +70,30 @@ def test_the_code_that_runs():
     tracer = sys.gettrace()  # of a debugger or a coverage tool, which would be left alone
     sys.settrace(None)
     try:
-        with code_that_runs(wanted=True) as ran:
+        assert can_see_code_that_runs()
+        ran = CodeThatRan()
+        with ran.noting():
+            with ran.noting():
+                pass
             inner()
         assert inner.__code__ in ran.values() and sys.gettrace() is None
-        with code_that_runs(wanted=False) as ran:
-            assert ran is None and sys.gettrace() is None
     finally:
         sys.settrace(tracer)
 
 
 def test_a_debugger_is_left_alone():
+    def program(x, options):
+        return x * getattr(options, "n" + "")
+
     def trace(frame, event, argument):
         return None
 
     tracer = sys.gettrace()
     sys.settrace(trace)
     try:
-        with code_that_runs(wanted=True) as ran:
-            assert ran is None
+        assert not can_see_code_that_runs()
+        compiled = foregrad.aot_function(program, lambda graph, inputs: foregrad.make_boxed_func(graph.forward))
+        assert compiled(torch.ones(2), types.SimpleNamespace(n=2)).tolist() == [2.0, 2.0]
         assert sys.gettrace() is trace
     finally:
         sys.settrace(tracer)

@@ -40,6 +40,7 @@ class ReadInBackward:
         root = _holding(*functions, *_objects_of(calls), *modules)
         code = {id(c): c for c in (root.__code__, *(f.__code__ for f in functions))}
         around = Surroundings(root, (), code)
+        around.note_state()
         refuse_unknown(around.unknown)
         self._checks = list(_checks(around))
 

@@ -279,6 +279,16 @@ class CodeThatRan(dict[int, types.CodeType]):
         if caller is not None and not is_library_file(caller.f_code.co_filename):
             self._called.add(known)
 
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Notes what is called; what runs meanwhile is a good deal slower."""
+        before = sys.gettrace()
+        sys.settrace(self.note)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
     @property
     def reads_everything(self) -> bool:
         """Whether code of the user's, or of Python's library for it, may have read any attribute of an object."""
@@ -302,18 +312,6 @@ def _is_users(code: types.CodeType) -> bool:
     return not is_library_file(code.co_filename) and code.co_name not in ("<module>", "__create_fn__")
 
 
-@contextlib.contextmanager
-def code_that_runs(wanted: bool) -> Iterator[CodeThatRan | None]:
-    """Collects the code of all functions that are called; None where it is not wanted or cannot be known.
-
-    It makes a recording slower by an eighth.
-    """
-    if not wanted or sys.gettrace() is not None:  # a debugger or the like is at work
-        yield None
-        return
-    ran = CodeThatRan()
-    sys.settrace(ran.note)
-    try:
-        yield ran
-    finally:
-        sys.settrace(None)
+def can_see_code_that_runs() -> bool:
+    """Whether no debugger or the like is at work."""
+    return sys.gettrace() is None

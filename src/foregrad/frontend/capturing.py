@@ -37,7 +37,7 @@ from ..record.stand_ins import Argument
 from ..record.survivors import Beginning, disown, escape_error, show
 from ..slots import Buffer, Hidden, Input, Param, Primal, Tangent
 from .backward_state import BackwardGuards
-from .calls import code_that_runs
+from .calls import CodeThatRan, can_see_code_that_runs
 from .hook_state import refuse_private_state
 from .lives import Lives
 from .module_guard import ModuleGuard
@@ -208,6 +208,10 @@ def _capture(
     # Before anything runs: an iterator would be used up.
     refuse_unknown([*surroundings.unknown_arguments, *surroundings.changed_for_good(function, arguments)])
     refuse_inputs_as_keys(surroundings.holders, flat.leaves)
+    by_code = (exact_guards or surroundings.needs_code_that_runs) and can_see_code_that_runs()
+    ran = CodeThatRan() if by_code else None
+    if ran is None:  # before the program changes anything
+        surroundings.note_state()
     lives = Lives()
     modules = ModuleGuard(list(surroundings.modules.values()), lives) if surroundings.modules else None
     found = [argument for argument, _ in state]
@@ -237,13 +241,16 @@ def _capture(
         recording.backward_guards = backward
         recording.recorder.calls.root = function if isinstance(function, nn.Module) else None
         recording.beginning = beginning
+        if ran is not None:
+            recording.noting_code = ran.noting
         try:
             recording.run(program, taken, around, place_of, shared, early, grads)
             recording.arguments = () if given is None else given.held
             survivors = snapshot.survivors(recording)
             if survivors:
                 raise escape_error(survivors[0], recording)
-            result = flatten(recording.result, "output")
+            with recording.noting_code():  # classes may bring functions of their own that take them apart
+                result = flatten(recording.result, "output")
             escapes = snapshot.assigned(recording)
             recording.adopt_results([*result.leaves, *(leaf for escape in escapes for leaf in escape.leaves)])
             if config.is_export:
@@ -263,7 +270,7 @@ def _capture(
         recording.beginning, recording.arguments = None, ()
         return Attempt(recording, joint, result)
 
-    with code_that_runs(exact_guards or surroundings.needs_code_that_runs) as ran, garbage_collection_paused():
+    with garbage_collection_paused():
         try:
             joint, result, shared = settle(attempt)
             recordings.remove(joint.recording)
@@ -277,6 +284,7 @@ def _capture(
     if ran is not None:
         ran.named_beside |= surroundings.named_by_getters
         surroundings = Surroundings(function, arguments, ran)
+        surroundings.note_state()
         for slot, place in hidden.items():
             if place.how == "held":  # in a place that only the code that ran leads to
                 hidden[slot] = surroundings.place_of(place.owner)

@@ -19,7 +19,7 @@ import operator
 import sys
 import types
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVarTuple
 
 from torch import Tensor, nn
 
@@ -84,6 +84,8 @@ from .lives import Lives
 from .module_parts import ModuleParts
 from .patterns import ObjectPattern
 from .state_guard import ABSENT, StateGuard
+
+Ts = TypeVarTuple("Ts")
 
 _MOST_HOLDERS = 20_000  # that are walked before the code that runs has to tell what is read
 _MOST_BYTES = 1 << 20  # of an array of numbers that is compared at each call
@@ -189,18 +191,26 @@ class Surroundings:
         self._seen_classes: set[tuple[int, bool]] = set()
         self._seen_globals: dict[int, set[str]] = {}  # by the id of a namespace
         self._computes_names = False
-        self._aside = StateGuard(Lives())
+        self._compared: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # how, once somebody wants to compare
         self._in_argument = False
         self._in_namespace = False  # of a function, class or Python module
         self._named: dict[type, frozenset[str]] = {}  # see _may_read
         self.named_by_getters: set[str] = set()
         self._private: set[int] = set()  # ids of functions that are reached through arguments only
+        self.guards_state = False
         with looked_at():
             self._walk(root, arguments)
+
+    def note_state(self) -> None:
+        """Note what each call compares, as it is now; where names in code tell too little, another walk does it."""
+        with looked_at():
+            noted, self._compared = self._compared, []
+            for add, args in noted:
+                add(self.state, *args)
             self.guards_state = self.state.finish()
 
     def _walk(self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]]) -> None:
-        self._guard.add_library(class_dict(Tensor))
+        self._guard(StateGuard.add_library, class_dict(Tensor))
         if isinstance(root, nn.Module):
             self._enter_module(root, "")
         else:
@@ -225,15 +235,15 @@ class Surroundings:
         self._in_argument = False
         self._look_at_functions()
         if not self.modules:
-            self.state.add_hooks(global_module_hooks())
+            self._guard(StateGuard.add_hooks, global_module_hooks())
         if "__subclasses__" in self._names:
             self._enter_subclasses()
         self._note_settings()
 
-    @property
-    def _guard(self) -> StateGuard:
-        """What compares a holder at each call; what arguments hold is compared by patterns."""
-        return self._aside if self._in_argument else self.state
+    def _guard(self, add: Callable[[StateGuard, *Ts], None], *args: *Ts) -> None:
+        """Something is compared at each call; what arguments hold is compared by patterns."""
+        if not self._in_argument:
+            self._compared.append((add, args))
 
     @contextlib.contextmanager
     def _outside_arguments(self) -> Iterator[None]:
@@ -273,7 +283,7 @@ class Surroundings:
                 owner = outer
             if id(owner) in tops:
                 self.state.add_identity(tops[id(owner)].read, owner)
-        self.guards_state = self.state.finish()
+        self.note_state()
 
     def release(self) -> None:
         """Let go of everything that only a recording needs; no argument stays alive."""
@@ -295,7 +305,7 @@ class Surroundings:
         self._unnamed.clear()
         self._later.clear()
         self._named.clear()
-        self._aside = StateGuard(Lives())
+        self._compared.clear()
         for pattern in self.patterns.values():
             pattern.release()
 
@@ -358,8 +368,7 @@ class Surroundings:
                     self._look_at_cell(f"{variable} (closure of {name})", cell)
         if in_library:  # a wrapper around the user's function, or a function of torch that the program calls
             return
-        if not self._in_argument:
-            self._guard.add_function(function)
+        self._guard(StateGuard.add_function, function)
         self.holders.append(Holder(name, function, FUNCTION, self._in_argument))
         for where, held in ((f"defaults of {name}", function.__defaults__), (f"attributes of {name}", vars(function))):
             values = held.values() if isinstance(held, dict) else held or ()
@@ -408,9 +417,9 @@ class Surroundings:
         for name in sorted(names.loaded - seen):
             value = namespace.get(name, ABSENT)
             if value is ABSENT:
-                self._guard.add_item(namespace, name, ABSENT)
+                self._guard(StateGuard.add_item, namespace, name, ABSENT)
                 if name in vars(builtins):
-                    self._guard.add_item(vars(builtins), name, vars(builtins)[name])
+                    self._guard(StateGuard.add_item, vars(builtins), name, vars(builtins)[name])
             else:
                 self._visit_item(Place(namespace, "item", name, f"{name} (global)"), value)
         seen |= names.loaded
@@ -423,7 +432,7 @@ class Surroundings:
         """A namespace that is read by names which nobody knows."""
         if id(namespace) not in self._seen:
             self._seen[id(namespace)] = namespace
-            self._guard.add_table(namespace, without=_compared_whole(namespace))
+            self._guard(_add_table, namespace)
             self._visit_items("", namespace, DICT)
 
     # ---------------------------------------------------------------------------------------- namespaces
@@ -450,12 +459,12 @@ class Surroundings:
                 else:
                     self._visit_item(place, table[name])
             if not in_library:
-                self._guard.add_absent(table, frozenset(new - table.keys()))
+                self._guard(StateGuard.add_absent, table, frozenset(new - table.keys()))
                 if "__getattr__" in table:
                     self._visit_item(Place(table, "item", "__getattr__", f"{path}.__getattr__"), table["__getattr__"])
 
     def _look_up_in_library(self, place: Place, value: Any) -> None:
-        self._guard.add_item(place.owner, place.key, value)
+        self._guard(StateGuard.add_item, place.owner, place.key, value)
         if is_a(value, types.ModuleType):
             self._enter_namespace(value, place.path)
         elif is_a(value, types.FunctionType) and is_library_function(value):
@@ -467,7 +476,7 @@ class Surroundings:
         """A namespace of torch that its own code uses: what is in it may be replaced."""
         module = sys.modules.get(name or "")
         if name is not None and name.startswith("torch") and module is not None:
-            self._guard.add_library(vars(module))
+            self._guard(StateGuard.add_library, vars(module))
 
     # ------------------------------------------------------------------------------------------- classes
     def _enter_class(self, kind: type, called: bool = False) -> None:
@@ -490,9 +499,9 @@ class Surroundings:
             if is_library_class(base):
                 if base.__module__.startswith("torch."):
                     if found_where_it_says(base):
-                        self._guard.add_library(class_dict(base))
+                        self._guard(StateGuard.add_library, class_dict(base))
                     else:  # it was made for one module (parametrizations), and goes with that
-                        self._guard.add_class(base)
+                        self._guard(StateGuard.add_class, base)
                     self._enter_library(base.__module__)
                     self._enter_library("torch.nn.functional")
                 continue
@@ -510,9 +519,9 @@ class Surroundings:
     def _enter_members(self, kind: type) -> None:
         """What a class of the user's holds beside its methods."""
         self._seen[id(kind)] = kind
-        self._guard.add_class(kind)
+        self._guard(StateGuard.add_class, kind)
         if is_a(kind, abc.ABCMeta):
-            self._guard.add_other(kind, REGISTERED)
+            self._guard(StateGuard.add_other, kind, REGISTERED)
         self.holders.append(Holder(kind.__qualname__, kind, CLASS))
         tables_of_enums = is_a(kind, enum.EnumMeta)  # in which Python notes combinations of flags when they are met
         for name, value in list(vars(kind).items()):
@@ -531,7 +540,7 @@ class Surroundings:
         pending = [kind for kind in self._seen.values() if is_a(kind, type)]
         while pending:
             kind = pending.pop()
-            self._guard.add_other(kind, SUBCLASSES)
+            self._guard(StateGuard.add_other, kind, SUBCLASSES)
             for found in SUBCLASSES.read(kind).values():
                 if id(found) not in self._seen:
                     self._enter_class(found, called=True)
@@ -583,12 +592,12 @@ class Surroundings:
     def _visit_item(self, place: Place, value: Any) -> None:
         """An item of a dict of which other items do not count: it is compared here."""
         if is_a(value, Tensor):
-            self._guard.add_item(place.owner, place.key, value)
+            self._guard(StateGuard.add_item, place.owner, place.key, value)
             self._found(value, place)
         elif is_plain(value) and type(value) not in PLAIN:
             self._visit_value(place, value)
         else:
-            self._guard.add_item(place.owner, place.key, value)
+            self._guard(StateGuard.add_item, place.owner, place.key, value)
             self._visit(place, value)
 
     def _visit_value(self, place: Place, value: Any) -> None:
@@ -692,17 +701,17 @@ class Surroundings:
     def _compare(self, path: str, value: Any, kind: Kind) -> None:
         """How a holder is compared at each call."""
         if kind is DICT:
-            self._guard.add_table(value, without=_compared_whole(value))
+            self._guard(_add_table, value)
             if is_a(value, collections.OrderedDict):  # which does not count a new order as a change
-                self._guard.add_sequence(value)
+                self._guard(StateGuard.add_sequence, value)
         elif kind is OBJECT:
-            self._guard.add_object(value, without=_compared_whole(attributes_of(value)))
+            self._guard(_add_object, value)
         elif kind in (LIST, DEQUE, SET, FROZENSET):
-            self._guard.add_sequence(value)
+            self._guard(StateGuard.add_sequence, value)
         elif kind in _HOLD_NUMBERS and size_of(value, kind) > _MOST_BYTES:
             self.unknown.append((path, "is too large to be compared at each call"))
         elif kind in _COMPARED_AS_READ:
-            self._guard.add_other(value, kind)
+            self._guard(StateGuard.add_other, value, kind)
         else:
             assert kind in _NEVER_CHANGES or kind.name.startswith(("random", "numpy")), kind
 
@@ -742,10 +751,10 @@ class Surroundings:
             attributes = vars(tensor) if is_users_wrapper(tensor) else own_attributes(tensor)
             if attributes is not None and id(tensor) not in self._seen:
                 self._seen[id(tensor)] = tensor
-                self._guard.add_table(attributes, without=_compared_whole(attributes))
+                self._guard(_add_table, attributes)
                 self._visit_items(place.path, attributes, DICT)
             elif not vars(tensor):
-                self._guard.add_bare(tensor)
+                self._guard(StateGuard.add_bare, tensor)
 
     # ------------------------------------------------------------------------------------------ settings
     def _note_settings(self) -> None:
@@ -769,7 +778,7 @@ class Surroundings:
         except (TypeError, RuntimeError, AssertionError):  # it takes arguments, or is of a device that is not here
             return
         if is_plain(value):
-            self._guard.add_setting(read, value)
+            self._guard(StateGuard.add_setting, read, value)
 
 
 @contextlib.contextmanager
@@ -850,6 +859,14 @@ def own_attributes(tensor: Tensor) -> dict[str, Any] | None:
 def is_users_wrapper(tensor: Tensor) -> bool:
     """Whether a tensor is of a wrapper subclass of the user's, who may read and set any attribute of it."""
     return is_wrapper(tensor) and not is_library_class(type(tensor))
+
+
+def _add_table(state: StateGuard, table: dict[Any, Any]) -> None:
+    state.add_table(table, without=_compared_whole(table))
+
+
+def _add_object(state: StateGuard, owner: Any) -> None:
+    state.add_object(owner, without=_compared_whole(attributes_of(owner)))
 
 
 def _compared_whole(items: Mapping[Any, Any]) -> list[Any]:

@@ -39,11 +39,14 @@ from .kinds import (
     CLASS,
     DEQUE,
     FROZENSET,
+    FUNCTION,
     GENERATOR,
+    LOGGER,
     MAPPING,
     METHOD,
     NAMESPACE,
     NDARRAY,
+    OBJECT,
     PARTIAL,
     RANDOM,
     RANDOM_STATE,
@@ -55,7 +58,10 @@ from .kinds import (
     WEAK,
     Items,
     Kind,
+    attributes_of,
     class_dict,
+    has_attributes,
+    has_slots,
     is_a,
     kinds_of,
     restore_dict,
@@ -134,7 +140,23 @@ def _table_behind(owner: Any, kind: Kind) -> dict[Any, Any] | None:
         return vars(owner)
     if kind is CLASS:
         return class_dict(owner)
+    if kind in (FUNCTION, LOGGER):
+        return vars(owner)
+    if kind is OBJECT and not has_slots(type(owner)) and has_attributes(type(owner)):
+        return attributes_of(owner)
     return owner if type(owner) is dict else None  # the order of others may change alone
+
+
+# What is read of an object beside the dict behind it.
+_BESIDE_TABLE: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    FUNCTION.name: operator.attrgetter("__code__", "__defaults__", "__kwdefaults__"),
+    LOGGER.name: lambda owner: (owner.getEffectiveLevel(), owner.manager.disable),
+    OBJECT.name: lambda owner: (type(owner), attributes_of(owner)),
+}
+
+
+def _nothing_beside(owner: Any) -> tuple[Any, ...]:
+    return ()
 
 
 def _is_pythons(key: Any, value: Any) -> bool:
@@ -145,13 +167,26 @@ def _is_pythons(key: Any, value: Any) -> bool:
 class Noted:
     """An object of the user's that holds values, as it was; the version of a table tells whether it still is."""
 
-    __slots__ = ("before", "in_argument", "kind", "name", "owner", "table", "version")
+    __slots__ = ("_beside", "_version", "before", "in_argument", "kind", "name", "owner", "table")
 
     def __init__(self, holder: Holder, before: Items | None = None) -> None:
         self.name, self.owner, self.kind, self.in_argument = holder
         self.table = _table_behind(self.owner, self.kind)
-        self.version = None if self.table is None else dict_version(self.table)
+        if self.table is not None:
+            self._version = dict_version(self.table)
+            self._beside = self._read_beside()
         self.before = self.kind.read(self.owner) if before is None else before
+
+    def _read_beside(self) -> tuple[Any, ...]:
+        return _BESIDE_TABLE.get(self.kind.name, _nothing_beside)(self.owner)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether it holds the very same objects in the same order, as far as can be told with little effort."""
+        if self.table is not None and self._version == dict_version(self.table):
+            return all(map(operator.is_, self._read_beside(), self._beside))
+        now, before = self.kind.read(self.owner), self.before
+        return [*now] == [*before] and all(map(operator.is_, now.values(), before.values()))
 
     def path(self, key: Any) -> str:
         """An item in the user's words."""
@@ -160,8 +195,6 @@ class Noted:
     def changed(self) -> list[Any]:
         """Keys whose value is another one than before, of a new one, or of one that is gone."""
         now, before = self.kind.read(self.owner), self.before
-        if now.keys() == before.keys() and all(map(operator.is_, now.values(), before.values())):
-            return []
         if self.dropped:
             return [*now][len(now) - self.dropped :]
         both = {key: (now.get(key, _ABSENT), before.get(key, _ABSENT)) for key in {**before, **now}}
@@ -318,7 +351,7 @@ class Snapshot:
         for parts, name, table, version, before, in_argument in self._tables:
             if version != dict_version(table) or type(table) is not dict:  # the order of others may change alone
                 perhaps.append(Noted(Holder(_join(parts.path, name), table, _MODULE, in_argument), before))
-        perhaps += [n for n in self._noted if n.table is None or n.version != dict_version(n.table)]
+        perhaps += [noted for noted in self._noted if not noted.is_untouched]
         for parts, _ in self._modules:
             if any(parts.empty):
                 for filled in [container for container in parts.empty if container]:

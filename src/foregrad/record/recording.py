@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -117,6 +118,7 @@ class Recording:
         self.emptied: frozenset[int] = frozenset()  # selective checkpoints, by the backward that was recorded last
         self.holds_checkpoints = False  # reentrant ones, on the tape
         self.backward_guards: BackwardGuards | None = None
+        self.noting_code: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # while the user's runs
         self.backward_state: BackwardState | None = None  # of the backward that was recorded last
         kind = AboveAutograd if above_autograd else Recorder
         self.recorder = kind(engine, decompositions, from_nodes)
@@ -165,7 +167,7 @@ class Recording:
         with self._modes(reals):
             self.recorder.generators.begin()
             try:
-                with self.recorder.running(), module_calls_seen(self.recorder.calls):
+                with self.recorder.running(), module_calls_seen(self.recorder.calls), self.noting_code():
                     self.result = program(seen)
                 self.recorder.calls.root = None  # nothing keeps the user's module alive
                 self.recorder.generators.check()
@@ -473,7 +475,7 @@ class Recording:
             before = None if self.backward_guards is None else self.backward_guards.before()
         error = None
         try:
-            with user_code_seen() as code:
+            with user_code_seen() as code, self.noting_code():
                 yield code
         finally:
             with without_function_modes():
