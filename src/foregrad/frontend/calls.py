@@ -263,27 +263,35 @@ class CodeThatRan(dict[int, types.CodeType]):
 
     def __init__(self) -> None:
         super().__init__()
+        self._done = set[int]()  # ids of what is known by now
         self._looking = set[int]()  # ids of what reads attributes whose names do not stand in it, in Python's library
         self._called = set[int]()  # those among them that the user's code has called itself
         self.named_beside = set[str]()  # attributes that getters of Python's module operator read
 
-    def note(self, frame: types.FrameType, event: str, argument: Any) -> None:
-        """A function is called."""
+    def _note(self, frame: types.FrameType) -> None:
+        """A function is called that was not called before, or one that looks for names."""
         code = frame.f_code
         known = id(code)
         if known not in self:
             self[known] = code
             if is_library_file(code.co_filename) and not code.co_filename.startswith(_OWN_PACKAGES):
                 self._looking.update([known] if may_read_all(names_in(code)) else [])
-        caller = frame.f_back if known in self._looking else None
-        if caller is not None and not is_library_file(caller.f_code.co_filename):
+        if known not in self._looking:
+            self._done.add(known)
+        elif frame.f_back is not None and not is_library_file(frame.f_back.f_code.co_filename):
             self._called.add(known)
+            self._done.add(known)
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
         """Notes what is called; what runs meanwhile is a good deal slower."""
-        before = sys.gettrace()
-        sys.settrace(self.note)
+        before, known = sys.gettrace(), self._done
+
+        def note(frame: types.FrameType, event: str, argument: Any) -> None:  # for each call: nearly all are known
+            if id(frame.f_code) not in known:
+                self._note(frame)
+
+        sys.settrace(note)
         try:
             yield
         finally:

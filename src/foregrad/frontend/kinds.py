@@ -40,7 +40,7 @@ from ..values import PLAIN
 Items = dict[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Kind:
     """How objects of one kind hold state."""
 

@@ -622,20 +622,22 @@ class Surroundings:
 
     def _visit(self, place: Place, value: Any) -> None:
         """Whatever a value leads to; the value itself is compared by what holds it."""
-        if is_a(value, Tensor):
-            self._found(value, place)
-            return
-        if type(value) in PLAIN or id(value) in self._seen:
-            return
-        if is_a(value, nn.Module):
-            self._enter_module(value, place.path.split(" ")[0])
-        elif type(value) is types.FunctionType:
+        kind = type(value)
+        if kind is types.FunctionType:
             self._enter_function(value, place.path)
-        elif is_a(value, types.ModuleType):
+        elif kind in PLAIN:
+            return
+        elif issubclass(kind, Tensor):
+            self._found(value, place)
+        elif id(value) in self._seen:
+            return
+        elif issubclass(kind, nn.Module):
+            self._enter_module(value, place.path.split(" ")[0])
+        elif issubclass(kind, types.ModuleType):
             self._enter_namespace(value, place.path)
-        elif is_a(value, type):
+        elif issubclass(kind, type):
             self._enter_class(value, called=True)
-        elif is_a(value, enum.Enum):  # one for all calls, however it is reached
+        elif issubclass(kind, enum.Enum):  # one for all calls, however it is reached
             self._seen[id(value)] = value
             with self._outside_arguments():
                 self._visit_object(place.path, value)
