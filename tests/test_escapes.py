@@ -8,6 +8,7 @@ import itertools
 import pickle
 import queue
 import random
+import sys
 import threading
 import types
 import weakref
@@ -1295,3 +1296,93 @@ def test_a_cache_that_is_in_use_keeps_what_it_knew(size):
     numbers["n"] = 5.0
     assert [scaled(3), scaled(by=4.0)] == before and scaled(7) == 35.0
     assert [scaled(n) for n in range(10, 20)] == [5.0 * n for n in range(10, 20)]
+
+
+NUMBERS = iter([1.0, 2.0])
+FILLED = collections.UserDict(queue=queue.SimpleQueue())
+COUNTS = [0]
+
+
+class Far:
+    """Reached through another class."""
+
+    n = 0
+    layer = nn.Dropout()
+
+    @classmethod
+    def count(cls):
+        COUNTS[0] += 1
+        return COUNTS[0]
+
+
+class Near:
+    far = Far
+
+
+def a_count_in_a_class(x):
+    Near.far.n += 1
+    return getattr(x, "si" + "n")() * Far.n
+
+
+def a_flag_of_a_module_in_a_class(x):
+    Near.far.layer.eval()
+    return getattr(x, "si" + "n")()
+
+
+def a_count_behind_a_method(x):
+    return getattr(x, "si" + "n")() * Near.far.count()
+
+
+def a_count_behind_a_name_that_is_put_together(x):
+    return x * getattr(Near, "fa" + "r").count()
+
+
+FAR_CHANGES = [
+    *(a_count_in_a_class, a_flag_of_a_module_in_a_class),
+    *(a_count_behind_a_method, a_count_behind_a_name_that_is_put_together),
+]
+
+
+@pytest.mark.parametrize("program", FAR_CHANGES, ids=lambda p: p.__name__)
+@pytest.mark.parametrize("traced", [False, True])
+def test_changes_far_from_a_program_that_puts_names_together_are_refused_and_undone(program, traced):
+    """F-2: which functions it calls is known when they run, and what they reach is noted just before."""
+    tracer = sys.gettrace()
+    sys.settrace((lambda *event: None) if traced else None)
+    try:
+        for _ in range(2):
+            with pytest.raises(StateChangeError):
+                foregrad.aot_function(program, nop)(plain(2))
+            assert (Far.n, Far.layer.training, COUNTS) == (0, True, [0])
+    finally:
+        sys.settrace(tracer)
+
+
+def takes_a_number(x):
+    return getattr(x, "si" + "n")() * next(NUMBERS)
+
+
+def takes_a_number_elsewhere(x):
+    return getattr(x, "si" + "n")() * takes_a_number(x)
+
+
+def catches_the_refusal(x):
+    try:
+        return getattr(x, "si" + "n")() * takes_a_number(x)
+    except Exception:
+        return x
+
+
+def fills_a_queue(x):
+    FILLED["queue"].put(getattr(x, "si" + "n")())
+    return x
+
+
+USING_UP = [takes_a_number, takes_a_number_elsewhere, catches_the_refusal, fills_a_queue]
+
+
+@pytest.mark.parametrize("program", USING_UP, ids=lambda p: p.__name__)
+def test_what_a_program_that_puts_names_together_would_use_up_is_refused_before(program):
+    with pytest.raises(UnsupportedError, match=r"the program can reach .*, which is of the type"):
+        foregrad.aot_function(program, nop)(plain(2))
+    assert NUMBERS.__reduce__()[-1] == 0 and FILLED["queue"].empty()

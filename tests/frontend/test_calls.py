@@ -97,3 +97,8 @@ def test_a_debugger_is_left_alone():
         assert sys.gettrace() is trace
     finally:
         sys.settrace(tracer)
+
+
+def test_methods_that_are_called_like_functions_which_look_names_up():
+    assert not names_in((lambda m: m.eval()).__code__).computed
+    assert names_in((lambda m: eval(m)).__code__).computed

@@ -3,6 +3,7 @@
 import abc
 import argparse
 import array
+import builtins
 import collections
 import contextlib
 import contextvars
@@ -1186,3 +1187,19 @@ def test_a_cache_that_was_emptied_and_filled_again():
         yield compiled(x).tolist()
 
     assert [*calls(lambda f: foregrad.aot_function(f, nop))] == [*calls(lambda f: f)]
+
+
+@pytest.mark.parametrize("look_up", ["read('fac' + 'tor')", "builtins.eval('fac' + 'tor')"])
+@pytest.mark.parametrize("traced", [False, True])
+def test_globals_that_are_read_by_other_names_of_eval(look_up, traced):
+    names = {"read": eval, "builtins": builtins, "factor": 2.0, "__name__": "elsewhere"}
+    exec(f"def program(x): return x * {look_up}", names)
+    tracer = sys.gettrace()
+    sys.settrace((lambda *event: None) if traced else None)
+    try:
+        compiled, x = foregrad.aot_function(names["program"], nop), plain(2)
+        torch.testing.assert_close(compiled(x), x * 2)
+        names["factor"] = 3.0
+        torch.testing.assert_close(compiled(x), x * 3)
+    finally:
+        sys.settrace(tracer)

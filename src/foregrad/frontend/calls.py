@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -136,9 +136,8 @@ ANY_MODULE = "*"
 READ_NAMESPACE = frozenset({"globals", "eval", "exec"})
 """Functions of Python that find all globals, whatever their names."""
 
-_LOOK_UP = frozenset(
-    {"attrgetter", "methodcaller", "vars", "eval", "exec", "globals", "locals", "getmembers", "__dict__"}
-)
+BUILTINS_THAT_LOOK_UP = frozenset({"vars", "eval", "exec", "globals", "locals"})  # also names of methods of others
+_LOOK_UP = BUILTINS_THAT_LOOK_UP | {"attrgetter", "methodcaller", "getmembers", "__dict__"}
 _READ_ALL = _LOOK_UP | {
     "getattr",
     "__getattribute__",
@@ -162,12 +161,15 @@ def may_read_all(names: Names) -> bool:
     return not _READ_ALL.isdisjoint(names.attributes)
 
 
-def _computes_names(code: types.CodeType) -> bool:
+def _computes_names(code: types.CodeType, loaded: Sequence[str]) -> bool:
     """Whether code may call methods by names that do not stand in it. A class that finds attributes its own way does
-    not: whoever asks it names them."""
+    not: whoever asks it names them. Nor does `model.eval()`."""
     if code.co_name in ("__getattr__", "__getattribute__", "__setattr__", "__delattr__"):
         return False
-    return not _LOOK_UP.isdisjoint(code.co_names) or ("getattr" in code.co_names and not _names_are_written_out(code))
+    names = _LOOK_UP.intersection(code.co_names)
+    if names and (not names <= BUILTINS_THAT_LOOK_UP or not names.isdisjoint(loaded)):
+        return True
+    return "getattr" in code.co_names and not _names_are_written_out(code)
 
 
 def _names_are_written_out(code: types.CodeType) -> bool:
@@ -224,15 +226,18 @@ def _read_names(code: types.CodeType) -> Names:
     if _finds_modules(names):
         imported += [ANY_MODULE, *(constant for constant in constants if type(constant) is str)]
     inner = [names_in(constant) for constant in constants if type(constant) is types.CodeType]
+    computed = _computes_names(code, loaded)
     if not inner:
         attributes = frozenset((*texts, *names))
-        return Names(frozenset(loaded), frozenset(stored), attributes, frozenset(imported), _computes_names(code))
+        return Names(
+            frozenset(loaded), frozenset(stored), attributes, frozenset(imported), _computes_names(code, loaded)
+        )
     return Names(
         frozenset(loaded).union(*(found.loaded for found in inner)),
         frozenset(stored).union(*(found.stored for found in inner)),
         frozenset((*texts, *names)).union(*(found.attributes for found in inner)),
         frozenset(imported).union(*(found.imported for found in inner)),
-        _computes_names(code) or any(found.computed for found in inner),
+        computed or any(found.computed for found in inner),
     )
 
 
@@ -261,9 +266,10 @@ def _arguments_of(operation: int, operations: bytes, arguments: bytes) -> Iterat
 class CodeThatRan(dict[int, types.CodeType]):
     """The code of all functions that were called, by its id."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Callable[[types.FrameType], None] | None = None) -> None:
         super().__init__()
         self._done = set[int]()  # ids of what is known by now
+        self._before = before  # is told of the user's functions when they are about to run for the first time
         self._looking = set[int]()  # ids of what reads attributes whose names do not stand in it, in Python's library
         self._called = set[int]()  # those among them that the user's code has called itself
         self.named_beside = set[str]()  # attributes that getters of Python's module operator read
@@ -274,7 +280,10 @@ class CodeThatRan(dict[int, types.CodeType]):
         known = id(code)
         if known not in self:
             self[known] = code
-            if is_library_file(code.co_filename) and not code.co_filename.startswith(_OWN_PACKAGES):
+            if not is_library_file(code.co_filename):
+                if self._before is not None:
+                    self._before(frame)
+            elif not code.co_filename.startswith(_OWN_PACKAGES):
                 self._looking.update([known] if may_read_all(names_in(code)) else [])
         if known not in self._looking:
             self._done.add(known)

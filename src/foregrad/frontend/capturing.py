@@ -36,6 +36,7 @@ from ..record.refusals import explained
 from ..record.stand_ins import Argument
 from ..record.survivors import Beginning, disown, escape_error, show
 from ..slots import Buffer, Hidden, Input, Param, Primal, Tangent
+from .ahead import Ahead
 from .backward_state import BackwardGuards
 from .calls import CodeThatRan, can_see_code_that_runs
 from .hook_state import refuse_private_state
@@ -205,11 +206,14 @@ def _capture(
 ) -> Capture:
     arguments = [(str(argument.slot), leaf) for argument, leaf in zip(inputs, flat.leaves, strict=True)]
     surroundings = Surroundings(function, arguments)
+    needs_code = exact_guards or surroundings.needs_code_that_runs
+    if needs_code and not can_see_code_that_runs():
+        surroundings = Surroundings(function, arguments, follows_all=True)
     # Before anything runs: an iterator would be used up.
     refuse_unknown([*surroundings.unknown_arguments, *surroundings.changed_for_good(function, arguments)])
     refuse_inputs_as_keys(surroundings.holders, flat.leaves)
-    by_code = (exact_guards or surroundings.needs_code_that_runs) and can_see_code_that_runs()
-    ran = CodeThatRan() if by_code else None
+    ahead = Ahead(function, arguments) if needs_code and can_see_code_that_runs() else None
+    ran = None if ahead is None else CodeThatRan(ahead.look)
     if ran is None:  # before the program changes anything
         surroundings.note_state()
     lives = Lives()
@@ -235,6 +239,8 @@ def _capture(
         engine = engine_for([(argument.slot, argument.value) for argument in (*found, *inputs)], dynamic)
         beginning = Beginning()
         snapshot = Snapshot(surroundings)
+        if ahead is not None:
+            ahead.tell(snapshot.add)
         from_nodes = isinstance(function, fx.GraphModule)
         recording = Recording(engine, dict(config.decompositions or {}), from_nodes, config.pre_dispatch)
         recordings.append(recording)
@@ -246,6 +252,8 @@ def _capture(
         try:
             recording.run(program, taken, around, place_of, shared, early, grads)
             recording.arguments = () if given is None else given.held
+            if ahead is not None:
+                ahead.raise_caught()
             survivors = snapshot.survivors(recording)
             if survivors:
                 raise escape_error(survivors[0], recording)
@@ -262,7 +270,8 @@ def _capture(
             refuse_private_state(joint.hooks, surroundings, recording)
         except Exception as error:
             recording.arguments = () if given is None else given.held
-            return _failed(error, recording, snapshot)
+            refused = None if ahead is None else ahead.refusal
+            return _failed(refused or error, recording, snapshot)
         refusal = snapshot.undo(recording)
         if refusal is not None:
             disown(recording)
@@ -280,6 +289,8 @@ def _capture(
         finally:
             for unneeded in recordings:
                 unneeded.abandon()
+            if ahead is not None:
+                ahead.release()
     backward.settle()
     if ran is not None:
         ran.named_beside |= surroundings.named_by_getters

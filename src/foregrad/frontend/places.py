@@ -146,7 +146,7 @@ class Surroundings:
     """Everything that a function can reach without being given it.
 
     Which functions it calls is told from the names in their code: more than are called. `ran`, the code that did run by
-    its id, leaves out the others.
+    its id, leaves out the others; where it cannot be known, `follows_all` takes in whatever may be called.
     """
 
     def __init__(
@@ -155,6 +155,7 @@ class Surroundings:
         arguments: Sequence[tuple[str, Any]] = (),
         ran: Mapping[int, types.CodeType] | None = None,
         reads: Names | None = None,
+        follows_all: bool = False,
     ) -> None:
         self.plain: list[tuple[Place, Any]] = []  # containers of plain values, compared as a whole
         self.cells: list[tuple[str, types.CellType]] = []
@@ -192,6 +193,7 @@ class Surroundings:
         self._seen_globals: dict[int, set[str]] = {}  # by the id of a namespace
         self._computes_names = False
         self._compared: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # how, once somebody wants to compare
+        self._follows_all = follows_all  # whatever names could lead to
         self._in_argument = False
         self._in_namespace = False  # of a function, class or Python module
         self._named: dict[type, frozenset[str]] = {}  # see _may_read
@@ -268,6 +270,8 @@ class Surroundings:
         Names that are put together may lead anywhere, through the namespaces of large libraries too: then only what is
         made to be used up and held by the program itself counts, and the code that runs tells about the rest.
         """
+        if self._follows_all:
+            return self._hidden_state
         if not self._hidden_state or self._computes_names:
             return self._used_up
         named = Names(attributes=frozenset(self._names))
@@ -339,7 +343,7 @@ class Surroundings:
                 self._private.add(id(function))
 
     def _look_at_functions(self) -> None:
-        while self._functions or (self._later and not self._computes_names):
+        while self._functions or (self._later and self._names_say_all):
             while self._functions:
                 function = self._functions.pop()
                 before = self._in_argument
@@ -348,10 +352,14 @@ class Surroundings:
                 self._in_argument = before
             for module, path, seen in self._namespaces:
                 self._look_up(module, path, seen)
-            if not self._functions and not self._computes_names:
+            if not self._functions and self._names_say_all:
                 later, self._later = self._later, []
                 for look in later:
                     look()
+
+    @property
+    def _names_say_all(self) -> bool:
+        return self._follows_all or not self._computes_names
 
     def _enter_if_named(self, name: str, function: types.FunctionType) -> None:
         if name in self._names:
@@ -380,7 +388,7 @@ class Surroundings:
         self._computes_names |= names.computed
         with self._outside_arguments():
             self._look_at_globals(function.__globals__, names)
-            if self._ran is not None and not READ_NAMESPACE.isdisjoint(names.loaded):
+            if (self._ran is not None or self._follows_all) and _reads_namespace(function.__globals__, names):
                 self._look_at_all_globals(function.__globals__)
         if names.stored:
             self.stored_globals += [(f"{v} (global)", function.__globals__, v) for v in sorted(names.stored)]
@@ -464,6 +472,7 @@ class Surroundings:
                     self._visit_item(Place(table, "item", "__getattr__", f"{path}.__getattr__"), table["__getattr__"])
 
     def _look_up_in_library(self, place: Place, value: Any) -> None:
+        self._computes_names |= id(value) in _LOOK_UP
         self._guard(StateGuard.add_item, place.owner, place.key, value)
         if is_a(value, types.ModuleType):
             self._enter_namespace(value, place.path)
@@ -508,7 +517,7 @@ class Surroundings:
             if id(base) not in self._seen:
                 self._enter_members(base)
             for name, function, use in methods_of(base):
-                known = self._ran is not None or name in self._names
+                known = self._ran is not None or self._follows_all or name in self._names
                 if use == "to prepare one" and self._ran is None:  # which has the names of what tensors do
                     self._later.append(functools.partial(self._enter_if_named, name, function))
                 elif use == "by others" or known or (use == "to make one" and called):
@@ -637,6 +646,8 @@ class Surroundings:
             self._enter_namespace(value, place.path)
         elif issubclass(kind, type):
             self._enter_class(value, called=True)
+        elif kind is types.CellType:
+            self._look_at_cell(place.path, value)
         elif issubclass(kind, enum.Enum):  # one for all calls, however it is reached
             self._seen[id(value)] = value
             with self._outside_arguments():
@@ -647,13 +658,14 @@ class Surroundings:
 
     def _visit_object(self, path: str, value: Any) -> None:
         kinds = kinds_of(value)
+        self._computes_names |= id(value) in _LOOK_UP
         if kinds is None and is_plain(value):  # a number of numpy's, say, which its owner compares
             return
         if kinds is None:
             why = f"is of the type {type(value).__module__}.{type(value).__qualname__}"
             self.unknown.append((path, why))
             self._hidden_state.append((path, why))
-            if _is_used_up(value) and not self._in_namespace:
+            if _is_used_up(value) and self._counts_as_held:
                 self._used_up.append((path, why))
             return
         if len(self.holders) > _MOST_HOLDERS and self._reads_everything:
@@ -677,6 +689,11 @@ class Surroundings:
                 self._look_for(found)
             if kind not in _HOLD_NUMBERS:
                 self._visit_items(path, value, kind)
+
+    @property
+    def _counts_as_held(self) -> bool:
+        """Whether the program itself holds what is looked at: names may lead far through namespaces of libraries."""
+        return not self._in_namespace
 
     @property
     def _reads_everything(self) -> bool:
@@ -777,7 +794,7 @@ class Surroundings:
     def _note_setting(self, read: Callable[[], Any]) -> None:
         try:
             value = read()
-        except (TypeError, RuntimeError, AssertionError):  # it takes arguments, or is of a device that is not here
+        except (TypeError, RuntimeError, AssertionError, AttributeError):  # takes arguments, or asks a device not here
             return
         if is_plain(value):
             self._guard(StateGuard.add_setting, read, value)
@@ -827,11 +844,20 @@ def refuse_unknown(unknown: Sequence[tuple[str, str]]) -> None:
 
 _HOLD_NUMBERS = (BYTES, ARRAY, NDARRAY, VIEW, STREAM)
 _COMPARED_AS_READ = (*_HOLD_NUMBERS, VARIABLE, CACHE, WEAK, MAPPING, FACTORY, PARTIAL, LOGGER, THREAD, EXCEPTION)
+_READ_NAMESPACE = frozenset(id(vars(builtins)[name]) for name in READ_NAMESPACE)
+_LOOK_UP = frozenset(map(id, (getattr, vars, eval, exec, globals, locals)))  # whatever name they have in a program
 _HAVE_ATTRIBUTES = (OBJECT, LOGGER, THREAD)
 _NEVER_CHANGES = (TUPLE, METHOD, ACCESSOR, VALUE, GETTER)
 
 # A function that `functools.singledispatch` has made keeps what it has looked up, by the types of arguments.
 _LIBRARY_CACHES = frozenset({"dispatch_cache", "cache_token"})
+
+
+def _reads_namespace(namespace: dict[str, Any], names: Names) -> bool:
+    """Whether a function may find any global of its namespace, by whatever name it knows `eval` and the like."""
+    loaded = {id(namespace.get(name)) for name in names.loaded}
+    by_module = id(builtins) in loaded and not READ_NAMESPACE.isdisjoint(names.attributes)
+    return by_module or not READ_NAMESPACE.isdisjoint(names.loaded) or not _READ_NAMESPACE.isdisjoint(loaded)
 
 
 def _reads_itself(kind: type) -> bool:

@@ -29,6 +29,7 @@ from ..record.attributes import MARKS
 from ..record.recording import Recording
 from ..record.survivors import Survivor, held_by_frames, origin_of, suspects
 from ..values import PLAIN, is_plain, is_unchanged
+from .ahead import Reached
 from .cached_functions import CacheBefore
 from .kinds import (
     ACCESSOR,
@@ -327,20 +328,36 @@ def _can_be_made_again(value: Any) -> bool:
 class Snapshot:
     """The user's objects around a program, before it is recorded."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        modules = [(parts, False) for parts in surroundings.modules.values()]
-        self._modules = modules + [(parts, True) for parts in surroundings.modules_in_arguments.values()]
-        self._tables = [  # the dicts that modules are made of are many: no more is done than to copy them
+    def __init__(self, surroundings: Surroundings | Reached) -> None:
+        self._modules: list[tuple[ModuleParts, bool]] = []
+        self._tables: list[tuple[ModuleParts, str, dict[Any, Any], int, dict[Any, Any], bool]] = []
+        self._noted: list[Noted] = []
+        self._bare: list[tuple[str, Tensor]] = []
+        self._caches: list[CacheBefore] = []
+        self._known: set[Any] = set()  # ids of modules and tensors, and of holders with their kinds
+        self._performed: dict[tuple[int, Any], int] = {}  # ids of the values that calls put there
+        self.add(surroundings)
+
+    def add(self, reached: Surroundings | Reached) -> None:
+        """Note what is not known yet, each object once, by whatever name."""
+        known = self._known
+        tables = ((reached.modules, False), (reached.modules_in_arguments, True))
+        modules = [(p, given) for table, given in tables for i, p in table.items() if i not in known]
+        self._modules += modules
+        self._tables += [  # the dicts that modules are made of are many: no more is done than to copy them
             (parts, name, table, dict_version(table), dict(table), in_argument)
-            for parts, in_argument in self._modules
+            for parts, in_argument in modules
             for name, table, _ in parts.filled
         ]
-        holders = {(id(holder.owner), holder.kind.name): holder for holder in _holders(surroundings, self._modules)}
-        self._noted = [Noted(holder) for holder in holders.values()]  # each once, by whatever name
-        self._bare = [(path, tensor) for path, tensor in surroundings.tensors if not vars(tensor)]  # most are
-        caches = [holder.owner for holder in surroundings.holders if holder.kind is CACHE]
-        self._caches = [CacheBefore(cache) for cache in caches]
-        self._performed: dict[tuple[int, Any], int] = {}  # ids of the values that calls put there
+        found = {(id(holder.owner), holder.kind.name): holder for holder in _holders(reached, modules)}
+        holders = {key: holder for key, holder in found.items() if key not in known} if known else found
+        self._noted += [Noted(holder) for holder in holders.values()]
+        tensors = [(path, tensor) for path, tensor in reached.tensors if id(tensor) not in known]
+        self._bare += [(path, tensor) for path, tensor in tensors if not vars(tensor)]  # most are
+        self._caches += [CacheBefore(owner) for _, owner, kind, _ in reached.holders if kind is CACHE]
+        known.update(id(parts.module) for parts, _ in modules)
+        known.update(holders)
+        known.update(id(tensor) for _, tensor in tensors)
 
     def changes(self) -> list[Change]:
         """Everything that is not what it was."""
@@ -408,7 +425,7 @@ def _references(survivor: Survivor) -> int:
     return sum(id(item) == survivor.held for item in gc.get_referents(survivor.holder))
 
 
-def _holders(surroundings: Surroundings, modules: Sequence[tuple[ModuleParts, bool]]) -> Iterator[Holder]:
+def _holders(surroundings: Surroundings | Reached, modules: Sequence[tuple[ModuleParts, bool]]) -> Iterator[Holder]:
     """Everything around a program that holds state which it can change, but for the dicts of modules."""
     for parts, in_argument in modules:
         for name, container in parts.containers:
