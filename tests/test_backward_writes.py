@@ -465,3 +465,45 @@ def test_what_a_backward_with_a_graph_may_not_write():
         with pytest.raises(RuntimeError, match="a view of a leaf Variable that requires grad"):
             torch.autograd.grad(y, x, plain(2), create_graph=True)
     assert torch.equal(base.detach(), plain(3))
+
+
+class Ticks(Function):
+    """Counts its backwards in a tensor that it was given."""
+
+    @staticmethod
+    def forward(ctx, x, count):
+        ctx.count = count
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        ctx.count.add_(1)
+        return g * 2, None
+
+
+def test_one_of_several_views_may_not_be_written_by_a_backward_with_a_graph():
+    """M-14"""
+    for call in (Ticks.apply, foregrad.aot_function(Ticks.apply, nop)):
+        x, count = leaf(2), (leaf(3) * 1).chunk(2)[0]
+        y = call(x, count)
+        with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+            torch.autograd.grad(y, x, plain(2), create_graph=True)
+
+
+def test_a_view_without_grad_of_what_the_backward_writes_is_not_read_again():
+    """M-14: eager speaks of the view here, where it speaks of a version elsewhere."""
+
+    def program(x):
+        with torch.no_grad():
+            view = x.view(-1)
+        counted = Ticks.apply(view, x)
+        return view.square(), counted
+
+    def scene(call):
+        x = leaf(2)
+        outputs = call(x)
+        tangents = [plain(2), plain(2)]
+        torch.autograd.backward(outputs, tangents, retain_graph=True)
+        return attempted(torch.autograd.backward, outputs, tangents), x
+
+    agree(program, scene)

@@ -70,6 +70,12 @@ def negate(x):
     return x.neg_()
 
 
+def written_behind_its_back(x):
+    """What x is a view of requires grad then, and x has no node yet."""
+    x[0].mul_(leaf(2).sum())
+    return x.cos_()
+
+
 A_LEAF = "a leaf Variable that requires grad is being used in an in-place operation"
 A_VIEW_OF_A_LEAF = "a view of a leaf Variable that requires grad is being used in an in-place operation"
 SEVERAL_VIEWS = "This view is the output of a function that returns multiple views"
@@ -90,6 +96,7 @@ REFUSED = {
     "leaf, set_": (lambda x: x.set_(plain(3)), lambda: leaf(2), A_LEAF),
     "leaf, custom function": (Dirty.apply, lambda: leaf(2), "a leaf Variable that requires grad has been used"),
     "leaf made inside": (lambda x: x.clone().requires_grad_().neg_(), lambda: plain(2), A_LEAF),
+    "view that is taken for a leaf": (written_behind_its_back, lambda: plain(3, 2)[1:], A_LEAF),
     "view of a leaf": (lambda x: x[0].neg_(), lambda: leaf(2, 2), A_VIEW_OF_A_LEAF),
     "view of a leaf, from outside": (negate, lambda: leaf(2, 2)[0], A_VIEW_OF_A_LEAF),
     "item of a leaf": (lambda x: x.__setitem__(0, 1.0), lambda: leaf(3), A_VIEW_OF_A_LEAF),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from .._torch import creation_of, refusal_of_write
 from ..errors import UnsupportedError
-from ..functionalize.state import TensorState
+from ..functionalize.state import TensorState, Write
 from ..functionalize.storages import changes_memory, moves_storage, place_again, resizes
 from ..functionalize.views import repeats_elements
 from ..functionalize.walk import Functionalizer
@@ -68,6 +69,8 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
     if _may_go_stale(functionalizer, recorded):
         raise WholeMemoryNeeded(recorded.slot)
     tracked = bool(writes) and _is_tracked(functionalizer, recorded, place)
+    if tracked and _is_written_behind_its_back(functionalizer, recorded, writes):
+        raise WholeMemoryNeeded(recorded.slot)
     without_grad = bool(writes) and not tracked and not any(write.step.grad_enabled for write in writes)
     written = bool(writes) and (recorded.parent is None or (isinstance(recorded.slot, Root) and tracked))
     in_graph = keep_writes and written and (without_grad or not seen.requires_grad)
@@ -168,6 +171,21 @@ def _may_go_stale(functionalizer: Functionalizer, recorded: RecordedInput) -> bo
     if recorded.was_inference or not recorded.seen._version:
         return False
     return real._is_view() and creation_of(real) != "DEFAULT"
+
+
+def _is_written_behind_its_back(
+    functionalizer: Functionalizer, recorded: RecordedInput, writes: Sequence[Write]
+) -> bool:
+    """Whether an input that is a view is written through another view first, and then itself.
+
+    In eager the first write makes what both are views of require grad. Autograd takes the input for a leaf then, unless
+    somebody has used it in between, and lets nobody write to it.
+    """
+    real = functionalizer.real_tensors.get(recorded.slot)
+    if real is None or recorded.parent is not None or recorded.required_grad or not real._is_view():
+        return False
+    through_views = [write.target.input is not recorded for write in writes]
+    return True in through_views and False in through_views[through_views.index(True) :]
 
 
 def _is_tracked(functionalizer: Functionalizer, recorded: RecordedInput, place: _Place) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .._torch import frees_when_run, names_jagged_size, set_version
+from .._torch import frees_when_run, is_version_error, names_jagged_size, set_version
 from ..errors import ForegradError, UnsupportedError
 from ..functionalize.draws import RandomInputs
 from ..functionalize.effects import Chain
@@ -260,7 +260,7 @@ class Tape:
         try:
             recording.differentiate(targets, tangents, autocast)
         except RuntimeError as error:
-            return "modified by an inplace operation" in str(error)
+            return is_version_error(error)
         finally:
             del recording.steps[end:]
         return False

@@ -15,6 +15,7 @@ from .._torch import (
     autocast_off,
     autocast_state,
     garbage_collection_paused,
+    is_version_error,
     keeps_graph,
     refuse_single_gradients,
     single_gradients_asked,
@@ -38,7 +39,7 @@ from .compilers import Boxed, checked, compile_graph, example_values
 from .edges import Edges
 from .orders import Orders
 from .randomness import with_state
-from .refusing import backward_again, is_version_error, refuse_later, under_hooks
+from .refusing import backward_again, refuse_later, under_hooks
 from .saved import Reread, Saved, SavedValue
 from .store import Store, run_once
 from .tangents import RecordedTangents
@@ -231,7 +232,7 @@ class Backward:
             marks, exposed = self._tape.require_grad_afterwards(
                 self._tape.chosen(mask), [t.requires_grad for t in tangents if t is not None]
             )
-        self.writing.refuse_leaves(ctx, exposed)
+        self.writing.refuse_locked(ctx, exposed)
         return marks
 
     def _graph(self, mask: tuple[bool, ...]) -> _Graph:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import set_version
+from .._torch import refusal_of_write, set_version
 from ..errors import BackwardError, UnsupportedError
 from ..joint.backward_writes import BackwardWrite
 from ..joint.tape import Tape
@@ -56,11 +56,11 @@ class WritesOfBackward:
                 moves = len(write.reshapes) + (new is not None)
                 set_version(target, target._version + write.version_change - moves)
 
-    def refuse_leaves(self, ctx: Any, exposed: Container[Primal | Tangent]) -> None:
-        """Eager's own refusal of writes to leaves, for inputs that are written with gradients on."""
+    def refuse_locked(self, ctx: Any, exposed: Container[Primal | Tangent]) -> None:
+        """Eager's own refusal of writes to leaves and to some views, for inputs that are written with gradients on."""
         for write, target in zip(self.writes, ctx.live, strict=True):
             if write.of in exposed:
-                _refuse_write_to_a_leaf(target)
+                _refuse_write_to_locked(target)
 
 
 def _refuse_second_time(checked: bool | None) -> None:
@@ -76,13 +76,14 @@ def _refuse_second_time(checked: bool | None) -> None:
     )
 
 
-def _refuse_write_to_a_leaf(target: Tensor | None) -> None:
+def _refuse_write_to_locked(target: Tensor | None) -> None:
     if target is None or not target.requires_grad:
         return
-    base = target._base
-    if target.is_leaf or (base is not None and base.is_leaf and base.requires_grad):
-        what = "leaf Variable" if target.is_leaf else "view of a leaf Variable"
-        raise RuntimeError(f"a {what} that requires grad is being used in an in-place operation.")
+    if target.is_leaf:
+        raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+    refusal = refusal_of_write(target)
+    if refusal is not None:
+        raise refusal
 
 
 def refusing_second_order(gradients: Sequence[Any], require_grad: Sequence[bool]) -> list[Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .._torch import backward_id, frees_when_run, will_run
+from .._torch import backward_id, frees_when_run, is_version_error, will_run
 from ..errors import BackwardError
 
 SECOND_TIME = (
@@ -19,11 +19,6 @@ SECOND_TIME = (
     "Specify retain_graph=True if you need to backward through the graph a second time or if you need to access saved "
     "tensors after calling backward."
 )
-
-
-def is_version_error(error: BaseException) -> bool:
-    """Whether autograd refuses because something that it saved was written to."""
-    return any(words in str(error) for words in ("modified by an inplace operation", "has been modified inplace"))
 
 
 def is_second_time(error: BaseException) -> bool:

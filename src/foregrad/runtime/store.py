@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, fx
 
-from .._torch import keeps_graph, saved_hooks_are_on
+from .._torch import is_version_error, keeps_graph, saved_hooks_are_on
 from ..errors import BackwardError
 from ..joint.tape import Tape
 from ..subclasses.layout import leaves_of
 from .edges import Edges
-from .refusing import backward_again, is_version_error, named, under_hooks
+from .refusing import backward_again, named, under_hooks
 from .saved import Reread, Saved
 from .stash import Stash
 
