@@ -35,7 +35,7 @@ from ..ops import Kind, op_info
 from .engine import EngineReport, FakeEngine
 from .layouts import NOTHING_KNOWN, contiguous, table_for
 from .metas import RESULTS, Fresh, Meta, Part, Result, Same, Several, Shared, described, intern, interned, why_unkept
-from .mirror import gate, run_mirrored
+from .mirror import gate, genuine, run_mirrored
 from .rules import LOOSE_RULES, RULES, results_by_rule
 from .tensors import Maker, is_lean, null_storage
 from .trials import Case, can_be_tried, may_be_tried, mixture, settle, tried_twice
@@ -150,7 +150,7 @@ class LeanEngine(FakeEngine):
     def shown(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if all(map(is_lean, tensors)):
             return self._maker.shown(tensors)  # type: ignore[arg-type]
-        return [self.shown([t])[0] if is_lean(t) else super(LeanEngine, self).shown([t])[0] for t in tensors]
+        return [self.shown([t])[0] if is_lean(t) else genuine(super(LeanEngine, self).shown([t])[0]) for t in tensors]
 
     def strided(self, tensor: Tensor, stride: Sequence[int], device: torch.device) -> Tensor:
         return super()._strided(tensor.shape, tuple(stride), 0, tensor.dtype, device)
