@@ -12,6 +12,9 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op,
 
 import foregrad
 from checking import check_core
+from foregrad.record.lean import LeanEngine
+from foregrad.record.metas import Table
+from foregrad.record.tensors import is_lean
 from helpers import grab, leaf, nop, plain
 
 LOG = []  # what happened, in order
@@ -577,6 +580,21 @@ def has_inductor():
 
 
 @pytest.mark.skipif(not has_inductor(), reason="Inductor needs a compiler")
+@pytest.mark.parametrize("name", ["nested", "hook"])
+def test_compilers_are_never_shown_a_lean_tensor(name, monkeypatch):
+    monkeypatch.setattr(LeanEngine, "results", Table(64))  # what other programs have left there may hide it
+    program, make = PROGRAMS[name]
+    shown = []
+
+    def compiler(graph, examples):
+        shown.extend(examples)
+        return foregrad.make_boxed_func(graph.forward)
+
+    with foregrad.config.patch(unlift_effect_tokens=True):
+        train(foregrad.aot_function(program, compiler), make())
+    assert shown and not any(map(is_lean, shown))
+
+
 def test_inductor_takes_the_unlifted_form():
     """E-4: a backend that cannot have tokens in a signature."""
     from torch._inductor.compile_fx import compile_fx_inner

@@ -14,7 +14,6 @@ from foregrad.record import lean
 from foregrad.record.lean import LeanEngine
 from foregrad.record.metas import Table
 from foregrad.record.rules import LOOSE_RULES, RULES
-from foregrad.record.tensors import is_lean
 from foregrad.slots import Input
 from helpers import leaf, plain
 
@@ -271,11 +270,3 @@ def test_lazy_bits_and_memory_seen_as_another_dtype_are_known(program):
     report = foregrad.capture(program, x).engine
     assert report.by_operator == {} and report.worked_out == 0
     assert foregrad.check(program, x).ok
-
-
-def test_what_compilers_are_shown_is_never_lean():
-    """A recording may hold both kinds, as one with effects does; what its tensors are shown as does not depend on it."""
-    engine = LeanEngine(torch._subclasses.FakeTensorMode())
-    genuine = engine.shown([engine.twin(plain(2, 3), Input("x"), False)])
-    again = engine.shown(genuine)
-    assert not any(map(is_lean, genuine + again))
