@@ -356,3 +356,22 @@ def test_gradients_of_gradients_for_an_input_made_to_require_grad_late_are_refus
     compiled(leaf(3), plain(3)).sum().backward()
     with pytest.raises(UnsupportedError, match="after it has computed with it"):
         compiled(leaf(3), plain(3)).sum().backward(create_graph=True)
+
+
+def test_a_refusal_that_eager_may_not_come_across_is_named():
+    """Eager raises only on the way to the gradients that are asked for; here no way leads there."""
+
+    def program(x):
+        y = x.detach().requires_grad_().clamp(-1, 1)
+        x.sigmoid_()
+        return y
+
+    compiled = foregrad.aot_function(program, nop)
+    for call in (program, compiled):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation") as raised:
+            call(leaf(3) * 1).sum().backward()
+        assert not isinstance(raised.value, BackwardError)
+    x = leaf(3)
+    assert torch.autograd.grad(program(x * 1).sum(), x, allow_unused=True) == (None,)
+    with pytest.raises(BackwardError, match="its backward runs as a whole"):
+        torch.autograd.grad(compiled(x * 1).sum(), x, allow_unused=True)

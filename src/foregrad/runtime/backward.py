@@ -39,7 +39,7 @@ from .compilers import Boxed, checked, compile_graph, example_values
 from .edges import Edges
 from .orders import Orders
 from .randomness import with_state
-from .refusing import backward_again, refuse_later, under_hooks
+from .refusing import backward_again, perhaps_elsewhere, refuse_later, under_hooks
 from .saved import Reread, Saved, SavedValue
 from .store import Store, run_once
 from .tangents import RecordedTangents
@@ -211,9 +211,9 @@ class Backward:
     def refused(self, slot: Returned, ctx: Any) -> Exception:
         """What autograd says about the gradients of a result; with hooks on saved tensors it checks no versions."""
         error = self._refused[slot]
-        if not getattr(ctx, "hooked", False) or not is_version_error(error):  # gradients of gradients do not ask
-            return error
-        return under_hooks(error)
+        if getattr(ctx, "hooked", False) and is_version_error(error):  # gradients of gradients do not ask
+            return under_hooks(error)
+        return perhaps_elsewhere(error, self._config.name) if single_gradients_asked() else error
 
     def _runner(self, graph: _Graph) -> Boxed:
         """What runs a graph here: vmap and anomaly mode look at each of its operators."""

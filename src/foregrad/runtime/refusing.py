@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._torch import backward_id, frees_when_run, is_version_error, will_run
-from ..errors import BackwardError
+from ..errors import BackwardError, ForegradError
 
 SECOND_TIME = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
@@ -39,6 +39,16 @@ def named(error: RuntimeError, program: str) -> RuntimeError:
             "copy, or call the original function."
         )
     return error
+
+
+def perhaps_elsewhere(error: Exception, program: str) -> Exception:
+    """What autograd said of a whole backward, where only some gradients are asked for."""
+    if not isinstance(error, RuntimeError) or isinstance(error, ForegradError):
+        return error
+    return BackwardError(
+        f"{error} {program} is compiled, and its backward runs as a whole: eager may not get there on its way to the "
+        "gradients that were asked for. Call the original function."
+    )
 
 
 def backward_again(program: str, words: str = SECOND_TIME) -> BackwardError:
