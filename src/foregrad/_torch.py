@@ -66,9 +66,12 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass,
 )
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy  # what bounds a symbolic size
-from torch.utils.checkpoint import CheckpointFunction, _CachedTorchDispatchMode
+from torch.utils.checkpoint import CheckpointFunction, _CachedTorchDispatchMode, _CheckpointFrame
+from torch.utils.hooks import BackwardHook as _BackwardHook
 
 LazyGraphModule = _LazyGraphModule
+CheckpointFrame = _CheckpointFrame  # leads to what a checkpoint runs again
+BackwardHook = _BackwardHook  # calls the backward hooks of a module
 disable_modes = _disable_current_modes
 
 __all__ = [
@@ -820,8 +823,11 @@ class AutogradWatch(Protocol):
     def note_applied(self, args: tuple[Any, ...]) -> None:
         """A custom function is applied."""
 
-    def note_saved_hooks(self) -> None:
-        """Hooks on what autograd saves are set, which it will call in backward."""
+    def note_saved_hooks(self, checkpoint: CheckpointFrame | None) -> None:
+        """Hooks on what autograd saves are set, which it will call in backward; those of a checkpoint, perhaps."""
+
+    def note_module_hooks(self, hooks: BackwardHook) -> None:
+        """A module with backward hooks is called."""
 
     def note_cache(self, storage: dict[Any, Any]) -> None:
         """A selective checkpoint will keep values there."""
@@ -841,8 +847,34 @@ def _see_arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
 def _see_saved_hooks(pack: Any, unpack: Any) -> None:
     watch = _watches.get(threading.get_ident())
     if watch is not None:
-        watch.note_saved_hooks()
+        watch.note_saved_hooks(_checkpoint_of(pack))
     _push_saved_hooks(pack, unpack)
+
+
+def _checkpoint_of(pack: Any) -> CheckpointFrame | None:
+    """The checkpoint that a hook on what autograd saves belongs to: the hook has it in a variable."""
+    if getattr(pack, "__module__", None) != CheckpointFrame.__module__:
+        return None
+    held = [cell.cell_contents for cell in pack.__closure__ or ()]
+    return next((value for value in held if isinstance(value, CheckpointFrame)), None)
+
+
+def cells_of_checkpoint(frame: CheckpointFrame) -> list[types.CellType]:
+    """The variables in which a checkpoint keeps what it runs again, and in torch 2.11 what that was called with."""
+    saver = getattr(vars(frame).get("input_saver"), "grad_fn", None)
+    functions = [vars(frame)["recompute_fn"], getattr(saver, "get_args", None)]
+    cells = [cell for function in functions for cell in getattr(function, "__closure__", None) or ()]
+    return [cell for cell in cells if cell != types.CellType()]  # which are filled
+
+
+_make_module_hooks = BackwardHook.__init__
+
+
+def _see_module_hooks(hooks: Any, *args: Any, **kwargs: Any) -> None:
+    _make_module_hooks(hooks, *args, **kwargs)
+    watch = _watches.get(threading.get_ident())
+    if watch is not None:
+        watch.note_module_hooks(hooks)
 
 
 _make_cache = _CachedTorchDispatchMode.__init__
@@ -869,6 +901,7 @@ def autograd_watched(watch: AutogradWatch) -> Iterator[None]:
         _functorch_utils.unwrap_dead_wrappers = _see_arguments
         _autograd._push_saved_tensors_default_hooks = _see_saved_hooks  # type: ignore[assignment]
         _CachedTorchDispatchMode.__init__ = _see_cache  # type: ignore[method-assign, assignment]
+        BackwardHook.__init__ = _see_module_hooks  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -881,6 +914,7 @@ def autograd_watched(watch: AutogradWatch) -> Iterator[None]:
                 _functorch_utils.unwrap_dead_wrappers = _unwrap_arguments
                 _autograd._push_saved_tensors_default_hooks = _push_saved_hooks
                 _CachedTorchDispatchMode.__init__ = _make_cache  # type: ignore[method-assign]
+                BackwardHook.__init__ = _make_module_hooks  # type: ignore[method-assign]
 
 
 def effect_type(effect: str) -> Any:

@@ -1,13 +1,17 @@
 """What a compiled program keeps alive: nothing that eager would not."""
 
+import functools
 import gc
 import subprocess
 import sys
+import types
 import weakref
 
+import numpy
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import foregrad
 from helpers import leaf, nop, plain
@@ -291,3 +295,127 @@ def test_tensors_in_a_tuple_that_was_replaced_are_those_of_the_new_one():
     for factor in (1, 2, 3):
         namespace["held"] = (plain(2) * factor, (plain(2) - factor, 1))
         torch.testing.assert_close(compiled(x), namespace["program"](x))
+
+
+# ------------------------------------------------------------------------------------ what the tape leads to
+
+
+class Noting(torch.autograd.Function):
+    """Its backward looks at the module again."""
+
+    @staticmethod
+    def forward(ctx, x, module):
+        ctx.module = module
+        return x * module.factor
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.module.factor, None
+
+
+class Scaling(nn.Linear):
+    """A module with a number in it."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.factor = 3.0
+
+    def forward(self, x):
+        return super().forward(x) * self.factor
+
+    def twice(self, x, factor=1.0):
+        return self(x) * 2 * factor
+
+
+def with_hooks():
+    module = Scaling()
+    module.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * module.factor,))
+    module.register_full_backward_pre_hook(lambda module, outputs: (outputs[0] * module.factor,))
+    return module
+
+
+ON_THE_TAPE = {
+    "checkpointed module": lambda m, x: checkpoint(m, x, use_reentrant=False),
+    "reentrant checkpoint": lambda m, x: checkpoint(m, x, use_reentrant=True),
+    "checkpointed method": lambda m, x: checkpoint(m.twice, x, use_reentrant=False),
+    "checkpointed partial": lambda m, x: checkpoint(functools.partial(m.twice, factor=2.0), x, use_reentrant=False),
+    "argument of a checkpoint": lambda m, x: checkpoint(Scaling.twice, m, x, use_reentrant=False),
+    "custom function": lambda m, x: Noting.apply(x, m),
+    "backward hooks": lambda m, x: m(x),
+}
+
+
+def module_for(use):
+    return with_hooks() if use == "backward hooks" else Scaling()
+
+
+@pytest.mark.parametrize("given", ["found", "passed"])
+@pytest.mark.parametrize("use", ON_THE_TAPE)
+def test_an_object_on_the_tape_lives_as_long_as_in_eager(use, given, no_collections):
+    run, holder = ON_THE_TAPE[use], [module_for(use)]
+    program = (lambda x: run(holder[0], x)) if given == "found" else (lambda x, m: run(m, x))
+    compiled = foregrad.aot_function(program, nop)
+    for _ in range(2):
+        found = []
+        for call in (program, compiled):
+            y = call(leaf(2, 2), *([] if given == "found" else holder))
+            alive = weakref.ref(holder[0])
+            holder[0] = module_for(use)
+            found.append([alive() is not None])
+            y.sum().backward()
+            found[-1].append(alive() is not None)
+            try:
+                y.sum().backward()
+            except RuntimeError as error:
+                found[-1].append(str(error))
+            del y
+            found[-1].append(alive() is not None)
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("use", ON_THE_TAPE)
+def test_an_object_on_the_tape_is_read_as_it_is_when_backward_runs(use):
+    gradients = []
+    for side in (lambda function: function, lambda function: foregrad.aot_function(function, nop)):
+        torch.manual_seed(0)
+        module, x = module_for(use), leaf(2, 2)
+        program = side(lambda x, m: ON_THE_TAPE[use](m, x))
+        for factor in (3.0, 5.0, 5.0, 3.0):
+            module.factor = 3.0
+            y = program(x, module)
+            module.factor = factor
+            y.sum().backward(retain_graph=True)
+            y.sum().backward()
+            gradients.append(x.grad.clone())
+    for eager, compiled in zip(gradients[:4], gradients[4:], strict=True):
+        torch.testing.assert_close(eager, compiled)
+
+
+def test_another_module_is_not_taken_for_the_one_on_the_tape():
+    compiled = foregrad.aot_function(lambda x, m: Noting.apply(x, m), nop)
+    one, two, x = Scaling(), Scaling(), leaf(2, 2)
+    compiled(x, one).sum().backward()
+    y = compiled(x, two)
+    two.factor, x.grad = 7.0, None
+    y.sum().backward()
+    assert x.grad.tolist() == [[7.0, 7.0], [7.0, 7.0]]
+
+
+def test_an_array_that_became_a_tensor_is_freed(no_collections):
+    array = numpy.ones(2)
+    compiled = foregrad.aot_function(lambda x, a: x * torch.from_numpy(a), nop)
+    compiled(plain(2), array)
+    alive = weakref.ref(array)
+    del array
+    assert alive() is None
+
+
+def test_a_python_module_that_was_passed_is_freed():
+    helpers = types.ModuleType("helpers")
+    exec("scale = 2.0\ndef double(x): return x * scale", vars(helpers))
+    compiled = foregrad.aot_function(lambda x, h: h.double(x), nop)
+    compiled(plain(2), helpers)
+    alive = weakref.ref(helpers.double)
+    del helpers
+    gc.collect()  # a function and its namespace are a cycle
+    assert alive() is None

@@ -33,16 +33,22 @@ from .snapshot import Snapshot
 class ReadInBackward:
     """What the functions that ran in a backward have read, as it was then."""
 
-    def __init__(self, calls: Sequence[Call], modules: Sequence[nn.Module], places: Mapping[Primal, Place]) -> None:
-        self._places = places
+    def __init__(
+        self, calls: Sequence[Call], modules: Sequence[nn.Module], found: Iterable[tuple[Primal, Tensor, Place]]
+    ) -> None:
         self._settings = Settings.now()
-        functions = list(_functions_of(calls))
+        alive, self._made = _functions_of(calls)
+        functions = [*alive, *self._made]
         root = _holding(*functions, *_objects_of(calls), *modules)
         code = {id(c): c for c in (root.__code__, *(f.__code__ for f in functions))}
         around = Surroundings(root, (), code)
         around.note_state()
         refuse_unknown(around.unknown)
-        self._checks = list(_checks(around))
+        self._places = {slot: around.place_of(t) if place.how == "argument" else place for slot, t, place in found}
+        self._checks = list(_checks(around, root))
+        self._lives = around.lives
+        self._lives.when_gone(self._checks.clear)
+        self._lives.when_gone(self._places.clear)
 
     @property
     def tensors(self) -> Sequence[Primal]:
@@ -52,13 +58,14 @@ class ReadInBackward:
     def holds(self) -> bool:
         """Whether everything is as it was."""
         try:
-            return Settings.now() == self._settings and all(check() for check in self._checks)
+            same = Settings.now() == self._settings and all(check() for check in self._checks)
+            return same and not self._lives.is_gone
         except (KeyError, IndexError, AttributeError, ValueError, TypeError):  # a place that is no longer there
             return False
 
     def require_same(self, tensors: Sequence[Tensor]) -> None:
         """Raise if the places of the inputs hold other tensors than the forward has found there."""
-        for tensor, place in zip(tensors, self._places.values(), strict=True):
+        for tensor, place in zip(tensors, self._places.values(), strict=not self._lives.is_gone):
             if _read(place) is not tensor:
                 raise BackwardError(
                     f"The backward of a compiled program reads {place.path}, in which there is another tensor than "
@@ -86,8 +93,8 @@ class BackwardGuards:
         modules = code.living_modules()
         if not calls and not modules:
             return None
-        places = {slot: self._place_of(slot, tensor) for slot, tensor in code.tensors.items()}
-        return ReadInBackward(calls, modules, {slot: place for slot, place in places.items() if place is not None})
+        places = [(slot, tensor, self._place_of(slot, tensor)) for slot, tensor in code.tensors.items()]
+        return ReadInBackward(calls, modules, [(s, tensor, place) for s, tensor, place in places if place is not None])
 
     def _place_of(self, slot: Primal, tensor: Tensor) -> Place | None:
         known = self._hidden.get(slot) if isinstance(slot, Hidden) else self._places.get(slot)
@@ -132,12 +139,14 @@ def _holding(*held: Any) -> types.FunctionType:
     return root
 
 
-def _functions_of(calls: Iterable[Call]) -> Iterator[types.FunctionType]:
-    """The functions that were called: those that live on, whose variables others may assign.
+def _functions_of(calls: Iterable[Call]) -> tuple[list[types.FunctionType], list[types.FunctionType]]:
+    """The functions that were called: those that live on, whose variables others may assign, and those made here.
 
     For one that was made and dropped in the backward stands a function of its code, which leads to the same globals;
     what its variables held is looked at by itself.
     """
+    living: list[types.FunctionType] = []
+    made: list[types.FunctionType] = []
     by_code: dict[tuple[int, int], list[Call]] = {}
     for call in calls:
         by_code.setdefault((id(call.code), id(call.namespace)), []).append(call)
@@ -149,7 +158,9 @@ def _functions_of(calls: Iterable[Call]) -> Iterator[types.FunctionType]:
     for key, several in by_code.items():
         held = {_variables_of(call) for call in several} if key in alive else ()
         found = [f for f in alive.get(key, ()) if tuple(map(_identity_in, f.__closure__ or ())) in held]
-        yield from found or (_like(several[0]),)
+        living += found
+        made += [] if found else [_like(several[0])]
+    return living, made
 
 
 def _variables_of(call: Call) -> tuple[int, ...]:
@@ -182,11 +193,14 @@ def _objects_of(calls: Iterable[Call]) -> Iterator[Any]:
                 yield part
 
 
-def _checks(around: Surroundings) -> Iterator[Callable[[], bool]]:
+def _checks(around: Surroundings, root: types.FunctionType) -> Iterator[Callable[[], bool]]:
+    own = set(map(id, root.__closure__ or ()))  # which hold everything, and nobody assigns
     for place, value in around.plain:
-        yield _comparing(place, Remembered(value).equals)
+        if id(place.owner) not in own:
+            yield _comparing(place, Remembered(value).equals)
     for place, value in around.fixed:
-        yield _comparing(place, partial(operator.is_, value))
+        if id(place.owner) not in own:
+            yield _comparing(place, partial(operator.is_, value))
     if around.guards_state:
         yield around.state.holds
     if around.modules:

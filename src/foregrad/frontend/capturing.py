@@ -81,6 +81,12 @@ class Capture:
         """Which abstract tensors the program was recorded on, and what the lean ones left to FakeTensorMode."""
         return self.joint.recording.engine.report()
 
+    def return_borrowed(self) -> None:
+        """Let no object of the user's live for the tape: the program depends on it, and ends with it."""
+        recording = self.joint.recording
+        recording.return_borrowed(self.surroundings.knows)
+        self.surroundings.require(recording.borrowed.objects)
+
     def __str__(self) -> str:
         return show_joint(self.joint)
 

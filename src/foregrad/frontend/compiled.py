@@ -185,6 +185,7 @@ class Compiled:
     def _specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         with garbage_collection_paused():
             capture = self._capture(args, kwargs)
+            capture.return_borrowed()
             program = assemble(capture.joint, self.config, guarded_entry(capture))
             capture.joint.recording.release_arguments()
             capture.surroundings.release()

@@ -51,6 +51,7 @@ class Parts:
 
     kind: Callable[[], Any]  # the class, which may have been made for this object
     parts: tuple[tuple[Kind, tuple[tuple[Pattern, Pattern], ...]], ...]
+    find: Callable[[], Any] | None = None  # where it must be the very same object as well
 
 
 Pattern = Value | TensorAt | Again | Is | Parts
@@ -69,15 +70,20 @@ class ObjectPattern:
 
     def __init__(self, value: Any, known: Container[int] = frozenset()) -> None:
         self._known = known
+        self._value = value
         taking = _Taking(known)
         self._pattern = taking.take(value)
         self.tensors: Sequence[Tensor] = taking.tensors
         self.unknown = taking.unknown  # types of parts that nothing is known about
         self.name = type(value).__name__
 
+    def require(self, fixed: Container[int]) -> None:
+        """Let the parts with these ids be the very same objects at each call."""
+        self._pattern = _Taking(self._known, fixed).take(self._value)
+
     def release(self) -> None:
-        """Let go of the tensors that the pattern was made from."""
-        self.tensors = ()
+        """Let go of what the pattern was made from."""
+        self.tensors, self._value = (), None
 
     def match(self, value: Any) -> list[Tensor] | None:
         """The tensors in an object, in the order of `tensors`; None if it looks different."""
@@ -101,7 +107,8 @@ def _kinds(value: Any) -> tuple[Kind, ...] | None:
 class _Taking:
     """Makes a pattern of an object."""
 
-    def __init__(self, known: Container[int]) -> None:
+    def __init__(self, known: Container[int], fixed: Container[int] = frozenset()) -> None:
+        self._fixed = fixed
         self.tensors: list[Tensor] = []
         self.unknown: list[type] = []
         self._known = known
@@ -125,7 +132,8 @@ class _Taking:
             self.unknown.append(type(value))
         if not kinds:
             return Is(weakly(value))
-        return Parts(weakly(type(value)), tuple((kind, self._items(kind, value)) for kind in kinds))
+        parts = tuple((kind, self._items(kind, value)) for kind in kinds)
+        return Parts(weakly(type(value)), parts, weakly(value) if id(value) in self._fixed else None)
 
     def _items(self, kind: Kind, value: Any) -> tuple[tuple[Pattern, Pattern], ...]:
         return tuple((self.take(key), self.take(item)) for key, item in _items(kind, value))
@@ -158,8 +166,8 @@ class _Matching:
                 return False
             case Is(find):
                 return find() is value
-            case Parts(kind, parts):
-                if type(value) is not kind() or id(value) in self._known:
+            case Parts(kind, parts, find):
+                if type(value) is not kind() or id(value) in self._known or (find is not None and find() is not value):
                     return False
                 return all(self._match_items(of, items, value) for of, items in parts)
         return False

@@ -289,6 +289,16 @@ class Surroundings:
                 self.state.add_identity(tops[id(owner)].read, owner)
         self.note_state()
 
+    def require(self, objects: Iterable[Any]) -> None:
+        """The program is let go with any of some objects; in arguments, too, they must be the very same ones."""
+        fixed = {id(self.lives.hold(value)()) for value in objects}
+        for pattern in self.patterns.values() if fixed else ():
+            pattern.require(fixed)
+
+    def knows(self, value: Any) -> bool:
+        """Whether a value that can be referred to weakly is the user's, and no tensor: the program can reach it."""
+        return id(value) in self._seen and type(value).__weakrefoffset__ > 0 and not is_a(value, Tensor)
+
     def release(self) -> None:
         """Let go of everything that only a recording needs; no argument stays alive."""
         self.plain.clear()
@@ -451,6 +461,7 @@ class Surroundings:
         self._seen[id(module)] = module
         if not is_library_module(module):
             self.holders.append(Holder(path, module, NAMESPACE))
+            self.lives.hold(module)  # its namespace is kept, and may lead back to it
         self._namespaces.append((module, path, set()))
         self._look_up(*self._namespaces[-1])
 

@@ -25,7 +25,8 @@ class ForeignMemory:
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps = steps  # so far
-        self._shared: list[tuple[Tensor, Tensor, int]] = []  # a tensor, a copy, the step that took it
+        self._shared: list[tuple[Tensor, Tensor, int]] = []  # a tensor, a copy, the step that took it, while code runs
+        self._lifted: list[int] = []  # all such steps
 
     def copied(self, op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of an operator that reads no recorded tensor, with copies of those over such memory."""
@@ -33,11 +34,12 @@ class ForeignMemory:
             copies = [_copy(arg) if isinstance(arg, Tensor) and _is_foreign(arg) else arg for arg in args]
         if copies[0] is not args[0] and op is aten.lift_fresh.default:  # what it gives shares the memory
             self._shared.append((args[0], copies[0], len(self._steps)))
+            self._lifted.append(len(self._steps))
         return tuple(copies)
 
     def refuse_write(self, written: Sequence[Any], stack: Stack) -> None:
         """A write to a tensor that shares such memory: the array would not see it."""
-        shared = {storage_of(self._steps[position].out) for _, _, position in self._shared}
+        shared = {storage_of(self._steps[position].out) for position in self._lifted if position < len(self._steps)}
         if shared and any(storage_of(tensor) in shared for tensor in tensors_in(written)):
             raise UnsupportedError(
                 f"a tensor that shares the memory of an array, or a buffer, is written, at {where(stack)}: this cannot "
@@ -45,8 +47,12 @@ class ForeignMemory:
             )
 
     def require_unchanged(self, result: Any) -> None:
-        """Refuse a program, with this result, that wrote to memory of which it has made a tensor."""
-        for tensor, copy, position in self._shared:
+        """Refuse a program, with this result, that wrote to memory of which it has made a tensor.
+
+        It has run: the memory is let go, for a tensor keeps the array alive that it lies in.
+        """
+        shared, self._shared = self._shared, []
+        for tensor, copy, position in shared:
             with disable_modes(), without_function_modes():
                 same = torch.equal(_bytes_of(tensor), _bytes_of(copy))
             if not same and self._shows_writes(position, result):
@@ -55,6 +61,10 @@ class ForeignMemory:
                     "afterwards: the tensor shares its memory, which cannot be compiled. Use torch.tensor(), which "
                     "makes a copy."
                 )
+
+    def release(self) -> None:
+        """Let go of the memory."""
+        self._shared.clear()
 
     def _shows_writes(self, position: int, result: Any) -> bool:
         """Whether a tensor that shares memory may have been looked at after a write: not if it was copied at once."""

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .._torch import (
+    BackwardHook,
+    CheckpointFrame,
     below_autograd,
     counts_versions,
     disable_modes,
@@ -27,6 +29,7 @@ from .._torch import (
 from ..errors import DataDependentError, ForegradError, UnsupportedError
 from ..ops import aten
 from ..values import PLAIN
+from .borrowed import Borrowed
 from .caches import Caches
 from .choosing import FUNCTIONS_THAT_CHOOSE, needs_no_gradient
 from .engine import Engine
@@ -126,6 +129,8 @@ class RealTensors(TorchFunctionMode):
         self.properties_read: dict[int, set[str]] = {}  # by id of what stands for a tensor: compared at each call
         self.hooks = Hooks()
         self.caches = Caches()
+        self.borrowed = Borrowed()
+        self.applies_functions = False  # custom ones, torch's own included
         self.reaches_into_tape = False  # the program may have put functions of its own into autograd's nodes
         self.found_in_backward: set[int] = set()  # ids of twins of real tensors that were met since it began
         self._adopt = adopt  # makes a hidden input of a tensor that was not known before
@@ -178,14 +183,21 @@ class RealTensors(TorchFunctionMode):
 
     def note_applied(self, args: tuple[Any, ...]) -> None:
         """A custom function takes real tensors as they are, and autograd's edge leads to them: they are inputs."""
+        self.applies_functions = True
         with without_function_modes():
             for value in args:
                 if isinstance(value, Tensor) and not self._abstract(value) and not is_functorch_wrapped(value):
                     self.twin_of(value)
 
-    def note_saved_hooks(self) -> None:
+    def note_saved_hooks(self, checkpoint: CheckpointFrame | None) -> None:
         """Autograd will call the program back for what it saves."""
         self.reaches_into_tape = True
+        if checkpoint is not None:
+            self.borrowed.note(checkpoint)
+
+    def note_module_hooks(self, hooks: BackwardHook) -> None:
+        """Autograd will call the backward hooks of a module."""
+        self.borrowed.note(hooks)
 
     def note_cache(self, storage: dict[Any, Any]) -> None:
         """A selective checkpoint keeps values."""

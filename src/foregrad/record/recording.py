@@ -43,6 +43,7 @@ from .above_autograd import AboveAutograd
 from .accumulate import accumulated, with_added
 from .attributes import FoundAttributes
 from .backward_code import BackwardGuards, BackwardState, UserCode, user_code_seen
+from .borrowed import Borrowed
 from .determinants import follow_determinants
 from .engine import Engine
 from .hooks import Hooks, has_hooks
@@ -347,6 +348,22 @@ class Recording:
         self._by_identity.clear()
         self._shared.clear()
         self._reals.release_arguments()
+        self.recorder.foreign.release()
+
+    @property
+    def borrowed(self) -> Borrowed:
+        """The user's objects that were taken off the tape."""
+        return self._reals.borrowed
+
+    def return_borrowed(self, is_users: Callable[[Any], bool]) -> None:
+        """Take the user's own objects off the tape, so that they need not live as long as the program."""
+        nodes = []
+        if self._reals.applies_functions:
+            ends = [tensor.grad_fn for step in self.steps for tensor in tensors_in([step.out])]
+            starts = list(dict.fromkeys(node for node in ends if node is not None))
+            every = dict.fromkeys([*starts, *(node for _, node in edges_from(list(starts)))])
+            nodes = [node for node in every if isinstance(node, PythonNode)]
+        self.borrowed.take(is_users, nodes)
 
     def abandon(self) -> None:
         """Take apart a recording that nobody needs: its parts lead to each other, and to the user's objects."""
@@ -403,7 +420,8 @@ class Recording:
     ) -> tuple[dict[Primal, Tensor | None], list[Tensor | None]]:
         """Record a backward behind the forward, and refuse to have it put a tensor where it outlives the recording."""
         if self.beginning is None or not self._may_run_user_code(targets):  # autograd itself puts nothing anywhere
-            return self._differentiate(targets, tangents, autocast, others, create_graph)
+            with self.borrowed.put_back():
+                return self._differentiate(targets, tangents, autocast, others, create_graph)
         references = References(self)
         references.results = self._differentiate(targets, tangents, autocast, others, create_graph)
         survivors = self.beginning.survivors(references.suspects)
@@ -464,6 +482,7 @@ class Recording:
                     known = by_slot[item.slot]
                     by_slot[item.slot] = extra if known is None else known + extra
         self.recorder.refusals.raise_caught()
+        self.recorder.foreign.require_unchanged(None)
         self.backward_state = None if code is None else self._state_read_by(code)
         self.emptied = self._reals.caches.emptied()
         return by_slot, beside

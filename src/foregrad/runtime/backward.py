@@ -41,7 +41,7 @@ from .orders import Orders
 from .randomness import with_state
 from .refusing import backward_again, perhaps_elsewhere, refuse_later, under_hooks
 from .saved import Reread, Saved, SavedValue
-from .store import Store, run_once
+from .store import Store, give_back, run_once
 from .tangents import RecordedTangents
 from .tokens import count_tokens, hiding_last_tokens, unlift_last_tokens, without_last_tokens
 from .wrappers import WrapperEdge
@@ -167,6 +167,8 @@ class Backward:
         An input that only the missing outputs depend on gets None; under autocast the backward itself is cast.
         """
         found = self._gradients(ctx, tangents)
+        if all(tangent is not None for tangent in tangents):
+            give_back(ctx)
         if self._tape.holds_checkpoints and single_gradients_asked():
             found = self.without_added(found)
         through = [found[i] for i in self.edges.through]

@@ -34,6 +34,7 @@ from .hooks import refusing_whole_gradients
 from .results import gives_geometry, repeated_results, values_needed, write_graph_call
 from .rows import FEW, Row, Value, few_or_row, spread
 from .saved import Saved, is_view
+from .store import give_back
 from .tangents import plain_tangent
 from .writer import Writer, tuple_of
 
@@ -123,6 +124,10 @@ class TrainingCore:
             self._save(writer, names, saved, sizes, [*anchors, *watched])
             if self._found:
                 writer.line(f"ctx.found = {tuple_of([names[n] for n in self._found])}")
+            if joint.recording.borrowed:
+                borrowed = joint.recording.borrowed
+                writer.line(f"ctx.borrowed = {writer.bind(borrowed.for_results, 'borrowed')}()")
+                writer.line(f"ctx.checkpointed = {writer.bind(borrowed.for_backward, 'checkpointed')}()")
             writer.line("ctx.set_materialize_grads(False)")
             if joint.backward_errors:
                 writer.line(f"ctx.hooked = {writer.bind(saved_hooks_are_on, 'saved_hooks_are_on')}()")
@@ -270,6 +275,8 @@ class TrainingCore:
             if joint.emptied:
                 writer.line(f"{writer.bind(self._backward.run_once, 'run_once')}(ctx)")
             writer.line("g = backward_graph(graph_inputs)")
+            if joint.recording.borrowed:
+                writer.line(f"{writer.bind(give_back, 'give_back')}(ctx)")
             if joint.tape.holds_checkpoints:
                 only = writer.bind(self._backward.without_added, "without_added")
                 writer.line(f"if single_gradients_asked(): g = {only}(g)")

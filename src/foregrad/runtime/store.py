@@ -28,6 +28,12 @@ def run_once(ctx: Any, emptied: frozenset[int]) -> None:
     ctx.emptied |= emptied
 
 
+def give_back(ctx: Any) -> None:
+    """A backward has run: what checkpoints run again need not live for another one, unless the graph is kept."""
+    if not keeps_graph():
+        ctx.checkpointed = ()
+
+
 class Noted(NamedTuple):
     """Versions of tensors, as they are when a call is over."""
 
