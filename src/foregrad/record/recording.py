@@ -494,7 +494,7 @@ class Recording:
             before = None if self.backward_guards is None else self.backward_guards.before()
         error = None
         try:
-            with user_code_seen() as code, self.noting_code():
+            with self.noting_code(), user_code_seen() as code:  # which passes on what it sees
                 yield code
         finally:
             with without_function_modes():
