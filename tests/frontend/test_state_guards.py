@@ -1203,3 +1203,78 @@ def test_globals_that_are_read_by_other_names_of_eval(look_up, traced):
         torch.testing.assert_close(compiled(x), x * 3)
     finally:
         sys.settrace(tracer)
+
+
+def in_a_list_and_a_dict(tensor):
+    held, table = [tensor], {"k": tensor}
+    return lambda x: x * held[0] + table["k"], lambda other: table.update(k=other)
+
+
+def in_two_attributes(tensor):
+    held = Plain(a=tensor, b=tensor)
+    return lambda x: x * held.a + held.b, lambda other: setattr(held, "a", other)
+
+
+def in_two_variables(tensor):
+    def change(other):
+        nonlocal second
+        second = other
+
+    first, second = tensor, tensor
+    return lambda x: x * first + second, change
+
+
+def in_two_modules(tensor):
+    one, other = nn.Module(), nn.Module()
+    one.w = other.w = nn.Parameter(tensor)
+    return lambda x: x * one.w + other.w, lambda new: setattr(other, "w", nn.Parameter(new))
+
+
+TWO_PLACES = [in_a_list_and_a_dict, in_two_attributes, in_two_variables, in_two_modules]
+
+
+@pytest.mark.parametrize("make", TWO_PLACES, ids=lambda m: m.__name__)
+def test_a_tensor_that_was_in_two_places_and_no_longer_is(make):
+    program, change = make(plain(2))
+    compiled, x = foregrad.aot_function(program, nop), plain(2) + 1
+    for other in (None, plain(2) * 5, plain(2) * 7):
+        if other is not None:
+            change(other)
+        torch.testing.assert_close(compiled(x), program(x))
+    assert len(compiled.specializations) == 2
+
+
+def test_an_argument_that_the_program_also_finds_by_itself():
+    x = plain(2)
+    held, table = [x], Plain(t=x)
+
+    def program(x, table):
+        return x * held[0] + table.t
+
+    compiled = foregrad.aot_function(program, nop)
+    for a, b, c in [(x, x, x), (x + 1, x, x), (x, x + 2, x), (x, x, x + 3), (x, x, x)]:
+        held[0], table.t = b, c
+        torch.testing.assert_close(compiled(a, table), program(a, table))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_whether_an_argument_is_a_tensor_that_the_program_finds(first):
+    x = plain(2)
+    held, table = [x], Plain(t=x)
+
+    def program(y):
+        return y.mul_(3) if held[0] is y else y.add_(1) if any(t is not y for t in [table.t]) else y
+
+    compiled = foregrad.aot_function(program, nop)
+    for step in range(4):
+        given = x if (step + first) % 2 else plain(2) + step
+        ours, theirs = given.clone(), given.clone()
+        if given is x:
+            held[0] = table.t = ours
+        result = compiled(ours)
+        if given is x:
+            held[0] = table.t = theirs
+        torch.testing.assert_close(result, program(theirs))
+        torch.testing.assert_close(ours, theirs)
+        assert result is ours
+        held[0] = table.t = x

@@ -128,6 +128,7 @@ class Names(NamedTuple):
     attributes: frozenset[str] = frozenset()  # of anything, also where they are written as text
     imported: frozenset[str] = frozenset()  # Python modules
     computed: bool = False  # others may be put together when it runs
+    compares: bool = False  # which object something is may make a difference: `is`, `id()`
 
 
 ANY_MODULE = "*"
@@ -227,18 +228,26 @@ def _read_names(code: types.CodeType) -> Names:
         imported += [ANY_MODULE, *(constant for constant in constants if type(constant) is str)]
     inner = [names_in(constant) for constant in constants if type(constant) is types.CodeType]
     computed = _computes_names(code, loaded)
+    compares = "id" in loaded or _compares_objects(operations)
     if not inner:
         attributes = frozenset((*texts, *names))
-        return Names(
-            frozenset(loaded), frozenset(stored), attributes, frozenset(imported), _computes_names(code, loaded)
-        )
+        return Names(frozenset(loaded), frozenset(stored), attributes, frozenset(imported), computed, compares)
     return Names(
         frozenset(loaded).union(*(found.loaded for found in inner)),
         frozenset(stored).union(*(found.stored for found in inner)),
         frozenset((*texts, *names)).union(*(found.attributes for found in inner)),
         frozenset(imported).union(*(found.imported for found in inner)),
         computed or any(found.computed for found in inner),
+        compares or any(found.compares for found in inner),
     )
+
+
+def _compares_objects(operations: bytes) -> bool:
+    """Whether code asks for one object, other than a constant: `a is b`, not `a is None`."""
+    at = operations.find(_IS_OP)
+    while at > 0 and operations[at - 1] == _LOAD_CONST:
+        at = operations.find(_IS_OP, at + 1)
+    return at >= 0
 
 
 def _finds_modules(names: Sequence[str]) -> bool:
@@ -249,6 +258,9 @@ def _finds_modules(names: Sequence[str]) -> bool:
 _LOAD_GLOBAL, _LOAD_NAME, _STORE_GLOBAL, _IMPORT_NAME, _EXTENDED_ARG = map(
     dis.opmap.__getitem__, ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "IMPORT_NAME", "EXTENDED_ARG")
 )
+
+
+_IS_OP, _LOAD_CONST = dis.opmap["IS_OP"], dis.opmap["LOAD_CONST"]
 
 
 def _arguments_of(operation: int, operations: bytes, arguments: bytes) -> Iterator[int]:

@@ -222,6 +222,7 @@ def _capture(
     ran = None if ahead is None else CodeThatRan(ahead.look)
     if ran is None:  # before the program changes anything
         surroundings.note_state()
+    compared = _found_elsewhere(surroundings, flat.leaves)
     lives = Lives()
     modules = ModuleGuard(list(surroundings.modules.values()), lives) if surroundings.modules else None
     found = [argument for argument, _ in state]
@@ -253,6 +254,7 @@ def _capture(
         recording.backward_guards = backward
         recording.recorder.calls.root = function if isinstance(function, nn.Module) else None
         recording.beginning = beginning
+        recording.found_elsewhere = compared
         if ran is not None:
             recording.noting_code = ran.noting
         try:
@@ -311,6 +313,14 @@ def _capture(
     _hold_owners(joint, surroundings)
     places = tuple((a.slot, place) for a, place in state)
     return Capture(joint, flat, result, places, hidden, surroundings, modules, tuple(shared))
+
+
+def _found_elsewhere(surroundings: Surroundings, arguments: Sequence[Any]) -> frozenset[int]:
+    """The ids of arguments that the program also finds by itself, if it may ask which object is which."""
+    if not surroundings.compares_objects:
+        return frozenset()
+    given = [leaf for leaf in arguments if isinstance(leaf, Tensor)]
+    return frozenset(id(tensor) for tensor in given if surroundings.places_of_argument(tensor))
 
 
 def _hold_owners(joint: Joint, surroundings: Surroundings) -> None:

@@ -133,14 +133,43 @@ class GuardedEntry:
         """What the program finds by itself; a place that no longer exists is another fact too."""
         around = self.surroundings
         found = around.plain or around.fixed or around.guards_state
-        if not (self.state or self.hidden or found or self.modules):
+        held = self._held_arguments()
+        if not (self.state or self.hidden or found or self.modules or held):
             return
         with writer.block("try:"):
             self._check_surroundings(writer, miss)
             self._take_state(writer)
             for slot, place in self.hidden.items():
                 writer.line(f"{writer.variable(slot)} = {self._read(writer, place)}")
+            same = [f"{self._read(writer, place)} is {writer.variable(slot)}" for place, slot in held]
+            _require(writer, same, miss)
+            self._check_not_found(writer, miss)
         writer.line(f"except (KeyError, IndexError, AttributeError, ValueError, TypeError): {miss}")
+
+    def _held_arguments(self) -> list[tuple[Place, Primal]]:
+        """Places in which the program finds a tensor that it is given too, or finds in an argument: with it."""
+        reals = self.joint.recording.real_tensors
+        read: list[tuple[Primal, Place | None]] = [
+            *((slot, None) for slot in self.inputs),
+            *self.hidden.items(),
+            *self.state,
+        ]
+        return [
+            (place, slot)
+            for slot, known in read
+            if slot in reals
+            for place in self.surroundings.places_of_argument(reals[slot])
+            if known is None or (place is not known and "argument" in (place.how, known.how))
+        ]
+
+    def _check_not_found(self, writer: Writer, miss: str) -> None:
+        """A program that may compare tensors must not be given one that it finds by itself, unless it was then, too."""
+        if self.surroundings.compares_objects:
+            found, reals = self.surroundings.found_tensors(), self.joint.recording.real_tensors
+            given = [slot for slot in self.inputs if slot in reals and not found.holds(reals[slot])]
+            if found and given:
+                known = writer.bind(found.holds, "found_by_itself")
+                _require(writer, [f"not {known}({writer.variable(slot)})" for slot in given], miss)
 
     def _take_state(self, writer: Writer) -> None:
         if len(self.state) <= FEW:

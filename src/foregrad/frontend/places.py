@@ -120,6 +120,15 @@ class Place(NamedTuple):
             case "held":
                 return owner
 
+    def reader(self) -> Callable[[], Any]:
+        """Reads the place, at every call: as fast as can be."""
+        match self.how:
+            case "item":
+                return functools.partial(operator.getitem, self.held, self.key)
+            case "cell":
+                return functools.partial(getattr, self.held, "cell_contents")
+        return self.read
+
     def read(self) -> Any:
         """What is there now."""
         match self.how:
@@ -131,6 +140,20 @@ class Place(NamedTuple):
                 return getattr(self.owner, self.key)
             case "held":
                 return self.owner
+
+
+class FoundTensors(NamedTuple):
+    """Tensors that a program finds by itself, to be told from arguments."""
+
+    known: frozenset[int]  # ids of those that modules hold, and of those whose place cannot be read
+    readers: list[Callable[[], Any]]
+
+    def __bool__(self) -> bool:
+        return bool(self.known or self.readers)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether one of them is this one."""
+        return id(tensor) in self.known or any(read() is tensor for read in self.readers)
 
 
 class Holder(NamedTuple):
@@ -172,8 +195,8 @@ class Surroundings:
         self.unknown_arguments: list[tuple[str, str]] = []
         self._hidden_state: list[tuple[str, str]] = []  # those whose state nobody can see or put back
         self._used_up: list[tuple[str, str]] = []  # iterators and queues among them
-        self._tensors: dict[int, Place] = {}
-        self._state: dict[int, Place] = {}  # parameters and buffers of modules, once somebody asks
+        self._tensors: dict[int, list[Place]] = {}  # by id: all places in which a tensor was found
+        self._state: dict[int, list[Place]] = {}  # parameters and buffers of modules, once somebody asks
         self._tables: list[
             tuple[str, dict[str, Any], list[tuple[str, int]]]
         ] = []  # those that are not in it yet, by id
@@ -192,6 +215,7 @@ class Surroundings:
         self._seen_classes: set[tuple[int, bool]] = set()
         self._seen_globals: dict[int, set[str]] = {}  # by the id of a namespace
         self._computes_names = False
+        self.compares_objects = False  # a program may ask whether one tensor is another
         self._compared: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # how, once somebody wants to compare
         self._follows_all = follows_all  # whatever names could lead to
         self._in_argument = False
@@ -230,7 +254,7 @@ class Surroundings:
                 pattern = self.patterns[i] = ObjectPattern(looked_into, known)
                 self.unknown_arguments += [(path, f"is or holds a {kind.__name__}") for kind in pattern.unknown]
                 for j, tensor in enumerate(pattern.tensors):
-                    self._tensors.setdefault(id(tensor), Place(i, "argument", j, path))
+                    self._tensors.setdefault(id(tensor), []).append(Place(i, "argument", j, path))
                 self._visit(Place(value, "held", None, path), looked_into)
             elif looked_into is not None:
                 self._note_containers(path, value)
@@ -287,6 +311,7 @@ class Surroundings:
                 owner = outer
             if id(owner) in tops:
                 self.state.add_identity(tops[id(owner)].read, owner)
+        self._relate_places()
         self.note_state()
 
     def require(self, objects: Iterable[Any]) -> None:
@@ -336,11 +361,39 @@ class Surroundings:
 
     def _known_place(self, tensor: Tensor) -> Place | None:
         """A parameter or buffer belongs to its module, wherever else it is held."""
+        return next(iter(self._places(id(tensor))), None)
+
+    def _places(self, identity: int) -> list[Place]:
+        """All places in which a tensor was found."""
         for path, table, before in self._tables:  # as they were found: the program may have exchanged them since
-            for key, identity in before:
-                self._state.setdefault(identity, Place(table, "item", key, _join(path, key)))
+            for key, found in before:
+                self._state.setdefault(found, []).append(Place(table, "item", key, _join(path, key)))
         self._tables.clear()
-        return self._state.get(id(tensor)) or self._tensors.get(id(tensor))
+        return [*self._state.get(identity, ()), *self._tensors.get(identity, ())]
+
+    def found_tensors(self) -> FoundTensors:
+        """All tensors that were found outside of arguments."""
+        self._places(0)
+        places = [place for found in self._tensors.values() for place in found if place.how != "argument"]
+        held = [id(place.held) for place in places if place.how == "held"]
+        readers = [place.reader() for place in places if place.how != "held"]
+        found = FoundTensors(frozenset((*self._state, *held)), readers)
+        self.lives.when_gone(readers.clear)
+        return found
+
+    def places_of_argument(self, tensor: Tensor) -> list[Place]:
+        """Places that must hold the tensor that an argument is; those outside of arguments hold the same one."""
+        found = [place for place in self._places(id(tensor)) if place.how != "held"]
+        inside = [place for place in found if place.how == "argument"]
+        return inside + [place for place in found if place.how != "argument"][:1]
+
+    def _relate_places(self) -> None:
+        """Of a tensor that is found in several places one is read: the others must hold it too."""
+        self._places(0)
+        for identity in [*self._state, *self._tensors.keys() - self._state.keys()]:
+            found = [place for place in self._places(identity) if place.how not in ("held", "argument")]
+            for other in found[1:] if len(found) > 1 else ():
+                self.state.add_same(found[0].reader(), other.reader())
 
     # ----------------------------------------------------------------------------------------- functions
     def _enter_function(self, function: Any, path: str) -> None:
@@ -396,6 +449,7 @@ class Surroundings:
             self._visit_items(f"defaults of {name}", function.__kwdefaults__, DICT)
         names = names_in(code)
         self._computes_names |= names.computed
+        self.compares_objects |= names.compares
         with self._outside_arguments():
             self._look_at_globals(function.__globals__, names)
             if (self._ran is not None or self._follows_all) and _reads_namespace(function.__globals__, names):
@@ -777,7 +831,7 @@ class Surroundings:
     def _found(self, tensor: Tensor, place: Place) -> None:
         self._enter_tensor(tensor, place.path)
         if not self._in_argument:
-            self._tensors.setdefault(id(tensor), place)
+            self._tensors.setdefault(id(tensor), []).append(place)
             attributes = vars(tensor) if is_users_wrapper(tensor) else own_attributes(tensor)
             if attributes is not None and id(tensor) not in self._seen:
                 self._seen[id(tensor)] = tensor

@@ -127,6 +127,7 @@ class StateGuard:
         self._empty: list[dict[Any, Any]] = []  # of functions, mostly: no attribute was ever given to them
         self._settings: list[tuple[Callable[[], Any], Any]] = []
         self._identities: list[tuple[Callable[[], Any], Any]] = []
+        self._same: list[tuple[Callable[[], Any], Callable[[], Any]]] = []
         self._classes: dict[int, type] = {}  # of the user's, by id
         self._loose: dict[int, _LooseClass] = {}
         self._dicts: list[dict[Any, Any]] = []
@@ -147,6 +148,7 @@ class StateGuard:
         self._sequences.clear()
         self._others.clear()
         self._identities.clear()
+        self._same.clear()
 
     # ------------------------------------------------------------------------------------------ collecting
     def add_item(self, table: dict[Any, Any], key: Any, value: Any) -> None:
@@ -239,6 +241,10 @@ class StateGuard:
         """A place in which there must be the very same object."""
         self._identities.append((read, value))
 
+    def add_same(self, one: Callable[[], Any], other: Callable[[], Any]) -> None:
+        """Two places that held the same tensor."""
+        self._same.append((one, other))
+
     def add_setting(self, read: Callable[[], Any], value: Any) -> None:
         """Something of torch's that is asked for by a call."""
         self._settings.append((read, value))
@@ -253,7 +259,7 @@ class StateGuard:
         self._made_of = [part for function in map(_find, self._functions) for part in _made_of(function)]
         self._derived = list(map(_derived, self._classes.values()))
         held = (self._objects, self._loose, self._sequences, self._others)
-        self._holds_more = any((*held, self._settings, self._identities))
+        self._holds_more = any((*held, self._settings, self._identities, self._same))
         self.holds = self._comparison()
         return bool(self._dicts or self._functions or self._empty or self._holds_more)
 
@@ -295,6 +301,8 @@ class StateGuard:
             if not _same_items(read(find()), items):
                 return False
         if not all(read() is value for read, value in self._identities):
+            return False
+        if self._same and not all(one() is other() for one, other in self._same):
             return False
         return all(is_unchanged(ask(), answer) for ask, answer in self._settings)
 

@@ -119,6 +119,8 @@ class Recording:
         self.emptied: frozenset[int] = frozenset()  # selective checkpoints, by the backward that was recorded last
         self.holds_checkpoints = False  # reentrant ones, on the tape
         self.backward_guards: BackwardGuards | None = None
+        # Ids of arguments that the program also finds by itself, and may compare: it is given them as they are.
+        self.found_elsewhere: frozenset[int] = frozenset()
         self.noting_code: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # while the user's runs
         self.backward_state: BackwardState | None = None  # of the backward that was recorded last
         kind = AboveAutograd if above_autograd else Recorder
@@ -160,8 +162,11 @@ class Recording:
             reals.register(argument.value, self._adopt(argument))
         seen = [self._adopt(argument) for argument in arguments]
         for argument, value in zip(arguments, seen, strict=True):
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and id(argument.value) not in self.found_elsewhere:
                 reals.note_argument(argument.value, value)
+            elif isinstance(value, Tensor):
+                reals.register(argument.value, value)
+        seen = [a.value if id(a.value) in self.found_elsewhere else s for a, s in zip(arguments, seen, strict=True)]
         for real in early:
             reals.twin_of(real)
         settings, changed, attributes = Settings.now(), None, None
