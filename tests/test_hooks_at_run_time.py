@@ -602,6 +602,29 @@ def test_waiting_for_a_gradient_that_stays_inside_in_part_is_refused(wait):
         z.sum().backward()
 
 
+@pytest.mark.parametrize("wait", [torch.Tensor.retain_grad, wait_by_hook])
+def test_waiting_for_a_gradient_behind_a_hook_of_the_program_is_refused(wait):
+    """In eager it is what the hook returns; that is inside of the compiled backward."""
+
+    def program(x, waits):
+        y = x.clone().relu_()
+        y.register_hook(lambda g: g * 2)
+        if waits:
+            y.retain_grad()
+        return y
+
+    call = compiled(program)
+    y = call(leaf(3), False)
+    wait(y)
+    with pytest.raises(UnsupportedError, match="output has a hook, or retain_grad.* the program gave it a hook"):
+        y.sum().backward()
+    with pytest.raises(UnsupportedError, match=r"gives output a hook and calls retain_grad\(\)"):
+        call(leaf(3), True)
+    x = leaf(3)
+    call(x, False).sum().backward()
+    assert x.grad.max() == 2
+
+
 def test_waiting_for_the_gradient_of_a_written_input_that_stays_inside_in_part_is_refused():
     x = leaf(3) * 1
     z = foregrad.aot_function(lambda x: (x.mul_(2), x * 3)[1], nop)(x)

@@ -30,7 +30,7 @@ from .convention import forward_values, placeholder_names, primals_of
 from .effects import Effect, Effects, Escape
 from .graph import Part, to_fx
 from .hooks import HookEffect, HookEffects
-from .inner_results import InnerResult, inner_results
+from .inner_results import InnerResult, hooked_results, inner_results
 from .inputs import InputFacts, input_facts
 from .ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
 from .outputs import OutputClassifier, OutputFacts
@@ -68,7 +68,7 @@ class Joint:
     effects: tuple[Effect, ...]
     hooks: tuple[HookEffect, ...]  # that a call registers on inputs and results
     attributes: tuple[AttributeSet, ...]  # that a call puts on results
-    inner_results: tuple[InnerResult, ...]  # from which others are computed
+    inner_results: tuple[InnerResult, ...]  # whose gradients are not whole outside
     primal_values: tuple[Any, ...]  # of the graph, tokens first
     tangent_values: tuple[Tensor, ...]  # of the graph
     primal_nodes: tuple[Node | Wrapped, ...]  # what stands for the primals in the graph
@@ -170,7 +170,10 @@ def build_joint(
         effects=tuple(hidden.effects),
         hooks=tuple(effects),
         attributes=attributes,
-        inner_results=inner_results(outputs, hidden.paths, targets),
+        inner_results=(
+            *inner_results(outputs, hidden.paths, targets),
+            *hooked_results(outputs, hidden.paths, targets, recording.hooks.inside),
+        ),
         primal_values=tuple(node.value for node in taken),
         tangent_values=tuple(node.value for node in tape.tangent_nodes),
         primal_nodes=primal_nodes,

@@ -22,6 +22,7 @@ from ..record.stand_ins import RecordedInput
 from ..record.tape import tape_edges
 from ..slots import Output, Primal
 from .effects import Effects
+from .inner_results import is_hooked
 from .inputs import is_stale
 from .outputs import OutputFacts, Plain, SameAsInput, SameAsOutput
 
@@ -135,6 +136,11 @@ class HookEffects:
                 effects.append(HookAdded(Output(i), hook.how, hook.hook, self._captured[hook], early=False))
             if leaf.retains_grad:
                 self._refuse_lost_gradient(leaf, paths[i])
+                if isinstance(result, Plain) and is_hooked(leaf, self._recording.hooks.inside):
+                    raise UnsupportedError(
+                        f"the program gives {paths[i]} a hook and calls retain_grad() on it: a compiled call would "
+                        f"keep the gradient as it is before the hook. {_WAY_OUT}"
+                    )
                 effects.append(GradRetained(Output(i)))
         return effects
 

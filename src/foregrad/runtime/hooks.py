@@ -53,7 +53,7 @@ class RegisterHooks(Stage):
 
 @dataclass(frozen=True)
 class WatchResults(Stage):
-    """Let the backward find results that others are computed from, as long as the caller holds them."""
+    """Let the backward find results whose gradients are not whole outside, as long as the caller holds them."""
 
     inner: tuple[InnerResult, ...]
     tracked: Returned  # something that the program's node gives
@@ -79,9 +79,8 @@ def refusing_whole_gradients(inner: tuple[InnerResult, ...]) -> Callable[..., No
                 continue
             if tensor.retains_grad or tensor._backward_hooks:
                 raise UnsupportedError(
-                    f"{result.name} has a hook, or retain_grad() was called on it, and other results are computed from "
-                    "it: their part of its gradient stays inside of the compiled backward. Differentiate what is "
-                    "computed from it outside, or compile with fallback='eager'."
+                    f"{result.name} has a hook, or retain_grad() was called on it, and {result.why}. Do so with what "
+                    "is computed from it outside, or compile with fallback='eager'."
                 )
 
     return refuse
