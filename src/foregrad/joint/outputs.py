@@ -467,7 +467,9 @@ class OutputClassifier:
 
     def _view_of_intermediate(self, leaf: Tensor) -> Result | None:
         base = leaf._base
-        if base is None or not (leaf.requires_grad and base.requires_grad) or self._is_from_custom_function(leaf):
+        if base is None or not (leaf.requires_grad and base.requires_grad):
+            return None
+        if self._is_from_custom_function(leaf) and self._behind_views(leaf) is not base.grad_fn:
             return None
         if self._state(base).storage is not self._state(leaf).storage:  # it was moved to other memory since
             return None

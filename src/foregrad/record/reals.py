@@ -122,6 +122,7 @@ class RealTensors(TorchFunctionMode):
         self._before_requiring_grad = before_requiring_grad  # raises if eager's views would see it otherwise
         self._before_detaching = before_detaching
         self.data_assigned: set[int] = set()  # ids of tensors that `.data =` moved last
+        self._applied: set[int] = set()  # ids of leaves that a custom function took, in whose forward gradients are off
         self.made_to_require_grad: set[int] = set()  # ids of tensors that `requires_grad_()` was called on
         self.grads_looked_at: set[int] = set()  # ids of what stands for tensors whose `.grad` was read or set
         self._start_nodes: dict[int, Any] = {}  # of inputs that are no leaves, by id of what stands for them
@@ -186,8 +187,11 @@ class RealTensors(TorchFunctionMode):
         self.applies_functions = True
         with without_function_modes():
             for value in args:
-                if isinstance(value, Tensor) and not self._abstract(value) and not is_functorch_wrapped(value):
-                    self.twin_of(value)
+                if not isinstance(value, Tensor) or is_functorch_wrapped(value):
+                    continue
+                twin = value if self._abstract(value) else self.twin_of(value)
+                if twin.is_leaf and twin.requires_grad and torch.is_grad_enabled():
+                    self._applied.add(id(twin))
 
     def note_saved_hooks(self, checkpoint: CheckpointFrame | None) -> None:
         """Autograd will call the program back for what it saves."""
@@ -275,12 +279,21 @@ class RealTensors(TorchFunctionMode):
                 f"assigning .data, at {where(user_stack(3))}, makes an inference tensor of a normal one, or the other "
                 "way round, which cannot be compiled yet."
             )
+        self._refuse_moving(target)
         version = 0 if target.is_inference() else target._version
         with torch.no_grad():
             aten.set_.source_Tensor(target, value.detach())
         if not target.is_inference():
             set_version(target, version)
         self.data_assigned.add(id(target))
+
+    def _refuse_moving(self, target: Tensor) -> None:
+        """Autograd has an edge to a tensor, as it was, that no operator of the record shows."""
+        if id(target) in self._applied:
+            raise UnsupportedError(
+                f"moving a tensor that requires grad to other memory, at {where(user_stack(4))}, after a custom "
+                "function took it cannot be compiled yet. Do so outside the program, or write to it in place."
+            )
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -355,6 +368,7 @@ class RealTensors(TorchFunctionMode):
                 )
             self._before_detaching(args[0])
         elif func is Tensor.set_:
+            self._refuse_moving(self._swap(args[0]))
             self.data_assigned.discard(id(args[0]))
         return self._call(func, args, kwargs)
 
