@@ -331,6 +331,27 @@ def test_gradients_that_a_program_leaves(program):
     check_core(program, plain(2), nn.Parameter(plain(2)))
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_the_gradient_of_an_argument_that_is_no_leaf():
+    def program(x):
+        return x * 2 if x.grad is None else x + x.grad
+
+    call = foregrad.aot_function(program, nop)
+    x = leaf(3) * 1
+    torch.testing.assert_close(call(x), program(x))
+    for gradient in (plain(3), plain(3) * 5):
+        x.grad = gradient
+        torch.testing.assert_close(call(x), program(x))
+    assert len(call.specializations) == 2
+
+
+def test_a_gradient_of_another_shape_is_refused():
+    w = with_a_gradient(2)
+    w.data = plain(3)
+    with pytest.raises(UnsupportedError, match=r"args\[0\] has a gradient of another shape than its own"):
+        foregrad.aot_function(lambda w: w * (2 if w.grad is None else 3), nop)(w)
+
+
 @pytest.mark.parametrize("program", IN_GRAD, ids=lambda p: p.__name__)
 def test_gradients_of_parameters(program):
     """F-9"""

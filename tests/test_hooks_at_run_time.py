@@ -616,7 +616,7 @@ def test_waiting_for_a_gradient_behind_a_hook_of_the_program_is_refused(wait):
     call = compiled(program)
     y = call(leaf(3), False)
     wait(y)
-    with pytest.raises(UnsupportedError, match="output has a hook, or retain_grad.* the program gave it a hook"):
+    with pytest.raises(UnsupportedError, match=r"output has a hook, or retain_grad.* the program gave it a hook"):
         y.sum().backward()
     with pytest.raises(UnsupportedError, match=r"gives output a hook and calls retain_grad\(\)"):
         call(leaf(3), True)

@@ -354,6 +354,25 @@ def a_view_of_a_custom_function(x):
     return Tripled.apply(x)
 
 
+class Doubled(torch.autograd.Function):
+    """No view, with a backward of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3
+
+
+@program(lambda: leaf(2, 2))
+def views_of_what_a_custom_function_returns(x):
+    """A-8"""
+    y = Doubled.apply(x)
+    return y[..., :2], y, y[:1]
+
+
 # -------------------------------------------------------------------------------------------------- writes
 @program(lambda: plain(3))
 def a_write(x):

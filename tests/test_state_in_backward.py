@@ -267,6 +267,38 @@ def test_a_tensor_that_only_the_backward_finds_may_not_be_replaced_in_between(mo
     assert torch.equal(x.grad, WEIGHT.exp())
 
 
+def test_a_tensor_that_the_backward_no_longer_finds_is_named():
+    """Parametrizing a module takes the parameter out of it."""
+    layer = torch.nn.Linear(3, 3)
+    call = compiled_by(lambda x: torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False))
+    loss = call(torch.ones(2, 3)).sum()
+    torch.nn.utils.parametrize.register_parametrization(layer, "weight", torch.nn.Identity())
+    with pytest.raises(BackwardError, match=r"layer.weight, in which the tensor that was there"):
+        loss.backward()
+
+
+def test_a_parameter_that_is_frozen_before_a_backward_of_some_results():
+    """That backward is recorded when it is first asked for."""
+    first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+
+    def program(x):
+        return first(x), second(x)
+
+    def gradients(call):
+        x = torch.ones(2, 3, requires_grad=True)
+        results = call(x)
+        first.weight.requires_grad_(False)
+        results[1].sum().backward()
+        results[0].sum().backward()
+        first.weight.requires_grad_(True)
+        found = [x.grad, first.weight.grad, first.bias.grad, second.weight.grad]
+        first.zero_grad(), second.zero_grad()
+        return found
+
+    for wanted, got in zip(gradients(program), gradients(compiled_by(program)), strict=True):
+        assert (wanted is None and got is None) or torch.equal(wanted, got)
+
+
 def test_a_list_that_the_backward_changes_is_refused():
     class Appending(torch.autograd.Function):
         @staticmethod

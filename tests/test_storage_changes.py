@@ -390,8 +390,26 @@ def assign(x, data):
     x.data = data
 
 
+def set_(x, data):
+    with torch.no_grad():
+        x.set_(data)
+
+
+class Copied(torch.autograd.Function):
+    """Inside of its forward gradients are off: no operator shows that autograd has an edge to what it takes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
 # An error quotes the line of the program, so that words must not stand on it.
 A_STORAGE, NO_DERIVATIVE = "takes a storage", "has no derivative"
+AFTER_A_FUNCTION = "after a custom function took it"
 AFTER_USE = "requires grad to other memory after it was used"
 NOT_YET = {
     "set_ by offset": (lambda x, y, w, v: (set_part_(x, y, 1, [2], [2]), y * 1)[1], A_STORAGE),
@@ -400,6 +418,8 @@ NOT_YET = {
     ".data of another shape": (lambda x, y, w, v: (assign(w, y[:2]), w * w)[1], "takes another shape"),
     ".data of another dtype": (lambda x, y, w, v: (assign(x, y.double()), x * 2)[1], "another dtype"),
     "a leaf after its use": (lambda x, y, w, v: ((z := w * w), assign(w, y), z), AFTER_USE),
+    "a leaf after a custom function": (lambda x, y, w, v: ((z := Copied.apply(w)), assign(w, y), z), AFTER_A_FUNCTION),
+    "set_ after a custom function": (lambda x, y, w, v: ((z := Copied.apply(w)), set_(w, y), z), AFTER_A_FUNCTION),
     "a result after its use": (lambda x, y, w, v: ((z := v * w), assign(v, y), z), AFTER_USE),
     "to what was computed from it": (lambda x, y, w, v: ((t := v * 2), assign(v, t), v * w), AFTER_USE),
     "there and back": (lambda x, y, w, v: ((old := v.data), assign(v, y), v.add_(1), assign(v, old), v * w), AFTER_USE),

@@ -1045,6 +1045,26 @@ def test_what_python_reads_for_the_program_counts_without_a_name():
     torch.testing.assert_close(compiled(x), x * 3 + 3)
 
 
+NUMBERS = types.SimpleNamespace(all=itertools.cycle([1.0, 2.0]))
+
+
+def next_number():
+    return next(NUMBERS.all)
+
+
+def test_an_iterator_is_not_used_up_where_other_names_are_put_together():
+    """The program's own code leads to it by plain names; what it calls may lead anywhere."""
+    layer = torch.nn.TransformerEncoderLayer(4, 2, 4)
+
+    def program(x):
+        layer.eval()
+        return x * next_number()
+
+    with pytest.raises(UnsupportedError, match=r"NUMBERS.*itertools.cycle"):
+        foregrad.aot_function(program, nop)(plain(2))
+    assert layer.training and next_number() == 1.0
+
+
 def test_objects_that_cannot_be_looked_at_are_refused():
     class Kind(type):
         def __getattribute__(cls, name):

@@ -29,6 +29,8 @@ from .module_guard import ModuleGuard
 from .places import Place, Surroundings, refuse_unknown
 from .snapshot import Snapshot
 
+_GONE = (KeyError, IndexError, AttributeError, ValueError, TypeError)  # what a place that is no longer there raises
+
 
 class ReadInBackward:
     """What the functions that ran in a backward have read, as it was then."""
@@ -60,16 +62,16 @@ class ReadInBackward:
         try:
             same = Settings.now() == self._settings and all(check() for check in self._checks)
             return same and not self._lives.is_gone
-        except (KeyError, IndexError, AttributeError, ValueError, TypeError):  # a place that is no longer there
+        except _GONE:
             return False
 
     def require_same(self, tensors: Sequence[Tensor]) -> None:
         """Raise if the places of the inputs hold other tensors than the forward has found there."""
         for tensor, place in zip(tensors, self._places.values(), strict=not self._lives.is_gone):
-            if _read(place) is not tensor:
+            if _read_if_there(place) is not tensor:
                 raise BackwardError(
-                    f"The backward of a compiled program reads {place.path}, in which there is another tensor than "
-                    "there was in the forward. Pass the tensor as an argument, or compile with fallback='eager'."
+                    f"The backward of a compiled program reads {place.path}, in which the tensor that was there in the "
+                    "forward is no more. Pass the tensor as an argument, or compile with fallback='eager'."
                 )
 
 
@@ -209,6 +211,13 @@ def _checks(around: Surroundings, root: types.FunctionType) -> Iterator[Callable
 
 def _comparing(place: Place, equals: Callable[[Any], bool]) -> Callable[[], bool]:
     return lambda: equals(_read(place))
+
+
+def _read_if_there(place: Place) -> Any:
+    try:
+        return _read(place)
+    except _GONE:
+        return None
 
 
 def _read(place: Place) -> Any:

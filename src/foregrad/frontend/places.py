@@ -32,6 +32,7 @@ from .calls import (
     READ_NAMESPACE,
     CodeThatRan,
     Names,
+    code_named_by,
     found_where_it_says,
     is_library_class,
     is_library_function,
@@ -194,7 +195,8 @@ class Surroundings:
         self.unknown: list[tuple[str, str]] = []  # what cannot be followed: its path, and why
         self.unknown_arguments: list[tuple[str, str]] = []
         self._hidden_state: list[tuple[str, str]] = []  # those whose state nobody can see or put back
-        self._used_up: list[tuple[str, str]] = []  # iterators and queues among them
+        self._used_up: list[tuple[str, str]] = []  # iterators and queues among them that the program itself holds
+        self._used_up_around: list[tuple[str, str]] = []  # and those in namespaces
         self._tensors: dict[int, list[Place]] = {}  # by id: all places in which a tensor was found
         self._state: dict[int, list[Place]] = {}  # parameters and buffers of modules, once somebody asks
         self._tables: list[
@@ -292,10 +294,14 @@ class Surroundings:
         """What a recording may change and nobody can put back, as far as the names in the program lead there.
 
         Names that are put together may lead anywhere, through the namespaces of large libraries too: then only what is
-        made to be used up and held by the program itself counts, and the code that runs tells about the rest.
+        made to be used up counts, where the program itself holds it or its own code leads there by plain names, and the
+        code that runs tells about the rest.
         """
         if self._follows_all:
             return self._hidden_state
+        if self._computes_names and self._used_up_around:
+            near = Surroundings(root, arguments, code_named_by(root))
+            return [*self._used_up, *near._used_up_around]
         if not self._hidden_state or self._computes_names:
             return self._used_up
         named = Names(attributes=frozenset(self._names))
@@ -730,8 +736,8 @@ class Surroundings:
             why = f"is of the type {type(value).__module__}.{type(value).__qualname__}"
             self.unknown.append((path, why))
             self._hidden_state.append((path, why))
-            if _is_used_up(value) and self._counts_as_held:
-                self._used_up.append((path, why))
+            if _is_used_up(value):
+                (self._used_up if self._counts_as_held else self._used_up_around).append((path, why))
             return
         if len(self.holders) > _MOST_HOLDERS and self._reads_everything:
             self.unknown.append((path, "is one of too many objects that the program can reach"))

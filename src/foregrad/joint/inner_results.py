@@ -19,7 +19,7 @@ from .inputs import is_stale
 from .outputs import OutputFacts, Plain, SameAsInput, SameAsOutput
 
 _COMPUTED_FROM = "other results are computed from it: their part of its gradient stays inside of the compiled backward"
-_HOOKED = "the program gave it a hook, which is a part of the compiled backward: outside, its gradient is as before that"
+_HOOKED = "the program gave it a hook, which is a part of the compiled backward: outside, its gradient is as before"
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,7 @@ class RealTensors(TorchFunctionMode):
     def _look_at_grad(self, tensor: Tensor) -> Tensor:
         """What stands for a tensor whose `.grad` is read or set; a gradient from before the call must be an input."""
         real = self._arguments.get(id(tensor), tensor)
-        if not self._abstract(real) and real.is_leaf:
+        if not self._abstract(real):
             self._need_grad(real)
         seen = tensor if self._abstract(tensor) else self.twin_of(tensor)
         self.grads_looked_at.add(id(seen))

@@ -8,6 +8,7 @@ source for every backward that anybody may ask for.
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -253,12 +254,20 @@ class Recording:
             if recorded.layout is None and first is None:
                 self._attributes.note(argument.slot, argument.value, recorded.seen)
             if id(argument.value) in self._with_grads and first is None and argument.value.grad is not None:
+                if argument.value.grad.shape != argument.value.shape:
+                    raise UnsupportedError(
+                        f"{argument.slot} has a gradient of another shape than its own, since it was moved to other "
+                        "memory: a program that reads it cannot be compiled. Set .grad to None first."
+                    )
                 grad = self._adopt(Argument(GradOf(argument.slot), argument.value.grad))  # type: ignore[arg-type]
                 recorded.seen.grad = self._grads_before[argument.slot] = grad
         return argument.value if isinstance(recorded.seen, (Object, set, frozenset)) else recorded.seen
 
     def _need_grad(self, real: Tensor) -> None:
-        if real.grad is not None and id(real) not in self._with_grads:
+        with warnings.catch_warnings():  # that it is no leaf, and has none: the program gets that warning by itself
+            warnings.simplefilter("ignore", UserWarning)
+            has_grad = real.grad is not None
+        if has_grad and id(real) not in self._with_grads:
             raise self.recorder.refusals.note(GradNeeded(real))
 
     def _refuse_late_requires_grad(self, real: Tensor, seen: Tensor) -> None:
@@ -459,16 +468,17 @@ class Recording:
         self.recorder.watch_gradient_sums(self._edges(targets))
         differentiable = self.differentiable_inputs
         leaves = [i.differentiated for i in differentiable if i.differentiated is not None]
-        reals: dict[Primal, Tensor | None] = {}
+        reals: dict[Primal, Tensor] = {}
         for i in differentiable:
-            if not isinstance(i.slot, Input):
-                reals[i.slot] = self._real(i.slot)
-        hidden = [i for i in differentiable if reals.get(i.slot) is not None]
+            real = None if isinstance(i.slot, Input) else self._real(i.slot)
+            if real is not None and real.requires_grad:  # the user may have frozen it since the forward
+                reals[i.slot] = real
+        hidden = [i for i in differentiable if i.slot in reals]
         casts = contextlib.nullcontext() if autocast else autocast_off()
         watched = self._watching_code() if self._may_run_user_code(targets) else contextlib.nullcontext()
         with self._modes(self._reals), torch.set_grad_enabled(create_graph), casts, watched as code:
             self.recorder.generators.resume()
-            wanted = [*leaves, *others, *(real for real in reals.values() if real is not None)]
+            wanted = [*leaves, *others, *reals.values()]
             pairs = [(t, g) for t, g in zip(targets, tangents, strict=True) if not _refuse_dead_end(t, g)]
             ends, given = [target for target, _ in pairs], [tangent for _, tangent in pairs]
             # Leaves of the program's own get gradients too: what eager runs on the way to them is run, or refused.

@@ -207,7 +207,7 @@ SUPPORT: dict[str, str] = {
     "count_calls": "def count_calls(module, inputs, output):\n    totals['n'] += 1",
     "count_backward": "def count_backward(module, grad_inputs, grad_outputs):\n    totals['n'] += 1",
     "pack": "def pack(tensor):\n    return [tensor]",
-    "unpack": "def unpack(packed):\n    return packed[0] * 1",
+    "unpack": "def unpack(packed):\n    return packed[0].clone()",
     "original_sin": "original_sin = torch.sin",
     "Halved": "class Halved(torch.nn.Module):\n    def forward(self, v):\n        return v / 2",
     "set_cell": (
