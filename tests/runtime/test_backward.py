@@ -1,5 +1,7 @@
 """The backward of a compiled program: when it is compiled, what it is given, what it refuses."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -221,6 +223,25 @@ def test_a_write_to_what_eager_would_not_read_again_is_refused_by_name():
         signs.neg_()
         with pytest.raises(BackwardError, match=r"modified by an inplace operation.* reads signs .* once more"):
             y.sum().backward(create_graph=keeps_graph)
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("others", [False, True])
+def test_a_write_to_a_result_that_is_computed_again_is_refused(hooked, others):
+    """Eager saves the result, and refuses; or has the hooks give it back, and computes with it."""
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t.clone())
+
+    def program(x):
+        y = x * 2
+        return (y, x * y) if others else (y.detach(), x * y)
+
+    compiled = foregrad.aot_function(program, nop, partition_fn=foregrad.min_cut_rematerialization_partition)
+    with hooks if hooked else contextlib.nullcontext():
+        y, z = compiled(leaf(4))
+    with torch.no_grad():
+        y.mul_(1.5)
+    with pytest.raises(BackwardError, match="modified by an inplace operation"):
+        z.sum().backward()
 
 
 @pytest.mark.parametrize("program", [lambda x, w: torch.where(w > 0, x, -x), lambda x, w: (x * w).sin()])

@@ -302,7 +302,7 @@ class TrainingCore:
         if self._is_spent and not self._live:
             lines.insert(0, "ctx.saved_tensors  # autograd refuses where they are gone")
         store = self._backward.store
-        if store.reread.again or store.reread.updated:
+        if store.reread.checks:
             check = writer.bind(store.require_unwritten, "require_unwritten")
             writer.line(f"if ctx.noted is not None: {check}(ctx)")
         if not self._saved.tensors and not self._is_spent:  # there is nothing that autograd could refuse

@@ -9,11 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
+from .._torch import saved_hooks_are_on
 from ..errors import UnsupportedError
 from ..joint.hooks import GradRetained, HookAdded, HookEffect, with_values
 from ..joint.inner_results import InnerResult
 from ..slots import Output, Primal, Returned
 from .stage import Stage
+from .store import Noted
 from .writer import Writer, tuple_of
 
 
@@ -61,6 +63,26 @@ class WatchResults(Stage):
     def leave(self, writer: Writer) -> None:
         results = tuple_of([writer.variable(result.of) for result in self.inner])
         writer.line(f"{writer.bind(_watch, 'watch')}({writer.variable(self.tracked)}, {results})")
+
+
+@dataclass(frozen=True)
+class NoteResults(Stage):
+    """Let the backward see that the caller has written to a result which it computes again, where eager saves it."""
+
+    results: tuple[Returned, ...]
+    tracked: Returned  # something that the program's node gives
+
+    def leave(self, writer: Writer) -> None:
+        results = tuple_of([writer.variable(slot) for slot in self.results])
+        writer.line(f"{writer.bind(_note, 'note_results')}({writer.variable(self.tracked)}, {results})")
+
+
+def _note(tracked: Tensor, results: tuple[Tensor, ...]) -> None:
+    node = tracked.grad_fn
+    if node is not None:  # gradients are on
+        known = () if node.noted is None else node.noted.versions  # type: ignore[attr-defined]
+        versions = [(weakref.ref(tensor), tensor._version) for tensor in results if not tensor.is_inference()]
+        node.noted = Noted(saved_hooks_are_on(), known, versions)  # type: ignore[attr-defined]
 
 
 def _watch(tracked: Tensor, results: tuple[Tensor, ...]) -> None:

@@ -224,7 +224,8 @@ def _changes_later(joint: Joint, facts: InputFacts) -> bool:
 def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, made: _Compiled) -> None:
     """The text of the program: stages in, the graphs, stages out."""
     debug = config.options.debug_assert and not entry.guarded
-    stages = stages_of(joint, debug, config.num_params_buffers, config.aot_id, made.counted)
+    noted = () if made.backward is None else made.backward.store.reread.returned
+    stages = stages_of(joint, debug, config.num_params_buffers, config.aot_id, made.counted, noted)
     made.core.define(writer)
     with writer.block(entry.open(writer)):
         entry.enter(writer)

@@ -16,7 +16,7 @@ from ..joint.inputs import has_version
 from ..joint.ir import Node, nodes_in
 from ..joint.lazy import is_placeholder, operator_of, outputs_of, stack_of, unread, value_of
 from ..ops import Kind, op_info
-from ..slots import Updated
+from ..slots import Returned, Updated
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +96,27 @@ def origin_of(node: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Reread:
-    """Primals whose versions matter to a backward beyond what autograd checks by itself; by their places.
+    """What versions matter to a backward beyond what autograd checks by itself; primals by their places.
 
     Args:
         only_again: Those that are saved only because something is computed from them again: eager saves that instead.
         again: Those from which anything is computed again, eager reads them or not.
         updated: Those that the program writes to and whose new value is saved: by how much their versions grow.
+        returned: Results that are computed again where eager saves them.
     """
 
     only_again: Mapping[int, str] = field(default_factory=dict)  # with their names
     again: Sequence[int] = ()
     updated: Mapping[int, int] = field(default_factory=dict)
+    returned: Sequence[Returned] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.only_again or self.again or self.updated)
+        return bool(self.only_again or self.checks)
+
+    @property
+    def checks(self) -> bool:
+        """Whether the backward looks at versions itself."""
+        return bool(self.again or self.updated or self.returned)
 
 
 def reread_by(joint: Joint, saved: Saved, backward: fx.GraphModule, gradients: Sequence[Any]) -> Reread:
@@ -117,8 +124,8 @@ def reread_by(joint: Joint, saved: Saved, backward: fx.GraphModule, gradients: S
     nodes = joint.part.nodes
     kept = {origin_of(node).name for node in saved.tensors}
     of_primals = _views_of([node for node in joint.primal_nodes if isinstance(node, Node) and node.name in kept], nodes)
-    recorded = (item for node in nodes if node.backward for item in node.inputs())
-    read = {of_primals[node] for node in (*recorded, *nodes_in(gradients)) if node in of_primals}
+    recorded = {item for node in nodes if node.backward for item in node.inputs()} | {*nodes_in(gradients)}
+    read = {of_primals[node] for node in recorded if node in of_primals}
     computed = dict(_computed_by(backward))
     again = [node for node in nodes if not node.backward and node.name in computed]
     repeated = [computed[node.name] for node in again if not is_view(node)]
@@ -128,7 +135,19 @@ def reread_by(joint: Joint, saved: Saved, backward: fx.GraphModule, gradients: S
         {i: str(joint.primals[i].recorded.slot) for i, name in plain.items() if name in kept - read},
         [i for i, name in plain.items() if name in sources],
         {} if joint.backward_writes else _updated(joint, kept),
+        _returned(joint, recorded, {node.name for node in again}) if again else (),
     )
+
+
+def _returned(joint: Joint, read: set[Node], again: set[str]) -> list[Returned]:
+    """Results that the recorded backward reads, and that are computed again, not saved."""
+    origins = {origin_of(node).name for node in read} & again
+    results = zip(joint.signature.returned, joint.returned_nodes, strict=True)
+    return [
+        slot
+        for slot, node in results
+        if not isinstance(slot, Updated) and isinstance(node, Node) and origin_of(node).name in origins
+    ]
 
 
 def _views_of(origins: Sequence[Node], nodes: Sequence[Node]) -> dict[Any, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +32,7 @@ from ..locks import recording_lock
 from ..record.step import Step
 from ..slots import Grown, Inner, Output, Primal, Returned, Updated
 from .aliases import Aliases, is_late
-from .hooks import RegisterHooks, WatchResults
+from .hooks import NoteResults, RegisterHooks, WatchResults
 from .stage import Stage
 from .text import arguments_text, grad_mode, literal, op_name
 from .writer import Writer
@@ -357,9 +357,21 @@ class AutocastAfter(Stage):
         writer.line(f"{setter}({writer.bind(self.state, 'autocast_state')})")
 
 
-def stages_of(joint: Joint, debug_assert: bool, state: int, aot_id: int, counted: Mapping[Primal, int]) -> list[Stage]:
-    """The stages that a program needs, outermost first; `counted` is what was counted when inputs were saved."""
+def stages_of(
+    joint: Joint,
+    debug_assert: bool,
+    state: int,
+    aot_id: int,
+    counted: Mapping[Primal, int],
+    noted: Sequence[Returned],
+) -> list[Stage]:
+    """The stages that a program needs, outermost first.
+
+    `counted` is what was counted when inputs were saved, `noted` are results whose versions the backward compares.
+    """
     stages: list[Stage] = []
+    if noted:
+        stages.append(NoteResults(tuple(noted), joint.signature.tangents[0].of))
     if debug_assert:
         stages.append(Assumptions(joint.inputs, state, aot_id))
     if joint.inner_results:

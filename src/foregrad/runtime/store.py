@@ -38,7 +38,8 @@ class Noted(NamedTuple):
     """Versions of tensors, as they are when a call is over."""
 
     hooked: bool  # what is saved goes through hooks, and eager checks no versions
-    versions: list[tuple[weakref.ref[Tensor], int]]
+    versions: Sequence[tuple[weakref.ref[Tensor], int]]  # of inputs
+    results: Sequence[tuple[weakref.ref[Tensor], int]] = ()
 
 
 class Store:
@@ -91,9 +92,13 @@ class Store:
         versions += [(weakref.ref(tensor), tensor._version) for tensor in again] if hooked else []
         return Noted(hooked, versions) if versions else None
 
-    def require_unwritten(self, ctx: Any) -> None:
-        """Refuse where something that was noted has changed; of what is gone, hooks have made a copy."""
-        for reference, version in ctx.noted.versions:
+    def require_unwritten(self, ctx: Any, whole: bool = True) -> None:
+        """Refuse where something that was noted has changed; of what is gone, hooks have made a copy.
+
+        Of inputs, what only other outputs need than those that are differentiated is eager's matter then.
+        """
+        noted: Noted = ctx.noted
+        for reference, version in (*noted.results, *(noted.versions if whole or noted.hooked else ())):
             tensor = reference()
             # It is lower where another thread was about to write without counting: versions are put back after that.
             if tensor is not None and tensor._version > version:
@@ -102,7 +107,7 @@ class Store:
                     f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version "
                     f"{version} instead."
                 )
-                raise under_hooks(error) if ctx.noted.hooked else named(error, self.program)
+                raise under_hooks(error) if noted.hooked else named(error, self.program)
 
     def refusal(self, error: RuntimeError) -> RuntimeError:
         """An error of autograd's, as the program's own; where it reads more than eager does, that is said."""
@@ -129,9 +134,8 @@ class Store:
 
         What this backward does not leave to others is gone afterwards, as in eager.
         """
-        # What only the other outputs need is eager's matter when they are differentiated.
-        if self.reread and ctx.noted is not None and (all(mask) or ctx.noted.hooked):
-            self.require_unwritten(ctx)
+        if self.reread and ctx.noted is not None:
+            self.require_unwritten(ctx, all(mask))
         uses = self._tape.freed_by(self._tape.chosen(mask))
         stash: Stash | None = ctx.stash
         values, wrappers = self._found(ctx, stash, uses)

@@ -88,8 +88,14 @@ def backward(result: Any) -> None:
         result: What a call returned.
     """
     able = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
-    tangents = [torch.linspace(0.5, 1.5, t.numel(), dtype=torch.float32).reshape(t.shape).to(t.dtype) for t in able]
-    torch.autograd.backward(able, tangents)
+    torch.autograd.backward(able, [_tangent_of(tensor) for tensor in able])
+
+
+def _tangent_of(result: Tensor) -> Tensor:
+    """It lies in memory as its result does: where a compiled backward has to move it first, sums round otherwise."""
+    values = torch.linspace(0.5, 1.5, result.numel(), dtype=torch.float32).reshape(result.shape)
+    lying = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="meta")  # of no subclass
+    return torch.empty_like(lying, device="cpu").copy_(values)
 
 
 def _forget(names: dict[str, Any], *forgotten: str) -> None:
