@@ -395,6 +395,11 @@ def set_(x, data):
         x.set_(data)
 
 
+def widen_(x):
+    with torch.no_grad():
+        x.unsqueeze_(0)
+
+
 class Copied(torch.autograd.Function):
     """Inside of its forward gradients are off: no operator shows that autograd has an edge to what it takes."""
 
@@ -420,6 +425,7 @@ NOT_YET = {
     "a leaf after its use": (lambda x, y, w, v: ((z := w * w), assign(w, y), z), AFTER_USE),
     "a leaf after a custom function": (lambda x, y, w, v: ((z := Copied.apply(w)), assign(w, y), z), AFTER_A_FUNCTION),
     "set_ after a custom function": (lambda x, y, w, v: ((z := Copied.apply(w)), set_(w, y), z), AFTER_A_FUNCTION),
+    "a shape after a custom function": (lambda x, y, w, v: ((z := Copied.apply(w)), widen_(w), z), AFTER_A_FUNCTION),
     "a result after its use": (lambda x, y, w, v: ((z := v * w), assign(v, y), z), AFTER_USE),
     "to what was computed from it": (lambda x, y, w, v: ((t := v * 2), assign(v, t), v * w), AFTER_USE),
     "there and back": (lambda x, y, w, v: ((old := v.data), assign(v, y), v.add_(1), assign(v, old), v * w), AFTER_USE),

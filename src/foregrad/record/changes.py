@@ -52,6 +52,7 @@ class Changes:
         self.shapes_before: dict[int, list[tuple[int, Tensor]]] = {}  # by id: number of the step, metadata before it
         self._reshaped_views: list[Tensor] = []
         self.detached: list[Tensor] = []  # in place, after a view was taken
+        self._taken: set[int] = set()  # ids of leaves that a custom function took, in whose forward gradients are off
         self.reshaped_without_grad: list[tuple[int, Tensor, Tensor]] = []  # number of the step, metadata before it
 
     def before(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack) -> Shapes:
@@ -103,7 +104,16 @@ class Changes:
     def _note(self, tensor: Tensor, before: Tensor) -> None:
         self.shapes_before.setdefault(id(tensor), []).append((len(self._steps), before))
 
+    def note_taken(self, leaf: Tensor) -> None:
+        """A custom function takes a leaf: autograd has an edge to it that no operator of the record shows."""
+        self._taken.add(id(leaf))
+
     def _before_reshape(self, op: OpOverload, tensor: Tensor, stack: Stack) -> None:
+        if id(tensor) in self._taken:
+            raise UnsupportedError(
+                f"{op}, at {where(stack)}, changes the shape of a tensor that requires grad, or moves it to other "
+                "memory, after a custom function took it: this cannot be compiled yet. Do so outside the program."
+            )
         if any(isinstance(n, SymInt) for n in tensor.shape):
             raise UnsupportedError(f"{op}, at {where(stack)}, of a symbolic size: it cannot be compiled yet.")
         views = [s for s in self._steps if s.args and s.args[0] is tensor and op_info(s.op).kind is Kind.VIEW]

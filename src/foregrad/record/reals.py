@@ -112,6 +112,7 @@ class RealTensors(TorchFunctionMode):
         need_grad: Callable[[Tensor], None],
         before_requiring_grad: Callable[[Tensor, Tensor], None],
         before_detaching: Callable[[Tensor], None],
+        note_leaf_taken: Callable[[Tensor], None],
         refusals: Refusals,
     ) -> None:
         super().__init__()
@@ -121,8 +122,8 @@ class RealTensors(TorchFunctionMode):
         self._need_grad = need_grad  # raises if a tensor holds a gradient that is no input
         self._before_requiring_grad = before_requiring_grad  # raises if eager's views would see it otherwise
         self._before_detaching = before_detaching
+        self._note_leaf_taken = note_leaf_taken  # by a custom function
         self.data_assigned: set[int] = set()  # ids of tensors that `.data =` moved last
-        self._applied: set[int] = set()  # ids of leaves that a custom function took, in whose forward gradients are off
         self.made_to_require_grad: set[int] = set()  # ids of tensors that `requires_grad_()` was called on
         self.grads_looked_at: set[int] = set()  # ids of what stands for tensors whose `.grad` was read or set
         self._start_nodes: dict[int, Any] = {}  # of inputs that are no leaves, by id of what stands for them
@@ -191,7 +192,7 @@ class RealTensors(TorchFunctionMode):
                     continue
                 twin = value if self._abstract(value) else self.twin_of(value)
                 if twin.is_leaf and twin.requires_grad and torch.is_grad_enabled():
-                    self._applied.add(id(twin))
+                    self._note_leaf_taken(twin)
 
     def note_saved_hooks(self, checkpoint: CheckpointFrame | None) -> None:
         """Autograd will call the program back for what it saves."""
@@ -279,21 +280,12 @@ class RealTensors(TorchFunctionMode):
                 f"assigning .data, at {where(user_stack(3))}, makes an inference tensor of a normal one, or the other "
                 "way round, which cannot be compiled yet."
             )
-        self._refuse_moving(target)
         version = 0 if target.is_inference() else target._version
         with torch.no_grad():
             aten.set_.source_Tensor(target, value.detach())
         if not target.is_inference():
             set_version(target, version)
         self.data_assigned.add(id(target))
-
-    def _refuse_moving(self, target: Tensor) -> None:
-        """Autograd has an edge to a tensor, as it was, that no operator of the record shows."""
-        if id(target) in self._applied:
-            raise UnsupportedError(
-                f"moving a tensor that requires grad to other memory, at {where(user_stack(4))}, after a custom "
-                "function took it cannot be compiled yet. Do so outside the program, or write to it in place."
-            )
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -368,7 +360,6 @@ class RealTensors(TorchFunctionMode):
                 )
             self._before_detaching(args[0])
         elif func is Tensor.set_:
-            self._refuse_moving(self._swap(args[0]))
             self.data_assigned.discard(id(args[0]))
         return self._call(func, args, kwargs)
 

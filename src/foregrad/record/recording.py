@@ -156,6 +156,7 @@ class Recording:
             self._need_grad,
             self._refuse_late_requires_grad,
             self.recorder.changes.note_detached,
+            self.recorder.changes.note_taken,
             self.recorder.refusals,
         )
         self._reals = reals
