@@ -264,6 +264,16 @@ def test_a_fused_step_on_arguments():
     check_core(a_fused_step, [leaf(2), leaf(3)], [plain(2), plain(3)], *state, steps)
 
 
+def test_a_fused_step_that_depends_on_how_tensors_lie_is_refused():
+    """B-2: its kernel goes through memory from where a tensor starts."""
+    compiled = foregrad.aot_function(a_fused_step, nop)
+    whole, part = plain(4, 3), plain(8, 3)[::2]
+    with pytest.raises(UnsupportedError, match="has gaps"):
+        compiled([part], [whole], [whole * 0], [whole * 0], [torch.zeros(())])
+    with pytest.raises(UnsupportedError, match="share memory"):
+        compiled([whole], [whole], [state := whole * 0], [state], [torch.zeros(())])
+
+
 OPTIMIZERS = {
     "sgd": lambda ps: torch.optim.SGD(ps, 0.1, foreach=False),
     "sgd, foreach": lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9, weight_decay=0.1, foreach=True),

@@ -303,12 +303,12 @@ def will_run(node: Any) -> bool:
 
 
 def frees_when_run(node: Any) -> bool:
-    """Whether a node holds, or held, saved tensors, which a backward frees once it has used them."""
+    """Whether a node holds saved tensors, which a backward frees once it has used them."""
     if hasattr(type(node), "_raw_saved_tensors"):  # a custom function
         try:
             return bool(node._raw_saved_tensors)
-        except RuntimeError:  # they are gone
-            return True
+        except RuntimeError:  # it has run already, and says so even if it had saved none
+            return False
     if type(node).__name__ == "CopySlices" or name_of_node(node).startswith("Foreach"):
         return True  # the first drops the whole node that it wraps, the others their lists, which cannot be looked at
     return any(name.startswith("_raw_saved_") and _is_saved(node, name) for name in dir(node))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +75,7 @@ def _idle_batch_norm(walk: Functionalizer, step: Step) -> None:
 
 # ------------------------------------------------------------------------------------------ functional twins
 def _by_variant(walk: Functionalizer, step: Step, variant: Variant) -> None:
-    targets = written_arguments(step.op, step.args, step.kwargs)
+    targets = _really_written(step, written_arguments(step.op, step.args, step.kwargs))
     _refuse_reading_results(walk, step, variant.pointwise, targets)
     if variant.op is aten.conj_physical.default and not step.args[0].is_complex():  # it would return the input itself
         variant = replace(variant, op=aten.clone.default, pointwise=False)
@@ -125,6 +125,7 @@ def _refuse_reading_results(walk: Functionalizer, step: Step, pointwise: bool, t
         states = [walk.state_of(t) for t in tensors_in(targets)]
         reads = any(id(state.storage) in shared for state in states) or _overlap(states)
     elif isinstance(targets[0], (list, tuple)):
+        _refuse_gaps(walk, step, targets)
         reads = _reads_others(walk, step, targets[0])
     else:
         return
@@ -132,6 +133,34 @@ def _refuse_reading_results(walk: Functionalizer, step: Step, pointwise: bool, t
         raise UnsupportedError(
             f"{step.op}, at {where(step.stack)}, writes to memory that it reads as another argument: it cannot be "
             "compiled yet. Pass a clone."
+        )
+
+
+def _really_written(step: Step, targets: Sequence[Any]) -> Sequence[Any]:
+    """What a step writes: fused optimizers say that they write to the gradients, and do so if they scale them."""
+    names = op_info(step.op).names
+    if "grad_scale" not in names or step.kwargs.get("grad_scale") is not None:
+        return targets
+    gradients = step.args[1]
+    return [None if target is gradients else target for target in targets]
+
+
+def _refuse_gaps(walk: Functionalizer, step: Step, targets: Sequence[Any]) -> None:
+    """A step of a fused optimizer goes through memory from where each tensor starts, whatever its strides."""
+    if sum(isinstance(target, (list, tuple)) for target in targets) < 2:
+        return
+    if any(has_gaps(walk.shape_now(tensor)) for tensor in tensors_in((*step.args, *step.kwargs.values()))):
+        raise UnsupportedError(
+            f"{step.op}, at {where(step.stack)}, goes through memory as it lies, and one of its tensors has gaps "
+            "there: this cannot be compiled yet. Pass tensors without gaps, or use an optimizer that is not fused."
+        )
+    _refuse_overlap(walk, step, list(tensors_in(targets)))
+
+
+def _refuse_overlap(walk: Functionalizer, step: Step, targets: Sequence[Tensor]) -> None:
+    if _overlap([walk.state_of(target) for target in targets]):
+        raise UnsupportedError(
+            f"{step.op}, at {where(step.stack)}, writes to tensors that share memory: it cannot be compiled yet."
         )
 
 
@@ -163,10 +192,7 @@ def _store(walk: Functionalizer, step: Step, value: Node, target: Any, result: A
     if target is None:
         return
     if isinstance(target, (list, tuple)):
-        if _overlap([walk.state_of(item) for item in target]):
-            raise UnsupportedError(
-                f"{step.op}, at {where(step.stack)}, writes to tensors that share memory: it cannot be compiled yet."
-            )
+        _refuse_overlap(walk, step, target)
         shapes = [walk.shape_now(item) for item in target]
         value.value = shapes if result is None else list(result)
         for i, (item, shape, given) in enumerate(zip(target, shapes, value.value, strict=True)):
@@ -202,10 +228,13 @@ def _lie_alike(one: Tensor, other: Tensor) -> bool:
     return one.stride() == other.stride() and one.dtype == other.dtype
 
 
-def _overlap(states: Sequence[TensorState]) -> bool:
+def _overlap(states: Iterable[TensorState]) -> bool:
     """Whether tensors that one operator writes to may have memory in common."""
-    pairs = itertools.combinations(states, 2)
-    return any(a.storage is b.storage and may_overlap(a.tensor, b.tensor) for a, b in pairs)
+    storages: dict[int, list[TensorState]] = {}
+    for state in states:
+        storages.setdefault(id(state.storage), []).append(state)
+    together = (pair for group in storages.values() for pair in itertools.combinations(group, 2))
+    return any(may_overlap(a.tensor, b.tensor) for a, b in together)
 
 
 def _result(
