@@ -64,7 +64,7 @@ from .stand_ins import (
 )
 from .step import Step
 from .survivors import Beginning, References, escape_error
-from .tape import edges_from, tape_edges
+from .tape import edges_from, node_of, tape_edges
 
 
 class GradNeeded(Exception):
@@ -374,7 +374,7 @@ class Recording:
         """Take the user's own objects off the tape, so that they need not live as long as the program."""
         nodes = []
         if self._reals.applies_functions:
-            ends = [tensor.grad_fn for step in self.steps for tensor in tensors_in([step.out])]
+            ends = [node_of(tensor) for step in self.steps for tensor in tensors_in([step.out])]
             starts = list(dict.fromkeys(node for node in ends if node is not None))
             every = dict.fromkeys([*starts, *(node for _, node in edges_from(list(starts)))])
             nodes = [node for node in every if isinstance(node, PythonNode)]

@@ -27,6 +27,14 @@ def edges_from(pending: list[Any]) -> Iterator[tuple[Any, Any]]:
                     pending.append(following)
 
 
+def node_of(tensor: Tensor) -> Any:
+    """The node that made a tensor, if there is one; autograd does not speak of views that were written behind it."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
 def ends_behind(targets: Sequence[Tensor]) -> set[tuple[Any, int]]:
     """All results of nodes that a backward from these tensors would reach, but for the tensors themselves."""
     pending = [target.grad_fn for target in targets if target.grad_fn is not None]
