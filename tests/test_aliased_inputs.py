@@ -404,3 +404,11 @@ def test_a_part_that_grows_beside_bytes_of_another_dtype():
 
     x = plain(3)
     check_core(program, x[:2], x.detach().view(torch.int16))
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.float64])
+@pytest.mark.parametrize("go", [lambda x, y: x.exp(), lambda x, y: (x * x).sum() + (y * y).sum(), lambda x, y: x])
+def test_an_input_that_the_program_makes_require_grad_beside_views_in_another_dtype(go, dtype):
+    """B-5: neither family stands for the memory, so its root is an input for the sake of its gradient."""
+    memory = plain(4)
+    check_core(lambda x, y, z: (x.requires_grad_(), go(x, y))[1], memory, memory[:2], memory.detach().view(dtype))

@@ -134,7 +134,7 @@ class Functionalizer:
     def add_input(self, recorded: RecordedInput) -> None:
         """Give an input of the recording its placeholder, or its place in memory that inputs share."""
         shape = self.shape_now(recorded.seen)
-        if recorded.parent is None or (isinstance(recorded.slot, Root) and recorded.required_grad):
+        if recorded.parent is None or (isinstance(recorded.slot, Root) and recorded.differentiated is not None):
             self.graph.placeholder(recorded.slot, shape)
         if not isinstance(recorded.seen, Tensor) or recorded.same_as is not None:
             return

@@ -18,7 +18,7 @@ from .._torch import (
 )
 from ..errors import UnsupportedError
 from ..ops import ViewStep, aten
-from ..slots import Primal
+from ..slots import Primal, Root
 from ..subclasses.layout import Layout, is_wrapper, leaves_of, wrappers_in
 from ..values import is_plain
 from .engine import Engine
@@ -64,8 +64,9 @@ class RecordedInput(NamedTuple):
 
     @property
     def differentiated(self) -> Tensor | None:
-        """What gradients are taken for: also an input that the program itself made require grad."""
-        if self.leaf is not None or not self.is_tensor or self.same_as or self.parent:
+        """What gradients are taken for: also an input that the program itself made require grad, or a root of some."""
+        is_member = self.parent is not None and not isinstance(self.slot, Root)
+        if self.leaf is not None or not self.is_tensor or self.same_as or is_member:
             return self.leaf
         return self.seen if self.seen.requires_grad and self.seen.is_leaf else None
 
