@@ -7,9 +7,8 @@ what nobody could put back is refused before anything is taken out of it.
 
 from __future__ import annotations
 
-import itertools
 import types
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -28,8 +27,8 @@ class Reached(NamedTuple):
     holders: Sequence[Holder]
     tensors: Sequence[tuple[str, Tensor]]
     stored_globals: Sequence[tuple[str, dict[str, Any], str]]
-    modules: dict[int, ModuleParts]
-    modules_in_arguments: dict[int, ModuleParts]
+    modules: Mapping[int, ModuleParts]
+    modules_in_arguments: Mapping[int, ModuleParts]
 
 
 class Ahead(Surroundings):
@@ -39,23 +38,26 @@ class Ahead(Surroundings):
         self._root, self._arguments = root, arguments
         self._code: dict[int, types.CodeType] = {}  # of the user's functions that have run, or are about to, by id
         self._waiting: dict[int, list[types.FunctionType]] = {}  # by the id of their code
-        self._taken: dict[int, int] = {}  # how many modules, by the id of the dict
+        self._taken = [0] * 5  # how many holders, tensors, globals and modules the last taking had
         self.refusal: UnsupportedError | None = None
         self._tell: Callable[[Reached], None] = lambda reached: None
-        self._reached: list[Reached] = []
         super().__init__(root, arguments, ran={})
         self._take()
 
     def tell(self, note: Callable[[Reached], None]) -> None:
-        """Tell what was reached so far, and from now on what comes to it."""
+        """Tell from now on what comes to what was reached so far."""
         self._tell = note
-        for reached in self._reached:
-            note(reached)
 
     def raise_caught(self) -> None:
         """Raise the refusal that the program has caught."""
         if self.refusal is not None:
             raise self.refusal
+
+    def changed_for_good(
+        self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]] = ()
+    ) -> list[tuple[str, str]]:
+        """Nothing yet: each function is asked before it runs."""
+        return []
 
     def look(self, frame: types.FrameType) -> None:
         """A function is about to run for the first time."""
@@ -85,23 +87,24 @@ class Ahead(Surroundings):
         """Let go of everything, when the recording is over."""
         super().release()
         self._waiting.clear()
-        self._reached.clear()
         self._root, self._arguments = len, ()
         self._tell = lambda reached: None
 
     def _take(self) -> Reached:
-        modules = [self._new(found) for found in (self.modules, self.modules_in_arguments)]
-        reached = Reached([*self.holders], [*self.tensors], [*self.stored_globals], *modules)
-        for taken in (self.holders, self.tensors, self.stored_globals):
-            taken.clear()
-        self._reached.append(reached)
-        return reached
+        """What was found since the last time."""
+        before, now = self._taken, self._counts()
+        self._taken = now
+        return Reached(
+            self.holders[before[0] :],
+            self.tensors[before[1] :],
+            self.stored_globals[before[2] :],
+            dict([*self.modules.items()][before[3] :]) if now[3] > before[3] else {},  # dicts keep their order
+            dict([*self.modules_in_arguments.items()][before[4] :]) if now[4] > before[4] else {},
+        )
 
-    def _new(self, modules: dict[int, ModuleParts]) -> dict[int, ModuleParts]:
-        """Modules that were found since the last time: dicts keep their order."""
-        taken = self._taken.get(id(modules), 0)
-        self._taken[id(modules)] = len(modules)
-        return dict(itertools.islice(modules.items(), taken, None)) if len(modules) > taken else {}
+    def _counts(self) -> list[int]:
+        found: list[Sized] = [self.holders, self.tensors, self.stored_globals, self.modules, self.modules_in_arguments]
+        return list(map(len, found))
 
     def _enter_function(self, function: Any, path: str) -> None:
         if issubclass(type(function), types.FunctionType) and id(function) not in self._seen:
@@ -117,17 +120,9 @@ class Ahead(Surroundings):
     def _reads_everything(self) -> bool:
         return True
 
-    @property
-    def _counts_as_held(self) -> bool:
-        return True
-
 
 class _Named(Surroundings):
     """What functions that have run lead to by names that stand in them, as far as these tell."""
-
-    @property
-    def _counts_as_held(self) -> bool:
-        return True
 
     def _may_read(self, kind: type) -> Container[str] | None:
         assert self._reads is not None

@@ -107,7 +107,11 @@ class BackwardGuards:
     def before(self) -> Snapshot | None:
         """The user's objects, before a backward is recorded once more; what the first one changed was refused."""
         function = self._function()
-        return Snapshot(Surroundings(function)) if self._around is None and function is not None else None
+        return (
+            Snapshot(Surroundings(function, follows_all=True))
+            if self._around is None and function is not None
+            else None
+        )
 
 
 def _is_torchs_own(module: str) -> bool:

@@ -341,21 +341,6 @@ def _is_users(code: types.CodeType) -> bool:
     return not is_library_file(code.co_filename) and code.co_name not in ("<module>", "__create_fn__")
 
 
-def code_named_by(root: Any) -> dict[int, types.CodeType]:
-    """The code of a function or a module's forward, and of the user's functions that it finds as globals, by its id."""
-    first = type(root).forward if isinstance(root, nn.Module) else getattr(root, "__func__", root)
-    found: dict[int, types.CodeType] = {}
-    pending = [first]
-    while pending:
-        function = pending.pop()
-        if type(function) is not types.FunctionType or id(function.__code__) in found:
-            continue
-        if function is first or _is_users(function.__code__):
-            found[id(function.__code__)] = function.__code__
-            pending += [function.__globals__.get(name) for name in names_in(function.__code__).loaded]
-    return found
-
-
 def can_see_code_that_runs() -> bool:
     """Whether no debugger or the like is at work."""
     return sys.gettrace() is None

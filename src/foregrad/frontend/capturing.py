@@ -212,21 +212,27 @@ def _capture(
 ) -> Capture:
     arguments = [(str(argument.slot), leaf) for argument, leaf in zip(inputs, flat.leaves, strict=True)]
     surroundings = Surroundings(function, arguments)
-    needs_code = exact_guards or surroundings.needs_code_that_runs
-    if needs_code and not can_see_code_that_runs():
-        surroundings = Surroundings(function, arguments, follows_all=True)
+    ahead = None
     # Before anything runs: an iterator would be used up.
-    refuse_unknown([*surroundings.unknown_arguments, *surroundings.changed_for_good(function, arguments)])
+    refuse_unknown(surroundings.changed_for_good(function, arguments))
+    if exact_guards or surroundings.needs_code_that_runs:
+        if can_see_code_that_runs():
+            surroundings = ahead = Ahead(function, arguments)
+        else:
+            surroundings = Surroundings(function, arguments, follows_all=True)
+            refuse_unknown(surroundings.changed_for_good(function, arguments))
+    refuse_unknown(surroundings.unknown_arguments)
     refuse_inputs_as_keys(surroundings.holders, flat.leaves)
-    ahead = Ahead(function, arguments) if needs_code and can_see_code_that_runs() else None
     ran = None if ahead is None else CodeThatRan(ahead.look)
+    lives = Lives()
+    modules = None
     if ran is None:  # before the program changes anything
         surroundings.note_state()
-    compared = _found_elsewhere(surroundings, flat.leaves)
-    lives = Lives()
-    modules = ModuleGuard(list(surroundings.modules.values()), lives) if surroundings.modules else None
+        modules = _guard_of(surroundings, lives)
+    compared = set(_found_elsewhere(surroundings, flat.leaves))
     found = [argument for argument, _ in state]
     hidden: dict[Hidden, Place] = {}
+    found_there: dict[Hidden, Tensor] = {}
     recordings: list[Recording] = []
 
     def place_of(tensor: Tensor) -> Hidden:
@@ -234,13 +240,14 @@ def _capture(
         slot = Hidden(place.path)
         while slot in hidden:
             slot = Hidden(f"{slot.path}'")
-        hidden[slot] = place
+        hidden[slot], found_there[slot] = place, tensor
         return slot
 
     backward = BackwardGuards(function, {argument.slot: place for argument, place in state}, hidden, surroundings)
 
     def attempt(shared: Sequence[SharedMemory], early: Sequence[Tensor], grads: Sequence[Tensor]) -> Attempt:
         hidden.clear()
+        found_there.clear()
         dynamic = config.dynamic_shapes and not shared
         taken, around = (inputs, found) if dynamic else (_with_fixed_sizes(inputs), _with_fixed_sizes(found))
         engine = engine_for([(argument.slot, argument.value) for argument in (*found, *inputs)], dynamic)
@@ -254,7 +261,7 @@ def _capture(
         recording.backward_guards = backward
         recording.recorder.calls.root = function if isinstance(function, nn.Module) else None
         recording.beginning = beginning
-        recording.found_elsewhere = compared
+        recording.found_elsewhere = frozenset(compared)
         if ran is not None:
             recording.noting_code = ran.noting
         try:
@@ -262,6 +269,8 @@ def _capture(
             recording.arguments = () if given is None else given.held
             if ahead is not None:
                 ahead.raise_caught()
+            if not _found_elsewhere(surroundings, flat.leaves) <= compared:
+                raise ArgumentsFoundElsewhere
             survivors = snapshot.survivors(recording)
             if survivors:
                 raise escape_error(survivors[0], recording)
@@ -278,7 +287,11 @@ def _capture(
             refuse_private_state(joint.hooks, surroundings, recording)
         except Exception as error:
             recording.arguments = () if given is None else given.held
-            refused = None if ahead is None else ahead.refusal
+            refused: Exception | None = None if ahead is None else ahead.refusal
+            elsewhere = _found_elsewhere(surroundings, flat.leaves)
+            if not elsewhere <= compared:  # the program has taken them for others
+                compared.update(elsewhere)
+                refused = ArgumentsFoundElsewhere()
             return _failed(refused or error, recording, snapshot)
         refusal = snapshot.undo(recording)
         if refusal is not None:
@@ -304,9 +317,11 @@ def _capture(
         ran.named_beside |= surroundings.named_by_getters
         surroundings = Surroundings(function, arguments, ran)
         surroundings.note_state()
-        for slot, place in hidden.items():
-            if place.how == "held":  # in a place that only the code that ran leads to
-                hidden[slot] = surroundings.place_of(place.owner)
+        modules = _guard_of(surroundings, lives)
+        refuse_inputs_as_keys(surroundings.holders, flat.leaves)
+        places_of_code = {slot: surroundings.place_of(tensor) for slot, tensor in found_there.items()}
+        hidden.update((slot, place) for slot, place in places_of_code.items() if place.how != "held")
+    found_there.clear()
     refuse_unknown(surroundings.unknown)
     surroundings.lives.join(lives)
     surroundings.lives.when_gone(hidden.clear)
@@ -321,6 +336,10 @@ def _found_elsewhere(surroundings: Surroundings, arguments: Sequence[Any]) -> fr
         return frozenset()
     given = [leaf for leaf in arguments if isinstance(leaf, Tensor)]
     return frozenset(id(tensor) for tensor in given if surroundings.places_of_argument(tensor))
+
+
+def _guard_of(surroundings: Surroundings, lives: Lives) -> ModuleGuard | None:
+    return ModuleGuard(list(surroundings.modules.values()), lives) if surroundings.modules else None
 
 
 def _hold_owners(joint: Joint, surroundings: Surroundings) -> None:
@@ -339,7 +358,7 @@ def _failed(error: Exception, recording: Recording, snapshot: Snapshot) -> Attem
     disown(recording)
     recording.beginning, recording.arguments = None, ()
     if left and not isinstance(error, EscapeError):
-        if isinstance(error, (WholeMemoryNeeded, GradNeeded, InputsFoundLate)):
+        if isinstance(error, (WholeMemoryNeeded, GradNeeded, InputsFoundLate, ArgumentsFoundElsewhere)):
             raise escape_error(left[0], recording)
         error.add_note(f"A tensor without data, of no use to anybody, is left in {show(left[0])}.")
     match error:
@@ -349,12 +368,18 @@ def _failed(error: Exception, recording: Recording, snapshot: Snapshot) -> Attem
             return Attempt(recording, grad_of=error.of)
         case InputsFoundLate():
             return Attempt(recording, late=error.tensors)
+        case ArgumentsFoundElsewhere():
+            return Attempt(recording, elsewhere=True)
         case EscapeError() if isinstance(refusal, EscapeError):  # which knows the user's name for the place
             raise refusal
         case ForegradError():
             raise error
         case _:
             return Attempt(recording, error=error)
+
+
+class ArgumentsFoundElsewhere(Exception):
+    """The functions that ran have led to arguments, which the program may compare with what it was given."""
 
 
 @dataclass(frozen=True)
@@ -367,6 +392,7 @@ class Attempt:
     needed: Primal | None = None  # an input whose whole storage must be seen
     late: Sequence[Tensor] = ()  # inputs that the backward found by itself
     grad_of: Tensor | None = None  # a tensor whose gradient, from before the call, is an input
+    elsewhere: bool = False  # arguments were found by the program itself, and must be given as they are
     error: Exception | None = None  # what the program raised
 
 
@@ -387,7 +413,7 @@ def settle(
         elif last.needed is not None:
             needed.add(last.needed)
         plan = plan_memories(last, needed)
-        if len(plan) <= len(shared) and not last.late and last.grad_of is None:
+        if len(plan) <= len(shared) and not last.late and last.grad_of is None and not last.elsewhere:
             break
         shared = plan if len(plan) > len(shared) else shared
         last = attempt(shared, early, grads)

@@ -32,7 +32,6 @@ from .calls import (
     READ_NAMESPACE,
     CodeThatRan,
     Names,
-    code_named_by,
     found_where_it_says,
     is_library_class,
     is_library_function,
@@ -170,7 +169,8 @@ class Surroundings:
     """Everything that a function can reach without being given it.
 
     Which functions it calls is told from the names in their code: more than are called. `ran`, the code that did run by
-    its id, leaves out the others; where it cannot be known, `follows_all` takes in whatever may be called.
+    its id, leaves out the others; where it cannot be known, `follows_all` takes in whatever may be called. A program
+    that puts names together needs one of the two: without them, the walk ends where it does so.
     """
 
     def __init__(
@@ -195,8 +195,7 @@ class Surroundings:
         self.unknown: list[tuple[str, str]] = []  # what cannot be followed: its path, and why
         self.unknown_arguments: list[tuple[str, str]] = []
         self._hidden_state: list[tuple[str, str]] = []  # those whose state nobody can see or put back
-        self._used_up: list[tuple[str, str]] = []  # iterators and queues among them that the program itself holds
-        self._used_up_around: list[tuple[str, str]] = []  # and those in namespaces
+        self._used_up: list[tuple[str, str]] = []  # iterators and queues among them
         self._tensors: dict[int, list[Place]] = {}  # by id: all places in which a tensor was found
         self._state: dict[int, list[Place]] = {}  # parameters and buffers of modules, once somebody asks
         self._tables: list[
@@ -210,7 +209,7 @@ class Surroundings:
         self._reads: Names | None = reads if ran is None else _names_of(ran.values())
         self._names: set[str] = {"forward"}  # that the program may look up in an object
         self._unnamed: dict[str, list[Any]] = {}  # members of classes that no function has named yet
-        # What is far from the program, where names in its code say all: otherwise the code that runs tells about it.
+        # What is far from the program, after what is near has told whether names in its code say all.
         self._later: list[Callable[[], None]] = []
         self._functions: list[types.FunctionType] = []  # still to be looked at
         self._namespaces: list[tuple[types.ModuleType, str, set[str]]] = []  # with the names looked up so far
@@ -221,7 +220,6 @@ class Surroundings:
         self._compared: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # how, once somebody wants to compare
         self._follows_all = follows_all  # whatever names could lead to
         self._in_argument = False
-        self._in_namespace = False  # of a function, class or Python module
         self._named: dict[type, frozenset[str]] = {}  # see _may_read
         self.named_by_getters: set[str] = set()
         self._private: set[int] = set()  # ids of functions that are reached through arguments only
@@ -246,6 +244,8 @@ class Surroundings:
         self._look_at_functions()
         self._enter_hooks("all modules", global_module_hooks())  # the program may make a module and call it
         self._look_at_functions()
+        if self._is_of_no_use:
+            return
         known = frozenset(self._seen)
         self._in_argument = True
         for i, (path, value) in enumerate(arguments):
@@ -276,34 +276,30 @@ class Surroundings:
     @contextlib.contextmanager
     def _outside_arguments(self) -> Iterator[None]:
         """Classes, globals and Python modules are one for all calls, however they are reached."""
-        before = self._in_argument, self._in_namespace
-        self._in_argument, self._in_namespace = False, True
+        before, self._in_argument = self._in_argument, False
         try:
             yield
         finally:
-            self._in_argument, self._in_namespace = before
+            self._in_argument = before
 
     @property
     def needs_code_that_runs(self) -> bool:
         """Whether names in code tell too little, so that what runs has to be noted."""
         return self._ran is None and (self._computes_names or bool(self.unknown))
 
+    @property
+    def _is_of_no_use(self) -> bool:
+        """Whether the program puts names together: only the code that runs can tell what it reads."""
+        return self._computes_names and self._ran is None and self._reads is None and not self._follows_all
+
     def changed_for_good(
         self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]] = ()
     ) -> list[tuple[str, str]]:
-        """What a recording may change and nobody can put back, as far as the names in the program lead there.
-
-        Names that are put together may lead anywhere, through the namespaces of large libraries too: then only what is
-        made to be used up counts, where the program itself holds it or its own code leads there by plain names, and the
-        code that runs tells about the rest.
-        """
-        if self._follows_all:
+        """What a recording may change and nobody can put back, as far as the names in the program lead there."""
+        if self._follows_all or not self._hidden_state:
             return self._hidden_state
-        if self._computes_names and self._used_up_around:
-            near = Surroundings(root, arguments, code_named_by(root))
-            return [*self._used_up, *near._used_up_around]
-        if not self._hidden_state or self._computes_names:
-            return self._used_up
+        if self._is_of_no_use:
+            return []
         named = Names(attributes=frozenset(self._names))
         return Surroundings(root, arguments, reads=named)._hidden_state
 
@@ -412,8 +408,8 @@ class Surroundings:
                 self._private.add(id(function))
 
     def _look_at_functions(self) -> None:
-        while self._functions or (self._later and self._names_say_all):
-            while self._functions:
+        while (self._functions or self._later) and not self._is_of_no_use:
+            while self._functions and not self._is_of_no_use:
                 function = self._functions.pop()
                 before = self._in_argument
                 self._in_argument = before or id(function) in self._private
@@ -421,14 +417,10 @@ class Surroundings:
                 self._in_argument = before
             for module, path, seen in self._namespaces:
                 self._look_up(module, path, seen)
-            if not self._functions and self._names_say_all:
+            if not self._functions:
                 later, self._later = self._later, []
                 for look in later:
                     look()
-
-    @property
-    def _names_say_all(self) -> bool:
-        return self._follows_all or not self._computes_names
 
     def _enter_if_named(self, name: str, function: types.FunctionType) -> None:
         if name in self._names:
@@ -737,7 +729,7 @@ class Surroundings:
             self.unknown.append((path, why))
             self._hidden_state.append((path, why))
             if _is_used_up(value):
-                (self._used_up if self._counts_as_held else self._used_up_around).append((path, why))
+                self._used_up.append((path, why))
             return
         if len(self.holders) > _MOST_HOLDERS and self._reads_everything:
             self.unknown.append((path, "is one of too many objects that the program can reach"))
@@ -760,11 +752,6 @@ class Surroundings:
                 self._look_for(found)
             if kind not in _HOLD_NUMBERS:
                 self._visit_items(path, value, kind)
-
-    @property
-    def _counts_as_held(self) -> bool:
-        """Whether the program itself holds what is looked at: names may lead far through namespaces of libraries."""
-        return not self._in_namespace
 
     @property
     def _reads_everything(self) -> bool:
