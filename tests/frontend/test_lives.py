@@ -1,5 +1,6 @@
 """What a compiled program keeps alive: nothing that eager would not."""
 
+import contextlib
 import functools
 import gc
 import subprocess
@@ -14,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import foregrad
+from foregrad.record.step import Step
 from helpers import leaf, nop, plain
 
 
@@ -399,6 +401,39 @@ def test_another_module_is_not_taken_for_the_one_on_the_tape():
     two.factor, x.grad = 7.0, None
     y.sum().backward()
     assert x.grad.tolist() == [[7.0, 7.0], [7.0, 7.0]]
+
+
+def recorded_steps():
+    gc.collect()
+    return sum(type(found) is Step for found in gc.get_objects())
+
+
+def adds_up(x):
+    return x.sin() + x.cos() * x
+
+
+def registers_a_hook(x):
+    y = x * 2
+    y.register_hook(lambda grad: grad * 2)
+    return y * y + x
+
+
+def cannot_be_recorded(x):
+    return adds_up(x) * x.sum().item()
+
+
+@pytest.mark.parametrize("program", [adds_up, registers_a_hook, cannot_be_recorded], ids=lambda f: f.__name__)
+def test_a_recording_ends_with_its_program(program):
+    before = recorded_steps()
+    x = leaf(2)
+    compiled = foregrad.aot_function(program, nop)
+    with contextlib.suppress(foregrad.ForegradError):
+        (gradient,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+        gradient.sum().backward()
+        assert recorded_steps() > before
+        del gradient
+    del compiled, x
+    assert recorded_steps() == before
 
 
 def test_an_array_that_became_a_tensor_is_freed(no_collections):

@@ -60,6 +60,19 @@ _ZERO = torch.ops.aten.zero_.default
 _NOT_EAGERS = (NotImplementedError, AssertionError, AttributeError, KeyError, UnsupportedFakeTensorException)
 
 
+class _LastNode:
+    """The node of autograd's that has run last, as hooks on nodes tell.
+
+    Nothing leads from here to the recording: the recording leads to the nodes, and no collector sees what they hold.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    def finished(self, number: int, gradients: Any, incoming: Any) -> None:
+        self.number = number
+
+
 class Recorder(TorchDispatchMode):
     """Writes down every operator that the program and autograd run."""
 
@@ -88,7 +101,7 @@ class Recorder(TorchDispatchMode):
         self.generators = Generators(lambda: where(user_stack(2)))
         self._default_dtype = torch.get_default_dtype()
         self._devices: set[torch.device] = set()
-        self._finished_node: int | None = None  # set by hooks on nodes whose gradients are summed up
+        self._last_node = _LastNode()  # of those whose gradients are summed up
         self._watched: set[Any] = set()
 
     @classmethod
@@ -303,7 +316,7 @@ class Recorder(TorchDispatchMode):
         stack, modules, said = known = self._known.find(number)
         if torch.is_grad_enabled():  # nodes that are made now are differentiated in their turn
             self._known.add(next_sequence_number() - 1, *known)
-        if number != self._finished_node:
+        if number != self._last_node.number:
             self._origin = number, running_node_name(), modules, said
             return stack
         self._origin = number, None, modules, None
@@ -325,7 +338,7 @@ class Recorder(TorchDispatchMode):
 
         Autograd adds a gradient up right after the node that made it has run, so a hook at its end marks the border.
         """
-        self._finished_node = None
+        self._last_node.number = None
         producers: dict[Any, list[Any]] = {}
         for node, following in edges:
             producers.setdefault(following, []).append(node)
@@ -334,10 +347,7 @@ class Recorder(TorchDispatchMode):
                 for node in several:
                     if node not in self._watched:
                         self._watched.add(node)
-                        node.register_hook(functools.partial(self._node_finished, int(node._sequence_nr())))
-
-    def _node_finished(self, number: int, gradients: Any, incoming: Any) -> None:
-        self._finished_node = number
+                        node.register_hook(functools.partial(self._last_node.finished, int(node._sequence_nr())))
 
     def _require_device(self, device: Any) -> None:
         """Raise eager's own error for a device that this build lacks, before an abstract tensor pretends otherwise."""
