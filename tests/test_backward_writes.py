@@ -507,3 +507,18 @@ def test_a_view_without_grad_of_what_the_backward_writes_is_not_read_again():
         return attempted(torch.autograd.backward, outputs, tangents), x
 
     agree(program, scene)
+
+
+def test_a_backward_with_a_graph_may_write_to_the_data_of_a_leaf():
+    """M-14: to autograd, that is another tensor, whose second derivatives are refused by name."""
+
+    def program(x):
+        count = x.data
+        y = Ticks.apply(x, count)
+        count.add_(x)
+        return y
+
+    for call in (program, foregrad.aot_function(program, nop)):
+        x = leaf(2)
+        (gradient,) = torch.autograd.grad(call(x), x, plain(2), create_graph=True)
+        assert gradient.tolist() == [2, 4]

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 import foregrad
 from checking import check_core
-from foregrad.errors import DataDependentError, UnsupportedError
+from foregrad.errors import BackwardError, DataDependentError, UnsupportedError
 from helpers import leaf, nop, plain
 
 # The kernels write through `.data`, as those in C++ write to memory: the operator then counts once in the version of
@@ -242,6 +242,26 @@ def test_lists_are_written_where_their_tensors_lie(make):
         return [torch.zeros_like(t) for t in (*xs, *made)], made
 
     check_core(whole, make())
+
+
+@pytest.mark.parametrize("make", [lambda: plain(2, 2)[0], lambda: (leaf(2, 2) * 1)[0], lambda: plain(2)])
+def test_a_list_that_holds_a_tensor_twice(make):
+    """M-1: autograd follows the writes to a view one by one, and takes the last one to any other tensor."""
+    check_core(lambda x, w: (torch._foreach_add_([x, x], [w, w * 2]), x * 1)[1], make(), leaf(2))
+
+
+def test_gradients_that_autograd_gives_only_together_are_refused_by_name():
+    def program(x, w):
+        torch._foreach_mul_([x[0], x[1]], [w, w * 2])
+        return x * 1
+
+    w = leaf(2)
+    y = program(plain(2, 2), w)
+    with pytest.raises(RuntimeError, match="INTERNAL ASSERT FAILED"):
+        torch.autograd.grad(y.sum(), w)
+    y = foregrad.aot_function(program, nop)(plain(2, 2), leaf(2))
+    with pytest.raises(BackwardError, match="asked for single gradients"):
+        y.sum().backward()
 
 
 def test_lists_of_other_dtypes_keep_theirs():

@@ -50,6 +50,7 @@ class Functionalizer:
     def __init__(self, recording: Recording, graph: FlatGraph) -> None:
         self.graph = graph
         self._shapes_before = recording.recorder.changes.shapes_before
+        self.written_together = recording.recorder.changes.written_together
         self.engine = recording.engine
         self.real_tensors = recording.real_tensors
         self._steps = recording.steps

@@ -69,7 +69,7 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
     if _may_go_stale(functionalizer, recorded):
         raise WholeMemoryNeeded(recorded.slot)
     tracked = bool(writes) and _is_tracked(functionalizer, recorded, place)
-    if tracked and _is_written_behind_its_back(functionalizer, recorded, writes):
+    if tracked and _must_be_a_view(functionalizer, recorded, writes):
         raise WholeMemoryNeeded(recorded.slot)
     without_grad = bool(writes) and not tracked and not any(write.step.grad_enabled for write in writes)
     written = bool(writes) and (recorded.parent is None or (isinstance(recorded.slot, Root) and tracked))
@@ -173,19 +173,23 @@ def _may_go_stale(functionalizer: Functionalizer, recorded: RecordedInput) -> bo
     return real._is_view() and creation_of(real) != "DEFAULT"
 
 
-def _is_written_behind_its_back(
-    functionalizer: Functionalizer, recorded: RecordedInput, writes: Sequence[Write]
-) -> bool:
-    """Whether an input that is a view is written through another view first, and then itself.
+def _must_be_a_view(functionalizer: Functionalizer, recorded: RecordedInput, writes: Sequence[Write]) -> bool:
+    """Whether an input that is a view is written in a way of which autograd thinks otherwise where it is none."""
+    real = functionalizer.real_tensors.get(recorded.slot)
+    if real is None or recorded.parent is not None or not real._is_view():
+        return False
+    together = (functionalizer.state_of(tensor) for tensor in functionalizer.written_together)
+    return _is_written_behind_its_back(recorded, writes) or any(state.owner is recorded for state in together)
+
+
+def _is_written_behind_its_back(recorded: RecordedInput, writes: Sequence[Write]) -> bool:
+    """Whether an input is written through a view first, and then itself.
 
     In eager the first write makes what both are views of require grad. Autograd takes the input for a leaf then, unless
     somebody has used it in between, and lets nobody write to it.
     """
-    real = functionalizer.real_tensors.get(recorded.slot)
-    if real is None or recorded.parent is not None or recorded.required_grad or not real._is_view():
-        return False
     through_views = [write.target.input is not recorded for write in writes]
-    return True in through_views and False in through_views[through_views.index(True) :]
+    return not recorded.required_grad and True in through_views and False in through_views[through_views.index(True) :]
 
 
 def _is_tracked(functionalizer: Functionalizer, recorded: RecordedInput, place: _Place) -> bool:

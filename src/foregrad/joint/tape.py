@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, fx
 
 from .._torch import frees_when_run, is_version_error, names_jagged_size, set_version
-from ..errors import ForegradError, UnsupportedError
+from ..errors import BackwardError, ForegradError, UnsupportedError
 from ..functionalize.draws import RandomInputs
 from ..functionalize.effects import Chain
 from ..functionalize.walk import Functionalizer
 from ..record.backward_code import BackwardState
 from ..record.memory import WholeMemoryNeeded
-from ..record.overlap import storage_of, tensors_in
+from ..record.overlap import tensors_in
 from ..record.recording import InputsFoundLate, Recording
 from ..record.refusals import without_frames
 from ..record.stand_ins import RecordedInput
@@ -208,7 +208,7 @@ class Tape:
                     raise
                 except Exception as error:
                     self._refuse_sparse(error)
-                    refused[slot] = without_frames(error)
+                    refused[slot] = _named(without_frames(error))
         for node in graph.nodes[start:]:  # of attempts that were given up
             node.impure = False
         sound = tuple(slot for slot in wanted if slot not in refused)
@@ -300,9 +300,7 @@ class Tape:
             ) from error
         written = [t for step in recording.steps[end:] if step.grad_enabled for t in written_by(step)]
         exposed: set[Primal | Tangent] = {
-            slot
-            for slot, seen, _, _ in before
-            if any(t is seen or (t.requires_grad and storage_of(t) == storage_of(seen)) for t in written)
+            slot for slot, seen, _, _ in before if any(_root(t) is _root(seen) for t in written)
         }
         del recording.steps[end:]
         for slot, seen, version, required in before:
@@ -362,6 +360,22 @@ class Tape:
         graph = self.functionalizer.graph
         known = self.by_name or {node.name: node for node in (*graph.placeholders, *graph.nodes) if node.name}
         return [known[name] for name in names]
+
+
+def _root(tensor: Tensor) -> Tensor:
+    """What autograd takes a tensor to be a view of, or the tensor itself."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def _named(error: Exception) -> Exception:
+    """An error of autograd's; where it fails by itself, eager may not: it looks closer for single gradients."""
+    if "INTERNAL ASSERT FAILED" not in str(error):
+        return error
+    return BackwardError(
+        "autograd itself fails when it is asked for single gradients of this program, as it is where a program is "
+        f"compiled ({str(error).splitlines()[0]}). Does one operator write to a list of tensors that share memory? "
+        "Write to one after another, or compile with fallback='eager'."
+    )
 
 
 def _places(slot: Returned, tangent: Tensor) -> list[Any]:

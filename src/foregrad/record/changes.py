@@ -51,6 +51,7 @@ class Changes:
         self._steps = steps  # so far
         self.shapes_before: dict[int, list[tuple[int, Tensor]]] = {}  # by id: number of the step, metadata before it
         self._reshaped_views: list[Tensor] = []
+        self.written_together: list[Tensor] = []  # by an operator on a list, where they share memory
         self.detached: list[Tensor] = []  # in place, after a view was taken
         self._taken: set[int] = set()  # ids of leaves that a custom function took, in whose forward gradients are off
         self.reshaped_without_grad: list[tuple[int, Tensor, Tensor]] = []  # number of the step, metadata before it

@@ -279,6 +279,7 @@ class Recorder(TorchDispatchMode):
             with self:
                 return taken_apart(op, args, kwargs)
         if info.writes_list and lists_share_memory(args, kwargs):
+            self.changes.written_together += args[0]
             with self:
                 one_after_another(op, args, kwargs)
             return None
