@@ -69,8 +69,8 @@ def refuse_later(nodes: Iterable[Any], program: str) -> None:
     waiting, seen = list(nodes), set()
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen or not will_run(node):
-            continue
+        if node is None or hasattr(node, "variable") or node in seen or not will_run(node):
+            continue  # a leaf saves nothing
         seen.add(node)
         waiting += [before for before, _ in node.next_functions]
         if not _is_compiled(node) and frees_when_run(node):

@@ -51,10 +51,18 @@ class World:
             try:
                 exec(step, self.names)
             except Exception as error:
-                return error
+                return _without_frames(error)
             finally:
                 self.names.pop("call")
         return None
+
+
+def _without_frames(error: Exception) -> Exception:
+    """An error that keeps nothing alive: a checkpoint that it left has its hooks set until its frame is gone."""
+    held: BaseException | None = error
+    while held is not None:
+        held = held.with_traceback(None).__context__
+    return error
 
 
 def tensors_in(value: Any) -> list[Tensor]:
