@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -416,3 +417,65 @@ def test_writes_inside_of_a_composition_count_in_inference_mode():
     with torch.inference_mode():
         eager(plain(2, 4, 4)), compiled(plain(2, 4, 4))
     assert eager.running_mean._version == recorded.running_mean._version
+
+
+ATTENTION = {
+    "attention": lambda: nn.MultiheadAttention(8, 2, batch_first=True),
+    "layer": lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+    "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_in_evaluation_takes_the_kernels_of_eager(name):
+    """Its results lie otherwise in memory than those of the operators that training takes."""
+    model = ATTENTION[name]().eval()
+    times = 3 if name == "attention" else 1
+    compiled, x = foregrad.aot_function(lambda x: model(*[x] * times), nop), plain(2, 3, 8)
+    with torch.no_grad():
+        for fast in (True, False, True):
+            torch.backends.mha.set_fastpath_enabled(fast)
+            try:
+                ours, theirs = compiled(x), model(*[x] * times)
+            finally:
+                torch.backends.mha.set_fastpath_enabled(True)
+            for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (ours, theirs)), strict=True):
+                torch.testing.assert_close(a, b, rtol=0, atol=0)
+                assert a.stride() == b.stride()
+    assert len(compiled.specializations) == 2
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_padding_that_eager_leaves_out_is_refused():
+    model = ATTENTION["encoder"]().eval()
+    mask = torch.tensor([[False, False, True], [False, False, False]])
+    with torch.no_grad(), pytest.raises(UnsupportedError, match="_nested_tensor_from_mask"):
+        foregrad.aot_module(model, nop)(plain(2, 3, 8), src_key_padding_mask=mask)
+
+
+def test_a_plain_tensor_is_made_a_plain_tensor():
+    held = nn.ParameterList([nn.Parameter(plain(2))])
+
+    def program(x):
+        kept = x.as_subclass(torch.Tensor)
+        return kept * 2 + held[0].as_subclass(torch.Tensor), kept
+
+    check_core(program, leaf(2))
+    compiled = foregrad.aot_function(program, nop)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(plain(2)), program(plain(2)))
+        held[0] = nn.Parameter(plain(2) * 3)
+    assert "as_subclass" not in vars(torch.Tensor)
+
+
+def test_parametrizations_that_are_cached_are_refused():
+    layer, x = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), plain(1, 2)
+    compiled, eager = (foregrad.aot_module(layer, nop, fallback=way) for way in (None, "eager"))
+    expected = layer(x)
+    torch.testing.assert_close(compiled(x), expected)
+    with nn.utils.parametrize.cached():
+        with pytest.raises(UnsupportedError, match=r"parametrize.cached\(\) is at work"):
+            compiled(x)
+        with pytest.warns(UserWarning, match="parametrize"):
+            torch.testing.assert_close(eager(x), expected)
+    torch.testing.assert_close(compiled(x), expected)

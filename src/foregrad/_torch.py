@@ -18,7 +18,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -59,6 +59,7 @@ from torch.fx.experimental.symbolic_shapes import (
     free_symbols,
 )
 from torch.nested._internal import nested_tensor  # a fake mode loads it, and goes on with its numbers
+from torch.nn.utils import parametrize  # which counts the blocks in which it keeps what it has computed
 from torch.utils._device import DeviceContext  # the mode behind a default device
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -139,6 +140,10 @@ def settings_modules() -> list[Any]:
     return [torch, torch.autograd, torch.cuda, torch.compiler, *backends]
 
 
+FAST_ATTENTION = (torch._native_multi_head_attention, torch._transformer_encoder_layer_fwd)
+"""What modules of torch call in evaluation, where the settings of attention let them."""
+
+
 def attention_settings() -> tuple[Any, ...]:
     """Which kernels attention may use: the choice is made while recording."""
     return (
@@ -148,6 +153,7 @@ def attention_settings() -> tuple[Any, ...]:
         torch._C._get_cudnn_sdp_enabled(),
         torch._C._get_math_sdp_allow_fp16_bf16_reduction(),
         tuple(torch._C._get_sdp_priority_order()),
+        torch.backends.mha.get_fastpath_enabled(),
     )
 
 
@@ -788,6 +794,62 @@ def module_calls_seen(watch: ModuleWatch) -> Iterator[None]:
                 _module_calls[thread] = before
             if not _module_calls:
                 torch.nn.Module._call_impl = _call_module  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def overrides_told_as_in_eager() -> Iterator[None]:
+    """Let modules choose as they do in eager.
+
+    They take other kernels where an argument overrides torch's functions (attention in evaluation, with other strides
+    and, for padded elements, other values). A recorded tensor does so only for being recorded, and the innermost
+    function mode is the recording's own. For the same reason it can be made a plain tensor.
+    """
+    thread = threading.get_ident()
+    with _recordings_lock:
+        before = _own_depths.get(thread)
+        _own_depths[thread] = function_mode_depth()
+        torch.overrides.has_torch_function = _overrides_as_in_eager
+        torch.Tensor.as_subclass = _as_subclass  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        with _recordings_lock:
+            if before is None:
+                del _own_depths[thread]
+            else:
+                _own_depths[thread] = before
+            if not _own_depths:
+                torch.overrides.has_torch_function = _has_torch_function
+                del torch.Tensor.as_subclass  # that of the class in C is found again
+
+
+_own_depths: dict[int, int] = {}  # of the function mode of a recording, by thread
+_has_torch_function = torch.overrides.has_torch_function
+_base_as_subclass = torch.Tensor.as_subclass
+
+
+def _overrides_as_in_eager(args: Iterable[Any]) -> bool:
+    depth = _own_depths.get(threading.get_ident())
+    if depth != 1 or function_mode_depth() != depth:  # modes of others are there in eager as well
+        return _has_torch_function(args)
+    return any(_overrides_functions(type(value)) for value in args if not isinstance(value, FakeTensor))
+
+
+def _as_subclass(tensor: torch.Tensor, cls: type[Any]) -> Any:
+    """No function mode is told of it."""
+    if cls is torch.Tensor and _own_depths.get(threading.get_ident()) == function_mode_depth():
+        return torch.ops.aten.alias(tensor)
+    return _base_as_subclass(tensor, cls)
+
+
+def cached_parametrizations() -> int:
+    """How many blocks of `parametrize.cached()` are open: in them, what parametrizations give is kept."""
+    return int(parametrize._cache_enabled)
+
+
+def _overrides_functions(kind: type) -> bool:
+    found = getattr(kind, "__torch_function__", None)
+    return kind is not torch.Tensor and found is not None and found is not torch._C._disabled_torch_function_impl
 
 
 PythonNode = torch.autograd.function.BackwardCFunction  # of a custom function, on autograd's tape

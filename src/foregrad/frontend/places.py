@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple, TypeVarTuple
 
 from torch import Tensor, nn
 
-from .._torch import FakeTensor, SettingProperty, global_module_hooks, settings_modules
+from .._torch import FakeTensor, SettingProperty, cached_parametrizations, global_module_hooks, settings_modules
 from ..errors import ForegradError, UnsupportedError
 from ..subclasses.layout import is_wrapper
 from ..values import PLAIN, SETTLED, is_plain, weakly
@@ -633,6 +633,9 @@ class Surroundings:
                 for table in (child._parameters, child._buffers):
                     if table:
                         self._tables.append((full, table, [(key, id(tensor)) for key, tensor in table.items()]))
+            if "parametrizations" in child._modules:
+                _refuse_cached_parametrizations(full)
+                self._guard(StateGuard.add_setting, cached_parametrizations, 0)
             if len(parts.filled) > 1:
                 self._enter_hooks(full, [table for shown, table, _ in parts.filled if shown])
             attributes, named = vars(child), self._may_read(type(child))
@@ -889,6 +892,15 @@ def refuse_inputs_as_keys(holders: Iterable[Holder], inputs: Iterable[Any]) -> N
                 f"the program can reach {path}, in which a tensor that it is given is a key: this cannot be compiled "
                 "yet. Keep tensors in a list, pass another tensor, or compile with fallback='eager'."
             )
+
+
+def _refuse_cached_parametrizations(path: str) -> None:
+    """What a parametrization gives is kept elsewhere then, for later calls: those would find a recorded tensor."""
+    if cached_parametrizations():
+        raise UnsupportedError(
+            f"{path or 'the module'} has parametrizations, and parametrize.cached() is at work: this cannot be "
+            "compiled yet. Call it outside of that block, or compile with fallback='eager'."
+        )
 
 
 def refuse_unknown(unknown: Sequence[tuple[str, str]]) -> None:

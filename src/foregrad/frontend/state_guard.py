@@ -25,7 +25,12 @@ from .kinds import ACCESSOR, DICT, Kind, attributes_of, class_dict, has_attribut
 from .lives import Lives
 
 ABSENT = object()
-_TENSOR = object()
+
+
+class _ATensor(NamedTuple):
+    """Any tensor of one class, on which nothing was put: it is an input if the program looks at it."""
+
+    kind: type
 
 
 class _TheVery(NamedTuple):
@@ -86,7 +91,9 @@ def note(value: Any, lives: Lives) -> Any:
     if type(value) in PLAIN:
         return value
     if is_a(value, Tensor):
-        return _TheVery(weakly(value)) if vars(value) else _TENSOR  # what is on another one may be different
+        return (
+            _TheVery(weakly(value)) if vars(value) else _ATensor(type(value))
+        )  # what is on another one may be different
     if is_plain(value):
         return value
     if _never_changes(value):
@@ -110,7 +117,9 @@ def still(now: Any, before: Any) -> bool:
         return bool(before.equals(now))
     if kind is _TheVery:
         return before.find() is now
-    return is_a(now, Tensor) and not vars(now) if before is _TENSOR else is_unchanged(now, before)
+    if kind is _ATensor:
+        return type(now) is before.kind and not vars(now)
+    return is_unchanged(now, before)
 
 
 class StateGuard:
@@ -320,7 +329,7 @@ class StateGuard:
 _ITERABLE = frozenset({list, collections.deque, set, frozenset, collections.OrderedDict, dict})
 _find = operator.call
 _made_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
-_derived = operator.attrgetter("__mro__", "__qualname__")  # no dict tells when these are assigned
+_derived = operator.attrgetter("__mro__", "__qualname__", "__name__")  # no dict tells when these are assigned
 
 
 def _parts_in_code(function: types.FunctionType) -> dict[Any, Any]:
@@ -400,6 +409,6 @@ class _LooseClass:
         return True
 
 
-def _made_derived(kind: type) -> tuple[str, list[int]]:
+def _made_derived(kind: type) -> tuple[str, str, list[int]]:
     """What a class is derived from, by ids."""
-    return kind.__qualname__, [*map(id, kind.__mro__)]
+    return kind.__qualname__, kind.__name__, [*map(id, kind.__mro__)]

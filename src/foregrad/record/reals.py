@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .._torch import (
+    FAST_ATTENTION,
     BackwardHook,
     CheckpointFrame,
     below_autograd,
@@ -100,7 +101,10 @@ _SPECIAL = frozenset(
 
 # Functions that choose a kernel while the program is recorded, by settings that it does not see.
 _ATTENDS = frozenset(
-    {torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.multi_head_attention_forward}
+    {
+        *(torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.multi_head_attention_forward),
+        *FAST_ATTENTION,
+    }
 )
 
 

@@ -30,6 +30,7 @@ from .._torch import (
     gradients_of,
     is_reentrant_checkpoint,
     module_calls_seen,
+    overrides_told_as_in_eager,
     recording_autograd,
     script_calls_seen,
     shares_version_counter,
@@ -408,6 +409,7 @@ class Recording:
                     dynamo_aside(),
                     autograd_watched(reals),
                     reals,
+                    overrides_told_as_in_eager(),
                     self.recorder,
                 ):
                     yield
