@@ -62,8 +62,11 @@ class Ahead(Surroundings):
     def look(self, frame: types.FrameType) -> None:
         """A function is about to run for the first time."""
         code = frame.f_code
+        known = self._waiting.pop(id(code), [])
+        if not known and id(frame.f_globals) not in self._seen_globals:  # what torch itself calls is its own matter
+            return
         with looked_at(), without_function_modes():
-            self._functions += self._waiting.pop(id(code), [])
+            self._functions += known
             self._look_at_functions()
             with self._outside_arguments():  # also one that the program has made itself
                 self._look_at_globals(frame.f_globals, names_in(code))
