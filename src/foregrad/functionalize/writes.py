@@ -281,12 +281,11 @@ def _list_result(
 def _are_plain_and_alike(row: Sequence[Tensor]) -> bool:
     """Whether a kernel that goes over these tensors element by element gives another one that lies as they do."""
     first, *others = row
-    like = first.shape, first.stride(), first.dtype
-    return (
-        all((t.shape, t.stride(), t.dtype) == like for t in others)
-        and _has_common_strides(first)
-        and not has_gaps(first)
-    )
+    if others:
+        like = first.shape, first.stride(), first.dtype
+        if any((t.shape, t.stride(), t.dtype) != like for t in others):
+            return False
+    return not has_gaps(first) and (1 not in map(hint_of, first.shape) or _has_common_strides(first))
 
 
 def _has_common_strides(tensor: Tensor) -> bool:
