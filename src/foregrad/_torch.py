@@ -332,21 +332,20 @@ def _is_saved(node: Any, name: str) -> bool:
         return True
 
 
-_HANDS_OVER = torch.overrides.handle_torch_function.__code__
+HANDS_OVER = torch.overrides.handle_torch_function.__code__
+"""The code with which a function of torch's in Python calls function modes; those in C call them by themselves."""
 
 
 def function_that_asks(func: Any, frame: types.FrameType) -> Any:
     """What a function of torch's in Python hands over to a function mode when it is called: itself.
 
     It finds itself by its name (`relu`, `Tensor.norm`), under which there may be another one by now that the user has
-    put there, and that perhaps calls it. `frame` is the one that the mode was called from.
+    put there, and that perhaps calls it. `frame` is the one that hands over.
     """
-    if frame.f_code is not _HANDS_OVER or frame.f_back is None:
-        return func
     asking = frame.f_back
-    code = asking.f_code
-    if getattr(func, "__code__", None) is code or code.co_freevars:
+    if asking is None or getattr(func, "__code__", None) is asking.f_code or asking.f_code.co_freevars:
         return func
+    code = asking.f_code
     found = asking.f_globals.get(code.co_name), getattr(torch.Tensor, code.co_name, None)
     return types.FunctionType(code, asking.f_globals) if any(known is func for known in found) else func
 

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from .._torch import (
     FAST_ATTENTION,
+    HANDS_OVER,
     BackwardHook,
     CheckpointFrame,
     below_autograd,
@@ -296,8 +297,11 @@ class RealTensors(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        calling = sys._getframe(1)
+        if calling.f_code is HANDS_OVER:
+            func = function_that_asks(func, calling)
         try:
-            return self._handle(function_that_asks(func, sys._getframe(1)), args, kwargs or {})
+            return self._handle(func, args, kwargs or {})
         except ForegradError as error:
             self._refusals.note(error)
             raise
