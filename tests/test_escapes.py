@@ -1407,3 +1407,18 @@ def test_what_a_program_that_puts_names_together_would_use_up_is_refused_before(
     with pytest.raises(UnsupportedError, match=r"the program can reach .*, which is of the type"):
         foregrad.aot_function(program, nop)(plain(2))
     assert NUMBERS.__reduce__()[-1] == 0 and FILLED["queue"].empty()
+
+
+def never_called():
+    return 1
+
+
+def test_an_argument_is_kept_on_a_function_that_is_never_called():
+    def program(x):
+        never_called.last = x
+        return getattr(x, "si" + "n")()
+
+    compiled = foregrad.aot_function(program, nop)
+    for x in (plain(2), plain(2), plain(3)):
+        torch.testing.assert_close(compiled(x), x.sin())
+        assert never_called.last is x

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from .._torch import without_function_modes
 from ..errors import UnsupportedError
-from .calls import names_in
+from .calls import is_library_function, names_in
+from .kinds import FUNCTION
 from .module_parts import ModuleParts
 from .places import Holder, Surroundings, Ts, looked_at, refuse_unknown
 from .state_guard import StateGuard
@@ -113,6 +114,8 @@ class Ahead(Surroundings):
         if issubclass(type(function), types.FunctionType) and id(function) not in self._seen:
             self._seen[id(function)] = function
             self._waiting.setdefault(id(function.__code__), []).append(function)
+            if not is_library_function(function):  # it may be given attributes without being called
+                self.holders.append(Holder(function.__name__, function, FUNCTION, self._in_argument))
             if self._in_argument:
                 self._private.add(id(function))
 

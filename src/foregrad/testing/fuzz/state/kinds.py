@@ -64,6 +64,8 @@ TENSOR_USES = (
     "{r} = {a} * (1.0 + {t}._version)",
     "{r} = {a} * getattr({t}, 'tag', 0.5)",
     "{r} = {a} * (2.0 if {t}.is_leaf else 0.5)",
+    "{r} = {a} * (2.0 if isinstance({t}, torch.nn.Parameter) else 0.5)",
+    "{r} = {a} * (2.0 if {t} is {a} else 0.5)",
 )
 
 _TENSORS = (
@@ -396,6 +398,12 @@ CONTAINER_KINDS = (
         writes=("{p}.append({a})", "{p}.append({a}.detach())", "{p}[:] = [{a}]", "{p}[0] = {a}", "{p} += [{a}]"),
         events=("{p}.append(torch.full((4,), {f}))", "{p}.clear()", "{p}.insert(0, torch.tensor({f}))"),
         weight=2,
+    ),
+    Kind(
+        "tensor in two places",
+        ("[torch.linspace(0.5, 2.0, 4)] * 2", "[torch.ones(4)] * 3"),
+        tensors=("({p}[0] * {p}[1])", "({p}[1] - {p}[0])"),
+        events=("{p}[0] = torch.full((4,), {f})", "{p}[1] = torch.full((4,), {f})", "{p}[0] = {p}[1]"),
     ),
     Kind(
         "dict",
