@@ -1,5 +1,6 @@
 """State that code in a backward reads is read when backward runs, and not when the program was recorded."""
 
+import collections
 import gc
 import importlib
 import sys
@@ -370,3 +371,27 @@ def test_a_program_without_code_in_its_backward_has_nothing_to_compare():
     compiled = compiled_by(lambda x: x.sin())
     compiled(torch.ones(3, requires_grad=True)).sum().backward()
     assert "state_is_as_it_was" not in compiled.specializations[0].source
+
+
+def test_a_named_tuple_that_is_made_in_a_backward_is_nothing_to_compare():
+    """Its class lives until a collection; without it, each backward would be recorded anew."""
+
+    class Packed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            pair = collections.namedtuple("pair", ["first", "second"])(g, g)
+            return pair.first + pair.second
+
+    graphs = []
+    compiled = foregrad.aot_function(Packed.apply, lambda graph, inputs: graphs.append(graph) or nop(graph, inputs))
+    for _ in range(2):
+        x = torch.ones(3, requires_grad=True)
+        y = compiled(x)
+        gc.collect()
+        y.sum().backward()
+        assert x.grad.tolist() == [2.0] * 3
+    assert len(graphs) == 2

@@ -324,7 +324,7 @@ class Surroundings:
 
     def knows(self, value: Any) -> bool:
         """Whether a value that can be referred to weakly is the user's, and no tensor: the program can reach it."""
-        return id(value) in self._seen and type(value).__weakrefoffset__ > 0 and not is_a(value, Tensor)
+        return id(value) in self._seen and type(value).__weakrefoffset__ != 0 and not is_a(value, Tensor)
 
     def release(self) -> None:
         """Let go of everything that only a recording needs; no argument stays alive."""

@@ -44,7 +44,7 @@ class UserCode:
     def note(self, frame: FrameType) -> None:
         """A function is called."""
         code = frame.f_code
-        if is_users_code(code):
+        if is_users_code(code) and frame.f_builtins:  # without them it reads its arguments alone: a named tuple's
             values = frame.f_locals
             key = id(code), *map(id, values.values())
             if key not in self._seen and not _is_imported(frame):
