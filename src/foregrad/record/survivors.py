@@ -170,7 +170,9 @@ def _may_hold(value: Any) -> bool:
 
 def held_by_frames(error: BaseException | None) -> Iterator[Any]:
     """What the frames hold through which an error came: nobody will run them again."""
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:  # an error that was raised again may lead back to itself
+        seen.add(id(error))
         step = error.__traceback__
         while step is not None:
             yield from gc.get_referents(step.tb_frame)
