@@ -829,7 +829,8 @@ _base_as_subclass = torch.Tensor.as_subclass
 
 def _overrides_as_in_eager(args: Iterable[Any]) -> bool:
     depth = _own_depths.get(threading.get_ident())
-    if depth != 1 or function_mode_depth() != depth:  # modes of others are there in eager as well
+    by_module = str(sys._getframe(1).f_globals.get("__name__")).startswith("torch.nn.")  # others are to tell the mode
+    if not by_module or depth != 1 or function_mode_depth() != depth:  # modes of others are there in eager as well
         return _has_torch_function(args)
     return any(_overrides_functions(type(value)) for value in args if not isinstance(value, FakeTensor))
 

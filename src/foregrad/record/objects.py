@@ -12,14 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .._torch import (
-    disable_modes,
-    fake_script_object,
-    fake_script_state,
-    is_script_object,
-    script_object_identity,
-    without_function_modes,
-)
+from .._torch import disable_modes, fake_script_object, fake_script_state, is_script_object, script_object_identity
 from ..errors import CaptureError
 from ..slots import Hidden
 from .engine import Engine
@@ -61,8 +54,7 @@ class ScriptObjects:
         return self._states[key]
 
     def _tensor(self, real: Tensor) -> Tensor:
-        with without_function_modes():  # it is not the program that looks at the tensor
-            self._held.append(self._engine.twin(real, Hidden("state of a script object"), dynamic=False))
+        self._held.append(self._engine.twin(real, Hidden("state of a script object"), dynamic=False))
         return self._held[-1]
 
     def rewind(self, steps: Sequence[Step]) -> None:
