@@ -1319,3 +1319,56 @@ def test_whether_an_argument_is_a_tensor_that_the_program_finds(first):
         torch.testing.assert_close(ours, theirs)
         assert result is ours
         held[0] = table.t = x
+
+
+def a_list_in_a_tuple_of_a_module(held):
+    class Scaling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.options = (0, (1, held))
+
+        def forward(self, x):
+            return x * self.options[1][1][0]
+
+    return Scaling()
+
+
+def a_list_in_a_tuple_of_a_closure(held):
+    options = (0, held)
+    return lambda x: x * options[1][0]
+
+
+def a_list_in_a_tuple_of_a_slot(held):
+    class Options:
+        __slots__ = ("values",)
+
+    options = Options()
+    options.values = (0, held)
+    return lambda x: x * options.values[1][0]
+
+
+@pytest.mark.parametrize(
+    "make", [a_list_in_a_tuple_of_a_module, a_list_in_a_tuple_of_a_closure, a_list_in_a_tuple_of_a_slot]
+)
+def test_a_list_in_a_tuple_that_changes(make):
+    held = [2.0]
+    program = make(held)
+    compiled = (
+        foregrad.aot_module(program, nop) if isinstance(program, nn.Module) else foregrad.aot_function(program, nop)
+    )
+    for _ in range(3):
+        assert compiled(plain(2)).tolist() == program(plain(2)).tolist()
+        held[0] += 1
+
+
+def test_a_set_that_the_program_puts_a_tensor_into():
+    held = {1, 2}
+
+    def program(x, held):
+        held.add(x)
+        held.discard(1)
+        return x
+
+    with pytest.raises(foregrad.ForegradError):
+        foregrad.aot_function(program, nop)(plain(2), held)
+    assert held == {1, 2}

@@ -7,13 +7,13 @@ numbers the versions of a dict: as long as no dict of any module has changed, li
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from .._torch import dict_version, global_module_hooks
-from ..values import PLAIN, Remembered, is_plain
+from ..values import PLAIN, SETTLED, Remembered, is_plain
 from .lives import Lives
 from .module_parts import ModuleParts
 from .state_guard import note, still
@@ -71,6 +71,15 @@ def _state(module: nn.Module) -> list[tuple[str, bool]]:
     return [(name, tensor is None) for name, tensor in (*module._parameters.items(), *module._buffers.items())]
 
 
+def _containers_in(parts: ModuleParts) -> Iterator[Any]:
+    """Attributes whose contents may change while they stay the same objects, as a list in a tuple does."""
+    yield from (value for _, value in parts.containers)
+    for name in parts.others:
+        value = vars(parts.module).get(name)
+        if type(value) is tuple and not SETTLED.issuperset(map(type, value)):
+            yield value
+
+
 def noted_items(table: Mapping[Any, Any], lives: Lives) -> dict[Any, Any]:
     """What is kept of a table of modules or hooks."""
     return {name: note(value, lives) for name, value in table.items()}
@@ -97,7 +106,7 @@ class ModuleGuard:
         self._global_hooks: list[dict[Any, Any]] = []
         self._note_tables(modules)
         self._facts = [_Facts(parts, lives) for parts in modules]
-        values = [value for parts in modules for _, value in parts.containers]
+        values = [value for parts in modules for value in _containers_in(parts)]
         self._containers = [(value, Remembered(value)) for value in values if is_plain(value)]
         lives.when_gone(self._release)
 

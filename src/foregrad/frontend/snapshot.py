@@ -42,6 +42,7 @@ from .kinds import (
     FROZENSET,
     FUNCTION,
     GENERATOR,
+    LIST,
     LOGGER,
     MAPPING,
     METHOD,
@@ -123,6 +124,7 @@ _ADDING: dict[str, Callable[[Any, Any, Any], None]] = {
 }
 
 
+_NUMBERED = (LIST, DEQUE)  # whose keys are positions
 _RANDOM_KINDS = (RANDOM, RANDOM_STATE, GENERATOR)
 _COMPUTED = (*_RANDOM_KINDS, BYTES, ARRAY, NDARRAY, VIEW, STREAM)  # what is read of them is a copy
 
@@ -187,7 +189,9 @@ class Noted:
         if self.table is not None and self._version == dict_version(self.table):
             return all(map(operator.is_, self._read_beside(), self._beside))
         now, before = self.kind.read(self.owner), self.before
-        return [*now] == [*before] and all(map(operator.is_, now.values(), before.values()))
+        if len(now) != len(before) or not all(map(operator.is_, now.values(), before.values())):
+            return False
+        return self.kind in _NUMBERED or all(map(operator.is_, now, before))
 
     def path(self, key: Any) -> str:
         """An item in the user's words."""
