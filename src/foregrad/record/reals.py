@@ -198,7 +198,7 @@ class RealTensors(TorchFunctionMode):
                 if not isinstance(value, Tensor) or is_functorch_wrapped(value):
                     continue
                 twin = value if self._abstract(value) else self.twin_of(value)
-                if twin.is_leaf and twin.requires_grad and torch.is_grad_enabled():
+                if torch.is_grad_enabled() and twin.is_leaf and twin.requires_grad:  # a stale view raises
                     self._note_leaf_taken(twin)
 
     def note_saved_hooks(self, checkpoint: CheckpointFrame | None) -> None:
