@@ -270,3 +270,17 @@ def test_lazy_bits_and_memory_seen_as_another_dtype_are_known(program):
     report = foregrad.capture(program, x).engine
     assert report.by_operator == {} and report.worked_out == 0
     assert foregrad.check(program, x).ok
+
+
+@pytest.mark.parametrize("second", [torch.contiguous_format, torch.channels_last])
+def test_a_kernel_is_asked_about_each_layout_of_mixed_dtypes(second):
+    """Shape inference gives statistics of the input's dtype, and the kernel gives those of the parameters'."""
+    statistics = [torch.zeros(4), torch.ones(4)]
+    for layout, batch in ((torch.channels_last, 1), (second, 2)):
+        x = torch.randn(batch, 4, 3, 5).to(torch.bfloat16).to(memory_format=layout)
+        arguments = [x, torch.ones(4), torch.zeros(4), *statistics]
+        expected = torch.ops.aten.native_batch_norm(*arguments, True, 0.1, 1e-5)
+        engine = LeanEngine(torch._subclasses.FakeTensorMode())
+        recorded = [engine.twin(tensor, Input("x"), False) for tensor in arguments]
+        found = engine.run(torch.ops.aten.native_batch_norm.default, (), (*recorded, True, 0.1, 1e-5), {})
+        assert [(t.dtype, t.stride()) for t in found] == [(t.dtype, t.stride()) for t in expected]

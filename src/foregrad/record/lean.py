@@ -44,7 +44,7 @@ from .trials import Case, can_be_tried, may_be_tried, mixture, settle, tried_twi
 class Kept:
     """What the engine knows about an operator, and what stands for it in keys: to hash an operator takes longer."""
 
-    __slots__ = ("chosen", "name", "op", "reads_backends", "ruled", "taken", "triable", "why_not")
+    __slots__ = ("chosen", "confirmed", "name", "op", "reads_backends", "ruled", "triable", "why_not")
 
     def __init__(self, op: OpOverload) -> None:
         self.op = op  # kept, so that its id stays its own
@@ -54,7 +54,7 @@ class Kept:
         self.chosen = self.reads_backends and not op._schema.name.endswith("mm")
         self.ruled = op in RULES or op in LOOSE_RULES
         self.triable = may_be_tried(op)
-        self.taken: set[frozenset[torch.dtype]] = set()  # mixtures of dtypes that its kernel has taken
+        self.confirmed: set[tuple[Any, ...]] = set()  # mixtures of dtypes for which its kernel did as inferred
 
     def believed(self, metas: Sequence[Meta]) -> bool:
         """Whether shape inference is known to be right for such arguments, or there is no kernel to ask."""
@@ -63,14 +63,17 @@ class Kept:
         row = table_for(metas[0].device.type).get(self.name, NOTHING_KNOWN)
         if not row.covers([meta.layout_class for meta in metas], [meta.dtype for meta in metas]):
             return False
-        mixed = mixture(self.op, metas)  # of which the table says nothing: shape inference may let pass what raises
-        return mixed is None or mixed in self.taken
+        # The table says nothing of mixtures: shape inference may let pass what raises, or give results another dtype.
+        return mixture(self.op, metas) is None or _dtypes_and_layouts(metas) in self.confirmed
 
-    def note_taken(self, metas: Sequence[Meta]) -> None:
-        """The kernel has taken such arguments."""
-        mixed = mixture(self.op, metas)
-        if mixed is not None:
-            self.taken.add(mixed)
+    def confirm(self, metas: Sequence[Meta]) -> None:
+        """The kernel has done with such arguments what shape inference says."""
+        if mixture(self.op, metas) is not None:
+            self.confirmed.add(_dtypes_and_layouts(metas))
+
+
+def _dtypes_and_layouts(metas: Sequence[Meta]) -> tuple[Any, ...]:
+    return tuple((meta.dtype, meta.layout_class) for meta in metas)
 
 
 _KEPT: dict[int, Kept] = {}  # by id of the operator
@@ -293,8 +296,10 @@ class LeanEngine(FakeEngine):
             return out
         inferred = described(out, tensors, intern)
         entry = settle(case, inferred, self._inferred)
-        kept(op).note_taken(case.metas)
-        return out if entry == inferred else self._corrected(out, inferred, entry, tensors)
+        if entry != inferred:
+            return self._corrected(out, inferred, entry, tensors)
+        kept(op).confirm(case.metas)
+        return out
 
     def _fill(
         self, key: tuple[Any, ...], op: Any, types: Any, args: Any, kwargs: Any, tensors: Sequence[FakeTensor]
@@ -323,7 +328,8 @@ class LeanEngine(FakeEngine):
         inferred = entry = described(out, tensors, intern)
         if not believed:
             entry = settle(_case(op, args, kwargs), inferred, self._inferred)
-            key[0].note_taken(metas)
+            if entry == inferred:
+                key[0].confirm(metas)
         reason = why_unkept(entry)
         if reason is None:
             self.results.add(key, entry)
