@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import fx
 from .._torch import FakeTensor, TracingContext, ambient_state_kept, autocast_off, garbage_collection_paused
 from ..errors import CompilerError
 from ..joint.lazy import outputs_of, value_of
+from ..locks import recording_lock
 from ..logs import Phase, compiling, show_graph
 from ..options import AOTConfig, Compiler
 from ..record.engine import Engine
@@ -46,6 +48,18 @@ def make_boxed_compiler(compiler: Compiler) -> Compiler:
     return boxed_compiler
 
 
+@contextlib.contextmanager
+def _ambient_state_kept() -> Iterator[None]:
+    """Put back what a compiler may change, and not while another thread records: that would be its program's doing."""
+    kept = ambient_state_kept()
+    kept.__enter__()
+    try:
+        yield
+    finally:
+        with recording_lock:
+            kept.__exit__(None, None, None)
+
+
 def compile_graph(
     compiler: Compiler | None, module: fx.GraphModule, examples: Sequence[Any], phase: Phase, config: AOTConfig
 ) -> tuple[Boxed, list[Any] | None]:
@@ -56,7 +70,7 @@ def compile_graph(
         show_graph(lambda: module, phase, config.aot_id)
     with (
         compiling(config.aot_id, phase),
-        ambient_state_kept(),
+        _ambient_state_kept(),
         autocast_off(),
         torch.no_grad(),
         TracingContext.report_output_strides() as strides,
