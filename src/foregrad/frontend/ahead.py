@@ -54,12 +54,6 @@ class Ahead(Surroundings):
         if self.refusal is not None:
             raise self.refusal
 
-    def changed_for_good(
-        self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]] = ()
-    ) -> list[tuple[str, str]]:
-        """Nothing yet: each function is asked before it runs."""
-        return []
-
     def look(self, frame: types.FrameType) -> None:
         """A function is about to run for the first time."""
         code = frame.f_code

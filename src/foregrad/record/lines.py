@@ -13,7 +13,7 @@ import linecache
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import ParamSpec, TypeVar
 
@@ -66,20 +66,30 @@ def clear_own_frames(error: BaseException) -> None:
     One of them mostly has the error itself, which leads back to the frame: the user's objects, which are in the others,
     would live on until a collection happens to come.
     """
-    pending: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while pending:
-        one = pending.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        pending += [one.__cause__, one.__context__]
+    for one in errors_behind(error):
         step = one.__traceback__
         while step is not None:
             if is_own_code(step.tb_frame.f_code):
                 with contextlib.suppress(RuntimeError):  # it still runs
                     step.tb_frame.clear()
             step = step.tb_next
+
+
+def errors_behind(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that led to it: each once, for one that was raised again may lead back to itself.
+
+    >>> first, second = ValueError(), KeyError()
+    >>> first.__context__, second.__context__ = second, first
+    >>> [type(one).__name__ for one in errors_behind(first)]
+    ['ValueError', 'KeyError']
+    """
+    pending, seen = [error], set[int]()
+    while pending:
+        one = pending.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            pending += [one.__context__, one.__cause__]
+            yield one
 
 
 def starts_programs(function: Callable[P, R]) -> Callable[P, R]:

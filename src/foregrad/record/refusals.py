@@ -7,7 +7,7 @@ from typing import Any
 
 from .._torch import NO_DATA
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
-from .lines import place_of
+from .lines import errors_behind, place_of
 
 WAY_OUT = (
     "Compute with the tensor instead of reading it (torch.where for a condition), pass the value as a plain Python "
@@ -79,10 +79,8 @@ def explained(error: BaseException) -> ForegradError | None:
 
 def without_frames(error: Exception) -> Exception:
     """An error that is kept, without the frames that it came through: they hold the caller's tensors."""
-    part: BaseException | None = error
-    while part is not None:
+    for part in errors_behind(error):
         part.__traceback__ = None
-        part = part.__cause__ or part.__context__
     return error
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .._torch import FakeTensor, FunctionContext, all_objects_count_as_old, held_by_cpp
 from ..errors import EscapeError, UnsupportedError
-from .lines import where
+from .lines import errors_behind, where
 from .step import Step
 
 if TYPE_CHECKING:
@@ -170,14 +170,11 @@ def _may_hold(value: Any) -> bool:
 
 def held_by_frames(error: BaseException | None) -> Iterator[Any]:
     """What the frames hold through which an error came: nobody will run them again."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:  # an error that was raised again may lead back to itself
-        seen.add(id(error))
-        step = error.__traceback__
+    for one in errors_behind(error):
+        step = one.__traceback__
         while step is not None:
             yield from gc.get_referents(step.tb_frame)
             step = step.tb_next
-        error = error.__cause__ or error.__context__
 
 
 # ------------------------------------------------------------------------------------------------ the long way

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...._torch import without_function_modes
+from ....record.refusals import without_frames
 from .alive import tensors_of
 from .ambient import Ambient
 from .same import MODULE_NAME
@@ -51,18 +52,10 @@ class World:
             try:
                 exec(step, self.names)
             except Exception as error:
-                return _without_frames(error)
+                return without_frames(error)  # a checkpoint that it left has its hooks set until its frame is gone
             finally:
                 self.names.pop("call")
         return None
-
-
-def _without_frames(error: Exception) -> Exception:
-    """An error that keeps nothing alive: a checkpoint that it left has its hooks set until its frame is gone."""
-    held: BaseException | None = error
-    while held is not None:
-        held = held.with_traceback(None).__context__
-    return error
 
 
 def tensors_in(value: Any) -> list[Tensor]:
