@@ -6,11 +6,13 @@ random. The answers are computed once for each overload and kept in a table.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ._torch import SET_GRAD_ENABLED, HigherOrderOperator, OpOverload, is_composite, takes_script_objects
 
@@ -149,3 +151,18 @@ def _classify(op: OpOverload | HigherOrderOperator) -> OpInfo:
         tuple(argument.name for argument in arguments),
         torch.Tag.pointwise in op.tags,
     )
+
+
+def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
+    """Tensors among arguments that may be nested in lists."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+
+
+def written_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments of a call that the operator writes to."""
+    info = op_info(op)
+    return [args[i] if i < len(args) else kwargs.get(info.names[i]) for i in info.written]

@@ -17,9 +17,8 @@ from torch import Tensor
 from .._torch import HigherOrderOperator, is_script_object, script_object_identity, with_effects
 from ..errors import UnsupportedError
 from ..joint.ir import FlatGraph, Node
-from ..ops import aten
+from ..ops import aten, tensors_in
 from ..record.lines import where
-from ..record.overlap import tensors_in
 from ..record.step import Step
 from ..slots import Token
 

@@ -14,11 +14,10 @@ from torch import SymInt, Tensor
 
 from .._torch import hint_of
 from ..errors import UnsupportedError
-from ..ops import Kind, ViewStep, aten, op_info
+from ..ops import Kind, ViewStep, aten, op_info, tensors_in
 from ..record.engine import geometry_of, has_gaps
 from ..record.lines import where
 from ..record.memory import WholeMemoryNeeded
-from ..record.overlap import tensors_in
 from ..record.step import Step
 from .state import TensorState
 

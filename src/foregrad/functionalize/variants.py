@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from .._torch import OpOverload
-from ..ops import aten, op_info
-from ..record.overlap import written_arguments
+from ..ops import aten, op_info, written_arguments
 
 # Operators whose twin is not found by name.
 _BY_HAND: dict[OpOverload, OpOverload] = {

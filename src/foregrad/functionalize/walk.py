@@ -19,9 +19,8 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 from .._torch import disable_modes, effect_of, is_script_object, shares_version_counter
 from ..errors import CaptureError, UnsupportedError
 from ..joint.ir import FlatGraph, Node
-from ..ops import IDENTITIES, Kind, ViewStep, aten, op_info
+from ..ops import IDENTITIES, Kind, ViewStep, aten, op_info, tensors_in
 from ..record.engine import has_gaps
-from ..record.overlap import tensors_in
 from ..record.recording import Recording
 from ..record.stand_ins import RecordedInput
 from ..record.step import Step

@@ -18,11 +18,10 @@ from torch import Tensor
 from .._torch import OpOverload, auto_functionalizable, auto_functionalized, hint_of
 from ..errors import UnsupportedError
 from ..joint.ir import Node
-from ..ops import aten, op_info
+from ..ops import aten, op_info, tensors_in, written_arguments
 from ..record.engine import has_gaps, is_empty
 from ..record.lines import where
 from ..record.memory import may_overlap
-from ..record.overlap import tensors_in, written_arguments
 from ..record.step import Step
 from .operators import RANDOM_FILL
 from .state import TensorState

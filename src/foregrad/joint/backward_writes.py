@@ -12,9 +12,9 @@ from ..errors import UnsupportedError
 from ..functionalize.state import Storage, TensorState
 from ..functionalize.storages import changes_memory
 from ..functionalize.walk import Functionalizer
-from ..ops import Kind, op_info
+from ..ops import Kind, op_info, tensors_in
 from ..record.lines import where
-from ..record.overlap import storage_of, tensors_in
+from ..record.overlap import storage_of
 from ..record.step import Step
 from ..slots import Primal, Root, Tangent
 from .ir import Node

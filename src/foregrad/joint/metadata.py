@@ -12,7 +12,7 @@ from ..schemas import InputAliasInfo, OutputAliasInfo, OutputType, ViewAndMutati
 from ..slots import Inner
 from .build import Joint
 from .inputs import InputFacts
-from .outputs import Number, Plain, Result, SameAsInput, SameAsOutput, ViewOfBase, ViewOfInput, ViewOfOutput
+from .outputs import Number, Plain, PlainKind, Result, SameAsInput, SameAsOutput, ViewOfBase, ViewOfInput, ViewOfOutput
 from .subclass_metas import input_metas, output_metas, tangent_contexts, tangent_metas
 
 
@@ -57,6 +57,13 @@ def _input(facts: InputFacts, keep: bool) -> InputAliasInfo:
     )
 
 
+_PLAIN = {
+    PlainKind.FRESH: OutputType.non_alias,
+    PlainKind.UNSAFE_VIEW: OutputType.unsafe_view_alias,
+    PlainKind.CUSTOM_FUNCTION_VIEW: OutputType.custom_function_view,
+}
+
+
 def _output(result: Result, tensor: Tensor | None, order: dict[Any, int]) -> OutputAliasInfo:
     kind, base = OutputType.non_alias, None
     match result:
@@ -71,7 +78,7 @@ def _output(result: Result, tensor: Tensor | None, order: dict[Any, int]) -> Out
         case ViewOfOutput(index, _) | SameAsOutput(index):
             kind, base = OutputType.alias_of_intermediate_base_is_user_output, index
         case Plain(kind=plain_kind):
-            kind = plain_kind
+            kind = _PLAIN[plain_kind]
     if tensor is None:
         raw = torch.SymInt if isinstance(result, Number) else type(getattr(result, "value", None))
         return OutputAliasInfo(kind, raw, base, None, False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -16,12 +17,10 @@ from .._torch import OpOverload, creation_of, hint_of, is_custom_function_node, 
 from ..errors import UnknownOutputError, UnsupportedError
 from ..functionalize.state import TensorState
 from ..functionalize.walk import Functionalizer
-from ..ops import Kind, ViewStep, aten, op_info
+from ..ops import Kind, ViewStep, aten, op_info, tensors_in, written_arguments
 from ..record.engine import geometry_of
-from ..record.overlap import tensors_in, written_arguments
 from ..record.recording import Recording
 from ..record.stand_ins import RecordedInput, is_start_node
-from ..schemas import OutputType
 from ..subclasses.layout import is_wrapper
 from ..values import PLAIN
 from .inputs import is_stale
@@ -104,12 +103,20 @@ class ViewOfOutput:
     rebuild: Rebuild
 
 
+class PlainKind(Enum):
+    """Where a tensor that the graph returns comes from."""
+
+    FRESH = auto()
+    UNSAFE_VIEW = auto()
+    CUSTOM_FUNCTION_VIEW = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Plain:
     """A tensor that the graph returns and the caller gets as it is."""
 
     tensor: Tensor
-    kind: OutputType
+    kind: PlainKind
     differentiable: bool
     fresh_leaf: bool  # requires grad, and was made so in the program
     is_view: bool
@@ -304,7 +311,7 @@ class OutputClassifier:
             )
         if owner is not None:
             return self._in_memory_of(owner, leaf)
-        return self._view_of_intermediate(leaf) or self._twin_of_output(leaf) or self._plain(leaf, OutputType.non_alias)
+        return self._view_of_intermediate(leaf) or self._twin_of_output(leaf) or self._plain(leaf, PlainKind.FRESH)
 
     def _is_moved(self, recorded: RecordedInput) -> bool:
         if not recorded.is_tensor or recorded.same_as is not None or recorded.layout is not None:
@@ -364,7 +371,7 @@ class OutputClassifier:
             return ViewOfBase(len(self._bases) - 1 if known is None else known, known is None, rebuild)
         refuse_lost_aliasing(self._functionalizer, leaf, path)
         differentiable = leaf.requires_grad and leaf.grad_fn is not None
-        kind = OutputType.non_alias if base is None else OutputType.unsafe_view_alias
+        kind = PlainKind.FRESH if base is None else PlainKind.UNSAFE_VIEW
         return Plain(leaf, kind, differentiable, leaf.requires_grad and not differentiable, is_view=False)
 
     def _rebuild_wrapper(self, leaf: Tensor, base: Tensor, path: str) -> Rebuild:
@@ -406,7 +413,7 @@ class OutputClassifier:
             return view
         if view.rebuild.steps is None and any(isinstance(n, SymInt) for n in leaf.shape):
             raise UnsupportedError("an alias of a symbolic size, with a history of its own, cannot be compiled yet.")
-        kind = OutputType.custom_function_view if custom else OutputType.non_alias
+        kind = PlainKind.CUSTOM_FUNCTION_VIEW if custom else PlainKind.FRESH
         goes_stale = leaf._is_view() and creation_of(leaf) != "DEFAULT"
         if self._state(leaf).storage.writes and goes_stale and shares_version_counter(leaf, owner.seen):
             raise UnsupportedError(
@@ -480,7 +487,7 @@ class OutputClassifier:
         siblings = self._by_storage[id(self._state(leaf).storage)]
         single = [t for t in siblings if not self._from_many(t)]
         if len(siblings) == 1 or (self._from_many(leaf) and len(single) <= 1) or base.grad_fn is None:
-            return self._plain(leaf, OutputType.unsafe_view_alias)
+            return self._plain(leaf, PlainKind.UNSAFE_VIEW)
         rebuild = self._rebuild(leaf, base)
         if id(base) in self._position:
             return ViewOfOutput(self._position[id(base)], rebuild)
@@ -574,7 +581,7 @@ class OutputClassifier:
         changed = [t for step in later for t in tensors_in(written_arguments(step.op, step.args, step.kwargs))]
         return any(shares_version_counter(t, leaf) for t in changed)
 
-    def _plain(self, leaf: Tensor, kind: OutputType) -> Plain:
+    def _plain(self, leaf: Tensor, kind: PlainKind) -> Plain:
         differentiable = leaf.requires_grad and leaf.grad_fn is not None
         state = self._state(leaf)
         node = self._functionalizer.read(state)

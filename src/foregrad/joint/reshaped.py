@@ -13,10 +13,10 @@ from torch import Tensor
 
 from .._torch import is_custom_function_node, shares_version_counter
 from ..errors import UnsupportedError
-from ..ops import Kind, aten, op_info
+from ..ops import Kind, aten, op_info, tensors_in, written_arguments
 from ..record.engine import geometry_of
 from ..record.lines import where
-from ..record.overlap import reaches_beyond, tensors_in, written_arguments
+from ..record.overlap import reaches_beyond
 from ..record.recording import Recording
 from ..record.stand_ins import is_start_node
 from ..record.step import Step

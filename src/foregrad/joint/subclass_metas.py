@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..slots import Base, Inner, Output, Returned, Updated
+from ..subclasses.helpers import create_subclass_meta
 from ..subclasses.layout import is_wrapper, layout_of
 from .build import Joint
 
@@ -17,8 +18,6 @@ def metas_of(values: Iterable[Any]) -> list[Any]:
     values = list(values)
     if not any(map(is_wrapper, values)):
         return list(range(len(values)))
-    from ..subclasses.helpers import create_subclass_meta  # it knows the records of programs
-
     return create_subclass_meta(values)
 
 

@@ -19,9 +19,9 @@ from ..errors import BackwardError, ForegradError, UnsupportedError
 from ..functionalize.draws import RandomInputs
 from ..functionalize.effects import Chain
 from ..functionalize.walk import Functionalizer
+from ..ops import tensors_in
 from ..record.backward_code import BackwardState
 from ..record.memory import WholeMemoryNeeded
-from ..record.overlap import tensors_in
 from ..record.recording import InputsFoundLate, Recording
 from ..record.refusals import without_frames
 from ..record.stand_ins import RecordedInput

@@ -14,6 +14,7 @@ import torch
 from torch import SymInt, Tensor
 
 from .._torch import HigherOrderOperator, OpOverload, hint_of
+from ..joint.ir import Node
 from ..ops import Kind, op_info
 
 UNKNOWN = 10**15
@@ -137,8 +138,6 @@ _PASSES = frozenset(
 
 def values_in(args: Any) -> Any:
     """The abstract values of a node's arguments."""
-    from ..joint.ir import Node
-
     kind = args.__class__
     if kind is Node:
         return args.value

@@ -16,11 +16,11 @@ from torch.overrides import TorchFunctionMode
 
 from .._torch import SET_GRAD_ENABLED, OpOverload, autograd_left_out, custom_functions_refused
 from ..errors import UnsupportedError
-from ..ops import Kind, OpInfo, aten, op_info
+from ..ops import Kind, OpInfo, aten, op_info, tensors_in
 from ..subclasses.layout import is_wrapper
 from .engine import Engine
 from .lines import user_stack, where
-from .overlap import storage_of, tensors_in
+from .overlap import storage_of
 from .recorder import Recorder
 from .step import Step
 

@@ -14,19 +14,11 @@ from torch import SymInt, Tensor
 
 from .._torch import OpOverload, disable_modes, without_function_modes
 from ..errors import UnsupportedError
-from ..ops import Kind, aten, op_info
+from ..ops import Kind, aten, op_info, tensors_in, written_arguments
 from ..values import PLAIN
 from .engine import Engine
 from .lines import Stack, where
-from .overlap import (
-    ask_eager,
-    lies_awkwardly,
-    overlap_in_part,
-    reads_what_it_writes,
-    storage_of,
-    tensors_in,
-    written_arguments,
-)
+from .overlap import ask_eager, lies_awkwardly, overlap_in_part, reads_what_it_writes, storage_of
 from .step import Step
 
 # Operators that read an argument at other places than they write to.

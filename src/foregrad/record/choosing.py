@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..ops import aten
 from ..subclasses.layout import is_wrapper
-
-aten = torch.ops.aten
 
 CHOOSES_BY_SUBCLASS = frozenset({aten.max_pool1d.default, aten.linalg_svdvals.default, aten.linalg_eigvalsh.default})
 

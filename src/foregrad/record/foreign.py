@@ -14,9 +14,9 @@ from torch import Tensor
 
 from .._torch import OpOverload, disable_modes, pytree, without_function_modes
 from ..errors import UnsupportedError
-from ..ops import aten
+from ..ops import aten, tensors_in
 from .lines import Stack, where
-from .overlap import storage_of, tensors_in
+from .overlap import storage_of
 from .step import Step
 
 

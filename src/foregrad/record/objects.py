@@ -14,11 +14,11 @@ from torch import Tensor
 
 from .._torch import disable_modes, fake_script_object, fake_script_state, is_script_object, script_object_identity
 from ..errors import CaptureError
+from ..ops import tensors_in
 from ..slots import Hidden
 from .engine import Engine
 from .lines import Stack, where
 from .mirror import kept_by_objects
-from .overlap import tensors_in
 from .step import Step
 
 

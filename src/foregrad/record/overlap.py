@@ -6,31 +6,16 @@ another argument in part, eager itself is asked: the operator runs on zeros that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._torch import OpOverload, disable_modes, hint_of, without_function_modes
-from ..ops import op_info
+from ..ops import tensors_in
 from .engine import geometry_of
 from .tensors import lies_alone
-
-
-def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
-    """Tensors among arguments that may be nested in lists."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from tensors_in(value)
-
-
-def written_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments of a call that the operator writes to."""
-    info = op_info(op)
-    return [args[i] if i < len(args) else kwargs.get(info.names[i]) for i in info.written]
 
 
 def lies_awkwardly(written: Sequence[Any], arguments: Sequence[Any], pointwise: bool) -> bool:

@@ -36,7 +36,7 @@ from .._torch import (
 )
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
 from ..functionalize.variants import call_of_twin
-from ..ops import Kind, OpInfo, op_info
+from ..ops import Kind, OpInfo, op_info, tensors_in, written_arguments
 from .changes import Changes
 from .choosing import CHOOSES_BY_SUBCLASS, needs_no_gradient
 from .engine import Engine, is_empty
@@ -46,7 +46,7 @@ from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
 from .lists import lists_share_memory, one_after_another
 from .objects import ScriptObjects
 from .origin import KnownOrigins, ModuleCalls, Origin, said_now
-from .overlap import can_be_asked, error_of_eager, tensors_in, written_arguments
+from .overlap import can_be_asked, error_of_eager
 from .randomness import Generators
 from .refusals import Refusals, explained
 from .step import Step

@@ -39,6 +39,7 @@ from .._torch import (
     without_function_modes,
 )
 from ..errors import StateChangeError, UnsupportedError
+from ..ops import tensors_in
 from ..slots import GradOf, Hidden, Inner, Input, Primal
 from ..subclasses.layout import is_jagged, is_wrapper, layout_of, leaves_of, require_comparable, with_symbols
 from .above_autograd import AboveAutograd
@@ -51,7 +52,6 @@ from .engine import Engine
 from .hooks import Hooks, has_hooks
 from .lines import caller_of, is_users_code, passes_through, user_stack, where
 from .memory import SharedMemory, in_order, root_of
-from .overlap import tensors_in
 from .reals import RealTensors
 from .recorder import Recorder
 from .stand_ins import (

@@ -23,9 +23,8 @@ from .._torch import (
     without_function_modes,
 )
 from ..errors import CaptureError, UnsupportedError
-from ..ops import Kind, ViewStep, op_info
+from ..ops import Kind, ViewStep, op_info, tensors_in, written_arguments
 from .lines import Stack, where
-from .overlap import tensors_in, written_arguments
 from .step import Step
 
 PLAIN_TYPES = frozenset({FakeTensor, Tensor, torch.nn.Parameter})
