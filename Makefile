@@ -28,7 +28,7 @@ SETUP := $(STAMP)
 endif
 
 # Found without being installed, also by the processes that tests and benchmarks start.
-export PYTHONPATH := $(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH))
+export PYTHONPATH := $(CURDIR)/src:$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 # $(call optional,module,command): run the command, or say that it was left out.
 define optional
@@ -41,9 +41,9 @@ endef
 test: $(SETUP)
 	$(call optional,ruff,$(PY) -m ruff check .)
 	$(call optional,ruff,$(PY) -m ruff format --check .)
-	$(call optional,mypy,$(PY) -m mypy --strict src)
+	$(call optional,mypy,$(PY) -m mypy --strict src fuzz)
 	@# Each file in a process of its own, two at a time; the sweep has a target of its own.
-	@{ find tests -name 'test_*.py' -not -path 'tests/sweep/*'; echo src; } | xargs -P 2 -n 1 $(PY) -m pytest -q
+	@{ find tests -name 'test_*.py' -not -path 'tests/sweep/*'; echo src; echo fuzz; } | xargs -P 2 -n 1 $(PY) -m pytest -q
 
 demo: $(SETUP)
 	$(PY) examples/train_gpt.py
@@ -55,7 +55,7 @@ sweep: $(SETUP)
 	$(PY) -m pytest -m sweep
 
 fuzz: $(SETUP)
-	$(PY) -m foregrad.testing.fuzz --programs $(N) --seed $(SEED) --first $(FIRST) --grammar $(GRAMMAR)
+	$(PY) -m fuzz --programs $(N) --seed $(SEED) --first $(FIRST) --grammar $(GRAMMAR)
 
 format: $(SETUP)
 	$(PY) -m ruff check --fix .
@@ -72,4 +72,4 @@ $(STAMP): pyproject.toml
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
-	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests fuzz benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

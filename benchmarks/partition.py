@@ -107,7 +107,7 @@ class Cut:
 
 def flops(graph: fx.GraphModule) -> int:
     """Of the products and convolutions of a graph."""
-    from foregrad.joint.graph import from_fx
+    from foregrad.graph.fx import from_fx
     from foregrad.partition.costs import flops_of
 
     return sum(flops_of(node.op, node.args, node.value) for node in from_fx(graph).nodes)
@@ -115,8 +115,8 @@ def flops(graph: fx.GraphModule) -> int:
 
 def judged(joint: Joint, partition: Callable[..., Any], repeats: int = 1) -> Cut:
     """Run a partitioner, and simulate what it emits; the best time of several counts."""
-    from foregrad.joint.graph import from_fx
-    from foregrad.partition.simulate import simulate
+    from foregrad.graph.fx import from_fx
+    from foregrad.partition.memory import simulate
 
     seconds = float("inf")
     for _ in range(repeats):
@@ -143,11 +143,10 @@ def calls_of(joint: Joint, partition: Callable[..., Any]) -> int:
 
 def budgeted(joint: Joint) -> Callable[[float], Cut]:
     """Foregrad's cut for any memory budget; what all budgets choose from is computed once."""
-    from foregrad.joint.graph import from_fx, to_fx
-    from foregrad.partition.frontier import Frontier
+    from foregrad.graph.fx import from_fx, to_fx
     from foregrad.partition.model import Model
-    from foregrad.partition.rematerialize import within
-    from foregrad.partition.subexpressions import without_common_subexpressions
+    from foregrad.partition.rematerialize import within, without_common_subexpressions
+    from foregrad.partition.search import Frontier
 
     frontier = Frontier(Model(without_common_subexpressions(from_fx(joint.module)), joint.outputs))
     known: dict[int, Cut] = {}

@@ -10,9 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from foregrad.record.lean import Kept, LeanEngine
-from foregrad.record.metas import LIMIT, Table
-from foregrad.record.trials import Case
+from foregrad.abstract.lean_engine import Kept, LeanEngine
+from foregrad.abstract.tensor_meta import LIMIT, Table
+from foregrad.abstract.trials import Case
 from foregrad.slots import Input
 
 

@@ -12,9 +12,9 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op,
 
 import foregrad
 from checking import check_core
-from foregrad.record.lean import LeanEngine
-from foregrad.record.metas import Table
-from foregrad.record.tensors import is_lean
+from foregrad.abstract.lean_engine import LeanEngine
+from foregrad.abstract.lean_tensors import is_lean
+from foregrad.abstract.tensor_meta import Table
 from helpers import grab, leaf, nop, plain
 
 LOG = []  # what happened, in order

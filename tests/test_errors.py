@@ -10,6 +10,7 @@ from torch._subclasses import FakeTensorMode
 
 import foregrad
 from foregrad import ForegradError, errors
+from foregrad.capture.capture import Attempt, settle
 from foregrad.errors import (
     CaptureError,
     CompilerError,
@@ -23,7 +24,6 @@ from foregrad.errors import (
     UnknownOutputError,
     UnsupportedError,
 )
-from foregrad.frontend.capturing import Attempt, settle
 from helpers import grab, leaf, nop, plain
 
 HERE = pathlib.Path(__file__).name
@@ -277,7 +277,7 @@ def test_an_error_of_the_program_itself_is_never_hidden_by_the_fallback(capsys):
 
 
 # ------------------------------------------------------------------------------------------- Foregrad's own faults
-@pytest.mark.parametrize("part", ["foregrad.runtime.program.stages_of", "foregrad.frontend.capturing.build_joint"])
+@pytest.mark.parametrize("part", ["foregrad.runtime.assemble.stages_of", "foregrad.capture.capture.build_joint"])
 def test_a_fault_of_foregrad_is_one_of_its_errors(part, monkeypatch):
     def fails(*args, **kwargs):
         raise ZeroDivisionError("inside")

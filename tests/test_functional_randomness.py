@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import foregrad
-from foregrad.functionalize.draw_operators import keyed_generator
-from foregrad.runtime.randomness import GeneratorState
+from foregrad.functionalize.operators import keyed_generator
+from foregrad.runtime.rng import GeneratorState
 from helpers import grab, leaf, plain
 
 

@@ -5,7 +5,7 @@ import torch
 
 import foregrad
 from foregrad import ForegradError, aot_export_joint_simple
-from foregrad.export.joint_simple import _aot_export_function
+from foregrad.export.api import _aot_export_function
 
 
 def leaf(*values):

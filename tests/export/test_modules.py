@@ -414,8 +414,8 @@ def test_signature_from_positions():
     capture = foregrad.capture(
         lambda w, n, x: (n.add_(1), x.mul_(2), (x * w).sum())[2], *(torch.ones(2) for _ in range(3))
     )
+    from foregrad.compat import describe
     from foregrad.export.api import export_config
-    from foregrad.joint.metadata import describe
 
     facts = describe(capture.joint, export_config(True), None, deterministic=False)
     given = {

@@ -17,7 +17,7 @@ from foregrad.export import (
     TensorArgument,
     TokenArgument,
 )
-from foregrad.export.specs import _sig_to_specs
+from foregrad.export.signature import _sig_to_specs
 
 T = TensorArgument
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import foregrad
+from foregrad.capture.guards import sharing_pattern
 from foregrad.errors import EagerFallbackWarning
-from foregrad.frontend.guards import sharing_pattern
 from helpers import grab, leaf, nop, plain
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import foregrad
-from foregrad.record.step import Step
+from foregrad.graph.graph import Step
 from helpers import leaf, nop, plain
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from foregrad.capture.sources import own_attributes
 from foregrad.errors import CaptureError, UnsupportedError
-from foregrad.frontend.places import own_attributes
 from helpers import grab, plain
 
 

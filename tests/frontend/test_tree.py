@@ -5,7 +5,7 @@ from collections import OrderedDict, namedtuple
 import pytest
 import torch
 
-from foregrad.frontend.tree import flatten, unflatten
+from foregrad.codegen.pytree import flatten, unflatten
 from helpers import grab, plain
 
 Point = namedtuple("Point", "x y")

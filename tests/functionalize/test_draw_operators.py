@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from foregrad.functionalize.draw_operators import at_offset, from_state, with_state
-from foregrad.functionalize.operators import RANDOM_FILL
+from foregrad.functionalize.operators import RANDOM_FILL, at_offset, from_state, with_state
 
 aten = torch.ops.aten
 ONES = torch.ones(100)

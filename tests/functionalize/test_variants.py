@@ -5,8 +5,8 @@ import torch
 
 from checking import check_core
 from foregrad.errors import UnsupportedError
-from foregrad.functionalize.variants import functional_variant
-from foregrad.joint.verify import assert_functional_graph
+from foregrad.functional_variants import functional_variant
+from foregrad.graph.verify import assert_functional_graph
 from foregrad.ops import Kind, op_info
 from helpers import grab, leaf, plain
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from foregrad.functionalize.views import INVERSES
+from foregrad.functionalize.view_inverses import INVERSES
 
 
 def is_view(schema):

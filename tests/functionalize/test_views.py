@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.functionalize.views import INVERSES, SCATTERS
+from foregrad.functionalize.view_inverses import INVERSES, SCATTERS
 from helpers import grab, leaf, plain
 
 VIEWS = {

@@ -6,7 +6,7 @@ from torch import fx, nn
 from torch.fx.traceback import annotate
 
 import foregrad
-from foregrad.joint.graph import from_fx, to_fx
+from foregrad.graph.fx import from_fx, to_fx
 from helpers import grab, leaf, nop, plain, run_alone
 
 

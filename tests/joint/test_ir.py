@@ -5,7 +5,7 @@ import operator
 import torch
 
 import foregrad
-from foregrad.joint.ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
+from foregrad.graph.graph import FlatGraph, Node, live_nodes, name_nodes, nodes_in
 from foregrad.slots import Input
 from helpers import grab, leaf, plain
 

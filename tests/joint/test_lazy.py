@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 import foregrad
-from foregrad.joint.lazy import WORTH_COMPILING, LazyModule, outputs_of, placeholders_of, unread, value_of
+from foregrad.graph.fx import WORTH_COMPILING, LazyModule, outputs_of, placeholders_of, unread, value_of
 from helpers import leaf, plain
 
 

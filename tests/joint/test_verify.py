@@ -8,7 +8,7 @@ from torch import fx
 
 import foregrad
 from foregrad.errors import NotFunctionalError, VerificationError
-from foregrad.joint.verify import verify_graph
+from foregrad.graph.verify import verify_graph
 from helpers import grab, leaf, nop
 
 aten = torch.ops.aten

@@ -5,7 +5,7 @@ import random
 import networkx
 import pytest
 
-from foregrad.partition.flow import INFINITE, Network
+from foregrad.partition.min_cut import INFINITE, Network
 
 
 @pytest.mark.parametrize("seed", range(40))

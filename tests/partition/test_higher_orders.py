@@ -7,8 +7,8 @@ from torch.nn import functional as F
 import foregrad
 from foregrad import check, default_partition, min_cut_rematerialization_partition
 from foregrad.errors import UnsupportedError
-from foregrad.joint.graph import from_fx
-from foregrad.partition.higher_orders import saved_for_higher_orders
+from foregrad.graph.fx import from_fx
+from foregrad.partition.rules import saved_for_higher_orders
 from helpers import leaf, nop
 
 BUDGETS = [None, 1.0, 0.5, 0.0]

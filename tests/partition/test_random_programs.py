@@ -10,10 +10,10 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 import foregrad
 from benchmarks.executing import run_step
 from foregrad import min_cut_rematerialization_partition
-from foregrad.joint.graph import from_fx
+from foregrad.graph.fx import from_fx
+from foregrad.partition.memory import simulate
 from foregrad.partition.rematerialize import plan_of
 from foregrad.partition.rules import why_not_again
-from foregrad.partition.simulate import simulate
 
 BUDGETS = [None, 1.0, 0.6, 0.3, 0.0]
 noted: list[float] = []

@@ -8,10 +8,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import foregrad
 from foregrad import check, default_partition, explain_partition, min_cut_rematerialization_partition
 from foregrad.errors import BudgetError, ConfigError, InfeasibleBudgetError, PartitionError
-from foregrad.joint.graph import from_fx
-from foregrad.partition.mincut import BYTE, minimum_cut, relevant
+from foregrad.graph.fx import from_fx
+from foregrad.partition.min_cut import BYTE, minimum_cut, relevant
 from foregrad.partition.model import Model
-from foregrad.partition.subexpressions import without_common_subexpressions
+from foregrad.partition.rematerialize import without_common_subexpressions
 from helpers import grab, leaf, nop, plain
 
 BUDGETS = [None, 1.0, 0.5, 0.0]

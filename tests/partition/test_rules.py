@@ -8,8 +8,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 import foregrad
 from foregrad import check, min_cut_rematerialization_partition
 from foregrad.errors import PartitionError
-from foregrad.joint.graph import from_fx
-from foregrad.joint.ir import Node, get_constant
+from foregrad.graph.fx import from_fx
+from foregrad.graph.graph import Node, get_constant
 from foregrad.partition.model import Model
 from foregrad.partition.rules import why_not_again
 from helpers import grab, leaf, nop, plain

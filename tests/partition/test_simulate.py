@@ -7,11 +7,11 @@ from families import SMALL, build, joint_of
 import foregrad
 from benchmarks.executing import run_step
 from foregrad import default_partition, min_cut_rematerialization_partition
-from foregrad.joint.graph import from_fx, to_fx
-from foregrad.partition.frontier import Frontier
+from foregrad.graph.fx import from_fx, to_fx
+from foregrad.partition.memory import simulate
 from foregrad.partition.model import Model
 from foregrad.partition.rematerialize import within
-from foregrad.partition.simulate import simulate
+from foregrad.partition.search import Frontier
 from helpers import leaf, nop
 
 MiB = 1 << 20

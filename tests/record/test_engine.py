@@ -8,9 +8,9 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 import foregrad
+from foregrad.abstract.engine import DIRECT, has_gaps
+from foregrad.abstract.symbolic_engine import engine_for
 from foregrad.errors import FakeModeError
-from foregrad.record.choice import engine_for
-from foregrad.record.engine import DIRECT, has_gaps
 from foregrad.slots import Input
 from helpers import leaf, nop, plain
 

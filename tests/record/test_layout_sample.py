@@ -3,7 +3,7 @@
 import pytest
 
 from foregrad._torch import new_fake_mode
-from foregrad.record.lean import LeanEngine
+from foregrad.abstract.lean_engine import LeanEngine
 
 
 @pytest.mark.filterwarnings("ignore")  # the operators warn about themselves, in eager too

@@ -14,13 +14,13 @@ from torch.nn import functional as F
 import foregrad
 from foregrad import check
 from foregrad._torch import hint_of
+from foregrad.abstract import tensor_meta as layouts
+from foregrad.abstract import trials
+from foregrad.abstract.lean_engine import LeanEngine
+from foregrad.abstract.tensor_meta import NOTHING_KNOWN, Fresh, Row, interned, layout_class, rows_in
+from foregrad.abstract.trials import shrinkings, smaller, strides_in_order
 from foregrad.errors import UnsupportedError
 from foregrad.ops import Kind, op_info
-from foregrad.record import layouts, trials
-from foregrad.record.layouts import NOTHING_KNOWN, Row, layout_class, rows_in
-from foregrad.record.lean import LeanEngine
-from foregrad.record.metas import Fresh, interned
-from foregrad.record.shrinking import shrinkings, smaller, strides_in_order
 from helpers import leaf, nop, plain
 
 CPU = torch.device("cpu")

@@ -9,11 +9,11 @@ from torch.nn import functional as F
 
 import foregrad
 from fidelity import CheckedEngine, Unfaithful, run_twice
-from foregrad.frontend import capturing
-from foregrad.record import lean
-from foregrad.record.lean import LeanEngine
-from foregrad.record.metas import Table
-from foregrad.record.rules import LOOSE_RULES, RULES
+from foregrad.abstract import lean_engine as lean
+from foregrad.abstract.lean_engine import LeanEngine
+from foregrad.abstract.shape_rules import LOOSE_RULES, RULES
+from foregrad.abstract.tensor_meta import Table
+from foregrad.capture import capture as capturing
 from foregrad.slots import Input
 from helpers import leaf, plain
 

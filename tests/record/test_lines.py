@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foregrad.errors import DataDependentError
-from foregrad.record.lines import show_stack, user_stack, where
+from foregrad.stack_traces import show_stack, user_stack, where
 from helpers import grab, leaf
 
 

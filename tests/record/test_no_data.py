@@ -11,8 +11,8 @@ import torch
 
 import foregrad
 from foregrad._torch import NO_DATA
+from foregrad.abstract.lean_engine import LeanEngine
 from foregrad.errors import DataDependentError
-from foregrad.record.lean import LeanEngine
 from foregrad.slots import Input
 from helpers import leaf, nop, plain
 

@@ -5,10 +5,9 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad.record.lean import LeanEngine
-from foregrad.record.mirror import genuine
+from foregrad.abstract.lean_engine import LeanEngine
+from foregrad.abstract.lean_tensors import genuine, is_lean
 from foregrad.record.recorder import Recorder
-from foregrad.record.tensors import is_lean
 from foregrad.slots import Input
 from helpers import leaf, plain
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import foregrad
-from foregrad.joint.lazy import unread
+from foregrad.graph.fx import unread
 from helpers import grab, nop
 
 LAYERS, BATCH, WIDTH = 20, 16, 32

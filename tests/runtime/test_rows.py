@@ -8,8 +8,7 @@ from torch import nn
 
 import foregrad
 from checking import check_core
-from foregrad.runtime.rows import FEW, Row, few_or_row, spread
-from foregrad.runtime.writer import Writer
+from foregrad.codegen.writer import FEW, Row, Writer, few_or_row, spread
 from foregrad.slots import Input, Output
 from helpers import leaf, nop, plain
 

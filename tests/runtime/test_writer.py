@@ -2,7 +2,7 @@
 
 import pytest
 
-from foregrad.runtime.writer import Writer, tuple_of, unpack
+from foregrad.codegen.writer import Writer, tuple_of, unpack
 from foregrad.slots import Input, Output, Updated
 from helpers import grab, plain
 

@@ -16,11 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from foregrad._torch import FakeTensor
-from foregrad.record.engine import FakeEngine
-from foregrad.record.layouts import DTYPES
-from foregrad.record.lean import NO_SHAPES
-from foregrad.record.metas import Several, described, intern, interned
-from foregrad.record.trials import reconciled, survives_emptiness
+from foregrad.abstract.engine import FakeEngine
+from foregrad.abstract.lean_engine import NO_SHAPES
+from foregrad.abstract.tensor_meta import DTYPES, Several, described, intern, interned
+from foregrad.abstract.trials import reconciled, survives_emptiness
 from foregrad.slots import Input
 from sweep.layouts import LAYOUTS, is_dense, with_layouts, with_sizes
 from sweep.operators import Call, database

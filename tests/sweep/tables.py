@@ -3,8 +3,8 @@
     PYTHONPATH=src:tests python -m sweep.tables --device cpu
 
 compares shape inference with the kernels of the installed torch over its database of operators, and writes
-`src/foregrad/record/layout_tables/torch-<version>-<device>.json`. The work is done by processes that are replaced when
-a kernel ends one: the operator is then left out, and named.
+`src/foregrad/abstract/layout_tables/torch-<version>-<device>.json`. The work is done by processes that are
+replaced when a kernel ends one: the operator is then left out, and named.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def work(device: str, share: slice, file: Path, verify: bool) -> None:
 
     from fidelity import Believing
     from foregrad._torch import new_fake_mode
-    from foregrad.record.lean import LeanEngine
+    from foregrad.abstract.lean_engine import LeanEngine
     from sweep.reality import Observer, Seen, functional_twins, observe, ordinary, part_of_database
 
     torch.set_num_threads(1)
@@ -220,7 +220,7 @@ def main() -> None:
         start, step = map(int, options.work.split(":"))
         work(options.device, slice(start, None, step), options.into, options.verify)
         return
-    from foregrad.record.layouts import table_file, torch_version
+    from foregrad.abstract.tensor_meta import table_file, torch_version
 
     if options.ordinary:
         add_ordinary(options.device, table_file(torch_version(), options.device))

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from foregrad._torch import ShapeEnv, new_fake_mode
-from foregrad.record.engine import FakeEngine
-from foregrad.record.lean import LeanEngine
-from foregrad.record.witnessed import WitnessedEngine
+from foregrad.abstract.engine import FakeEngine
+from foregrad.abstract.lean_engine import LeanEngine
+from foregrad.abstract.symbolic_engine import WitnessedEngine
 from sweep.reality import Seen, observe, part_of_database
 
 pytestmark = [pytest.mark.sweep, pytest.mark.filterwarnings("ignore")]

@@ -7,10 +7,10 @@ import runpy
 import pytest
 import torch
 
-from foregrad.testing.fuzz import Failure, FuzzProgram, Input, Statement, Storage, examine, fails_with, generate, shrink
-from foregrad.testing.fuzz.__main__ import main
-from foregrad.testing.fuzz.program import loaded
-from foregrad.testing.fuzz.workers import Examine, Make, Workers
+from fuzz import Failure, FuzzProgram, Input, Statement, Storage, examine, fails_with, generate, shrink
+from fuzz.__main__ import main
+from fuzz.program import loaded
+from fuzz.workers import Examine, Make, Workers
 from testing.planted import PLANTED
 
 SEED = "tests"

@@ -5,8 +5,8 @@ import runpy
 
 import pytest
 
-from foregrad.testing.fuzz import fails_with, state
-from foregrad.testing.fuzz.state import Part, StateProgram
+from fuzz import fails_with, state
+from fuzz.state import Part, StateProgram
 from testing.planted_state import PLANTED
 
 SEED = "tests"

@@ -4,21 +4,24 @@
 `aot_export_joint_simple` give the bare graph.
 """
 
-from .api import aot_export_module, export
-from .arguments import ConstantArgument, CustomObjArgument, SymIntArgument, TensorArgument
-from .arguments import TokenArgument as TokenArgument  # public, but no part of what * brings
-from .exported import Exported
-from .files import load, save
-from .joint_simple import aot_export_joint_simple
-from .signature import BackwardSignature, GraphSignature
-from .specs import (
+from .api import aot_export_joint_simple, aot_export_module, export
+from .files import save
+from .program import Exported, load
+from .signature import (
+    BackwardSignature,
+    ConstantArgument,
+    CustomObjArgument,
     ExportBackwardSignature,
     ExportGraphSignature,
+    GraphSignature,
     InputKind,
     InputSpec,
     OutputKind,
     OutputSpec,
+    SymIntArgument,
+    TensorArgument,
 )
+from .signature import TokenArgument as TokenArgument  # public, but no part of what * brings
 
 __all__ = [
     "BackwardSignature",

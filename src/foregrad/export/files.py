@@ -1,38 +1,237 @@
-"""Exported programs in files: those of `torch.export`, with the signature beside the program."""
+"""Exported programs in files, and to and from `torch.export.ExportedProgram`."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
 import json
+import operator
 import os
 import warnings
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from .._torch import pytree
+from .._torch import FakeTensor, OpOverload, pytree
 from ..errors import ExportError, ExportFileError
+from ..ops import aten
 from ..values import same_value
-from .arguments import ConstantArgument
-from .exported import Exported
-from .program import graph_of, to_exported_program
-from .signature import BackwardSignature, GraphSignature
-from .specs import ExportGraphSignature, InputKind, OutputKind
+from .graph import ExportedGraph
+from .signature import (
+    ArgumentSpec,
+    BackwardSignature,
+    ConstantArgument,
+    CustomObjArgument,
+    ExportGraphSignature,
+    GraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    SymIntArgument,
+    TensorArgument,
+    TokenArgument,
+)
 
+
+# ---------------------------------------------------------------------------------------------------------------------
+# To and from `torch.export.ExportedProgram`, the form that other tools take.
+def to_exported_program(exported: ExportedGraph) -> Any:
+    """A graph, a signature and a state in torch's own classes.
+
+    Its results are those of the module. Where the graph has gradients, it returns (result, gradients by name); where it
+    has offsets of random numbers, it takes seeds and offsets as keyword arguments and returns the new ones by name,
+    right behind the result.
+    """
+    from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
+
+    specs = exported.specs
+    module, constants = _lifted(exported, specs)
+    in_spec, out_spec = call_trees(exported)
+    state = {name: _as_stored(tensor) for name, tensor in exported.state_dict.items()}
+    constants |= {name: exported.state[name].detach() for name in exported.non_persistent}
+    call = ModuleCallSignature(inputs=[], outputs=[], in_spec=in_spec, out_spec=out_spec)
+    return ExportedProgram(
+        root=module,
+        graph=module.graph,
+        graph_signature=_theirs(specs),
+        state_dict=state,
+        range_constraints=exported.ranges,
+        module_call_graph=[ModuleCallEntry(fqn="", signature=call)],
+        example_inputs=_example(exported),
+        constants=constants,
+    )
+
+
+def call_trees(exported: ExportedGraph) -> tuple[Any, Any]:
+    """The trees of what the program is called with, and of what it returns."""
+    signature = exported.signature
+    count = len(signature.parameters) + len(signature.buffers)
+    args, kwargs = pytree.tree_unflatten([0] * signature.in_spec.num_leaves, signature.in_spec)
+    random = dict.fromkeys(signature.random_inputs.values(), 0)
+    result = pytree.tree_unflatten([0] * signature.out_spec.num_leaves, signature.out_spec)
+    parts: list[Any] = [result]
+    if signature.random_outputs:
+        parts.append(dict.fromkeys(signature.random_outputs.values(), 0))
+    backward = signature.backward_signature
+    if backward is not None:
+        names = [*backward.gradients_to_parameters.values(), *backward.gradients_to_user_inputs.values()]
+        parts.append(dict.fromkeys(names, 0))
+    returned = tuple(parts) if len(parts) > 1 else result
+    return pytree.tree_structure((args[count:], {**kwargs, **random})), pytree.tree_structure(returned)
+
+
+def _as_stored(tensor: Tensor) -> Tensor:
+    """A state holds parameters and plain buffers."""
+    if isinstance(tensor, nn.Parameter):
+        return tensor
+    return tensor.detach()
+
+
+def _example(exported: ExportedGraph) -> Any:
+    """The example call, if the program takes nothing else and no tensor of it is fake."""
+    if exported.example is None or exported.signature.random_inputs:
+        return None
+    args, kwargs = exported.example
+    if exported.wrappers is not None:
+        args, kwargs = exported.wrappers.take_apart(args, kwargs)
+    if any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves((args, kwargs))):
+        return None
+    return pytree.tree_map_only(Tensor, Tensor.detach, args), pytree.tree_map_only(Tensor, Tensor.detach, kwargs)
+
+
+def _lifted(exported: ExportedGraph, specs: ExportGraphSignature) -> tuple[fx.GraphModule, dict[str, Any]]:
+    """A copy of the graph in which constants are inputs, behind the buffers; `specs` follow."""
+    source = exported.graph_module
+    graph = fx.Graph()
+    copied: dict[fx.Node, Any] = {}
+    constants: dict[str, Any] = {}
+    places = list(source.graph.find_nodes(op="placeholder"))
+    state_end = sum(s.kind in (InputKind.TOKEN, InputKind.PARAMETER, InputKind.BUFFER) for s in specs.input_specs)
+    for node in places[:state_end]:
+        copied[node] = _copy(graph, node, copied)
+    for node in source.graph.find_nodes(op="get_attr"):
+        held = operator.attrgetter(str(node.target))(source)
+        if not isinstance(held, Tensor):
+            raise ExportError(f"{node.name} is a {type(held).__name__}, which torch.export cannot store.")
+        name = f"c_{node.name}"
+        new = copied[node] = graph.placeholder(name)
+        new.meta = {"val": node.meta["val"]}
+        constants[str(node.target)] = held.detach()
+        specs.input_specs.insert(len(copied) - 1, _constant_spec(new.name, str(node.target)))
+    for node in places[state_end:]:
+        copied[node] = _copy(graph, node, copied)
+    for node, spec in zip(graph.find_nodes(op="placeholder"), specs.input_specs, strict=True):
+        _describe(node, spec)
+    updates = len(specs.buffers_to_mutate) + len(specs.parameters_to_mutate) + len(specs.user_inputs_to_mutate)
+    for node in source.graph.nodes:
+        if node.op == "call_function":
+            copied[node] = _copy(graph, node, copied)
+            _complete(copied[node])
+        elif node.op == "output":
+            values = list(fx.node.map_arg(node.args[0], copied.__getitem__))
+            first = len(specs.output_tokens)
+            for i in range(first, first + updates):
+                values[i] = _detached(graph, specs, i, values[i])
+            graph.output(tuple(values))
+    return fx.GraphModule(nn.Module(), graph), constants
+
+
+def _detached(graph: fx.Graph, specs: ExportGraphSignature, place: int, node: fx.Node) -> fx.Node:
+    """What is written into state has no history, whatever the grad mode in which the program runs."""
+    new = graph.call_function(aten.detach.default, (node,))
+    new.meta = {"val": node.meta["val"]}
+    spec = specs.output_specs[place]
+    specs.output_specs[place] = dataclasses.replace(spec, arg=TensorArgument(new.name))
+    return new
+
+
+def _constant_spec(name: str, target: str) -> InputSpec:
+    return InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name), target)
+
+
+_KEPT_META = ("val", "stack_trace", "partitioner_tag")
+
+
+def _copy(graph: fx.Graph, node: fx.Node, copied: dict[fx.Node, Any]) -> fx.Node:
+    new = graph.node_copy(node, copied.__getitem__)
+    new.meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
+    return new
+
+
+def _complete(node: fx.Node) -> None:
+    """An operator of several results, made by a pass, says what they are through those that are used only."""
+    if node.meta.setdefault("val", None) is not None or not isinstance(node.target, OpOverload):
+        return
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    mode = next((v.fake_mode for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, FakeTensor)), None)
+    if mode is not None and node.target._schema.returns:
+        with mode, torch.no_grad():
+            node.meta["val"] = node.target(*args, **kwargs)
+
+
+def _describe(node: fx.Node, spec: InputSpec) -> None:
+    """Every input of an ExportedProgram says what it holds."""
+    if "val" not in node.meta:
+        node.meta["val"] = spec.arg.value if isinstance(spec.arg, ConstantArgument) else None
+
+
+def _theirs(specs: ExportGraphSignature) -> Any:
+    from torch.export import graph_signature as theirs
+
+    def argument(arg: ArgumentSpec) -> Any:
+        match arg:
+            case TensorArgument(name):
+                return theirs.TensorArgument(name=name)
+            case TokenArgument(name):
+                return theirs.TokenArgument(name=name)
+            case SymIntArgument(name):
+                return theirs.SymIntArgument(name=name)
+            case ConstantArgument(name, value):
+                return theirs.ConstantArgument(name=name, value=value)
+            case CustomObjArgument(name, kind):
+                raise ExportError(f"{name} is a {kind}, which torch.export cannot store. Pass tensors or numbers.")
+
+    inputs = [
+        theirs.InputSpec(theirs.InputKind[s.kind.name], argument(s.arg), s.target, s.persistent)
+        for s in specs.input_specs
+    ]
+    outputs = [theirs.OutputSpec(theirs.OutputKind[s.kind.name], argument(s.arg), s.target) for s in specs.output_specs]
+    return theirs.ExportGraphSignature(input_specs=inputs, output_specs=outputs)
+
+
+def graph_of(program: Any) -> fx.GraphModule:
+    """The graph of a loaded ExportedProgram in the form that Foregrad exports: constants are held, not fed."""
+    specs = program.graph_signature.input_specs
+    held = {s.arg.name: s.target for s in specs if s.kind.name == "CONSTANT_TENSOR"}
+    graph = fx.Graph()
+    root = nn.Module()
+    copied: dict[fx.Node, Any] = {}
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in held:
+            target = held[node.name]
+            setattr(root, target, program.constants[target])
+            copied[node] = graph.get_attr(target)
+            copied[node].meta = {"val": node.meta.get("val")}
+        else:
+            copied[node] = graph.node_copy(node, copied.__getitem__)
+    return fx.GraphModule(root, graph)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Exported programs in files: those of `torch.export`, with the signature beside the program.
 _NAME = "foregrad_signature.json"
 _FORMAT = 1
 
 
-def save(exported: Exported, path: str | os.PathLike[str]) -> None:
+def save(exported: ExportedGraph, path: str | os.PathLike[str]) -> None:
     """Write an exported program, weights included, to a file; torch's own tools can load it too.
 
     >>> import tempfile, torch, foregrad.export
     >>> exported = foregrad.export.export(torch.nn.Linear(2, 1), (torch.ones(1, 2),))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(exported, f"{folder}/linear.pt2")
-    ...     again = load(f"{folder}/linear.pt2")
+    ...     again = foregrad.export.load(f"{folder}/linear.pt2")
     >>> bool((again(torch.ones(1, 2)) == exported(torch.ones(1, 2))).all())
     True
     """
@@ -59,8 +258,8 @@ def save(exported: Exported, path: str | os.PathLike[str]) -> None:
         raise ExportFileError(f"{path} cannot be written: {error}") from error
 
 
-def load(path: str | os.PathLike[str], weights: Any = None) -> Exported:
-    """Read an exported program; `weights` are put in the place of its own, all or none."""
+def read(path: str | os.PathLike[str]) -> ExportedGraph:
+    """What a file that `save` wrote holds."""
     beside = {_NAME: ""}
     if not os.path.isfile(path):
         raise ExportFileError(f"{path} does not exist, or is no file.")
@@ -75,15 +274,12 @@ def load(path: str | os.PathLike[str], weights: Any = None) -> Exported:
     if not beside[_NAME]:
         raise ExportFileError(f"{path} was not written by foregrad.export.save: it has no signature.")
     try:
-        exported = _from_json(beside[_NAME], program)
+        return _from_json(beside[_NAME], program)
     except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
         raise ExportFileError(f"the signature in {path} does not fit its program: {error}") from error
-    if weights is not None:
-        exported.load_state_dict(weights)
-    return exported
 
 
-def _to_json(exported: Exported) -> str:
+def _to_json(exported: ExportedGraph) -> str:
     signature = exported.signature
     fields = dataclasses.asdict(dataclasses.replace(signature, in_spec=None, out_spec=None))
     return json.dumps(
@@ -97,7 +293,7 @@ def _to_json(exported: Exported) -> str:
     )
 
 
-def _from_json(text: str, program: Any) -> Exported:
+def _from_json(text: str, program: Any) -> ExportedGraph:
     stored = json.loads(text)
     if stored["format"] != _FORMAT:
         raise ValueError(f"it has the format {stored['format']}, not {_FORMAT}")
@@ -116,12 +312,12 @@ def _from_json(text: str, program: Any) -> Exported:
         if first is not None and not torch.equal(held[name], held[first]):
             raise ValueError(f"{name} and {first} are one tensor in it")
         state[name] = _own(held[name]) if first is None else state[first]
-    exported = Exported(graph, signature, state, non_persistent, program.example_inputs, program.range_constraints)
+    exported = ExportedGraph(graph, signature, state, non_persistent, program.example_inputs, program.range_constraints)
     _require_agreement(exported, program.graph_signature)
     return exported
 
 
-def _require_agreement(exported: Exported, theirs: Any) -> None:
+def _require_agreement(exported: ExportedGraph, theirs: Any) -> None:
     """Both signatures in the file must say the same of every place."""
     specs, signature = exported.specs, exported.signature
 

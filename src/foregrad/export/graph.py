@@ -1,318 +1,146 @@
-"""From a captured program to one flat graph that anybody can run: every input and output has its name in a signature.
-
-The capture's joint graph takes what the run time finds convenient. Here its inputs are put into the order of export,
-tensors that the program found by itself become constants, the tangent of the loss becomes a one, and what the backward
-does comes right behind the forward.
-"""
+"""An exported program as a person wants to read it: a table of inputs and outputs, then the graph."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
 
-import torch
 from torch import Tensor, fx
 
-from .._torch import OpOverload, disable_modes, pytree
-from ..frontend.capturing import Capture
-from ..joint.effects import Assigned
-from ..joint.graph import Part, to_fx
-from ..joint.ir import Node, get_constant, name_nodes, nodes_in
-from ..ops import Kind, aten, op_info
-from ..record.above_autograd import AboveAutograd
-from ..slots import Buffer, Inner, Input, Output, Param, Token, Updated
-from ..subclasses.layout import Wrapped, leaves_of, spread
-from .names import Names, argument_names
-from .places import Inputs, Outputs, signature_of
-from .refusals import refuse_unnamed_gradient, refuse_what_is_lost, refuse_written_shape
-from .signature import GraphSignature
-from .structure import structure_of
-from .wrappers import Named, new_values, owner_of, path_of, plain_slots, seed_of
+from .signature import (
+    ConstantArgument,
+    ExportGraphSignature,
+    GraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    classify,
+)
+from .subclasses import Wrappers
 
-S = TypeVar("S", bound=Named)
-
-
-def export_graph(
-    capture: Capture, function: Callable[..., Any], loss: int | None
-) -> tuple[fx.GraphModule, GraphSignature]:
-    """The graph of a capture and what its inputs and outputs are; `function` gives names to the inputs."""
-    refuse_what_is_lost(capture, joint=loss is not None)
-    lowering = _Lowering(capture, function, loss)
-    module = lowering.graph_module()
-    return module, signature_of(lowering.inputs, lowering.outputs, structure_of(capture), lowering.ties())
-
-
-class _Lowering:
-    """Copies the nodes of a joint graph with some of them replaced."""
-
-    def __init__(self, capture: Capture, function: Callable[..., Any], loss: int | None) -> None:
-        joint = capture.joint
-        self._capture = capture
-        self._joint = joint
-        self._loss = loss
-        self._new: dict[int, Any] = {}  # by id of the old node
-        self._nodes: list[Node] = []
-        self._recorded = {recorded.slot: recorded for recorded in joint.recording.inputs}
-        self.inputs = Inputs()
-        # Gradients are told apart by names of parameters and of input nodes: no input is called like a parameter.
-        self._names = Names({node.name for node in joint.part.nodes} | {str(place.path) for _, place in capture.state})
-        self._above = isinstance(joint.recording.recorder, AboveAutograd)
-        self._add_placeholders(function)
-        if self._above:
-            self._keep_old_values()
-        self._copy_nodes()
-        self.outputs = self._collect()
-        self._keep_live()
-
-    # ------------------------------------------------------------------------------------------- inputs
-    def _add_placeholders(self, function: Callable[..., Any]) -> None:
-        joint, capture = self._joint, self._capture
-        heads = joint.part.placeholders
-        by_slot = {node.slot: node for node in heads}
-        for i, token in enumerate(joint.signature.tokens):
-            self.inputs.tokens.append(self._placeholder(heads[i], token, f"token_{token.effect}", None))
-        for slot, _ in capture.state:
-            prefix = "p" if isinstance(slot, Param) else "b"
-            for place, item in plain_slots(self._recorded[slot]):
-                self.inputs.state[place] = self._placeholder(
-                    by_slot.get(place), place, f"{prefix}_{path_of(place)}", item.seen
-                )
-        for slot, name in argument_names(function, [s for s in self._recorded if isinstance(s, Input)]):
-            for place, item in plain_slots(self._recorded[slot]):
-                wanted = name + path_of(place).removeprefix(slot.path)
-                self.inputs.arguments[place] = self._placeholder(by_slot.get(place), place, wanted, item.seen)
-        for side in (joint.random.forward, joint.random.backward):
-            if side is not None and (side.draws or side is joint.random.forward):
-                for node in (side.seed, side.base):
-                    self.inputs.random[str(node.slot)] = self._placeholder(node, node.slot, str(node.slot), None)
-        for hidden in capture.hidden:
-            reals = leaves_of(joint.recording.real_tensors[hidden])
-            for (place, _), real in zip(plain_slots(self._recorded[hidden]), reals, strict=True):
-                if place in by_slot:
-                    self._new[id(by_slot[place])] = self._constant(real.detach(), by_slot[place].value)
-        for head in _last(heads, len(joint.signature.backward_tokens)):
-            self._new[id(head)] = self._token_of_backward(head)
-
-    def _keep_old_values(self) -> None:
-        """The graph will be differentiated, after its runner has given written inputs their new values."""
-        by_slot = {node.slot: node for node in self._joint.part.placeholders}
-        inputs = self.inputs.named
-        for slot in self._new_values():
-            if slot in by_slot:
-                self._new[id(by_slot[slot])] = self._call(aten.clone.default, inputs[slot])
-
-    def _token_of_backward(self, head: Node) -> Any:
-        """The backward goes on where the forward's effects of the same kind ended, or takes a token of its own."""
-        assert isinstance(head.slot, Token)
-        if head.slot in self._joint.signature.tokens:
-            return self._joint.part.outputs[self._joint.signature.tokens.index(head.slot)]
-        self.inputs.tokens.append(self._placeholder(head, head.slot, f"token_{head.slot.effect}", None))
-        return self.inputs.tokens[-1]
-
-    def _placeholder(self, old: Node | None, slot: Any, name: str, seen: Any) -> Node:
-        new = Node(None, (), {}, old.value if old is not None else seen)
-        new.slot, new.name = slot, self._names.fresh(name)
-        if old is not None:
-            self._new[id(old)] = new
-        return new
-
-    # -------------------------------------------------------------------------------------------- nodes
-    def _value(self, item: Any) -> Any:
-        if item.__class__ is Node:
-            new = self._new[id(item)]
-            return new if new is not None and id(new) not in self._new else self._value(new)
-        if item.__class__ is list or item.__class__ is tuple:
-            return item.__class__([self._value(x) for x in item])
-        return item
-
-    def _constant(self, held: Tensor, value: Any) -> Node:
-        node = Node(get_constant, (held,), {}, value)
-        self._nodes.append(node)
-        return node
-
-    def _copy_nodes(self) -> None:
-        joint = self._joint
-        tangents = joint.tape.tangent_nodes
-        loss = None if self._loss is None else self._returned(Output(self._loss))
-        if isinstance(loss, Wrapped):
-            self._add_seed_of_wrapper(tangents)
-        elif loss is not None and id(loss) in self._new:  # it is an input
-            self._add_seed(tangents, loss)
-        for node in joint.part.nodes:
-            # Above autograd, composite operators choose their kernels, and so their strides, when the graph is run.
-            op = aten.reshape.default if self._above and node.op is aten.view.default else node.op
-            new = Node(op, self._value(node.args), {k: self._value(v) for k, v in node.kwargs.items()}, node.value)
-            new.name, new.meta, new.backward, new.impure = node.name, node.meta, node.backward, node.impure
-            new.stack, new.origin = node.stack, node.origin
-            self._new[id(node)] = new
-            self._nodes.append(new)
-            if node is loss:
-                self._add_seed(tangents, node)
-
-    def _add_seed(self, tangents: Sequence[Node], loss: Node) -> None:
-        """The gradient of the loss with respect to itself."""
-        seed = self._call(aten.ones_like.default, self._value(loss))
-        seed.backward = True
-        for tangent in tangents:
-            self._new[id(tangent)] = seed
-
-    def _add_seed_of_wrapper(self, tangents: Sequence[Node]) -> None:
-        """The same where the loss is made of several tensors."""
-        assert self._loss is not None
-        tape, slot = self._joint.tape, Output(self._loss)
-        seeds = seed_of(tape.targets[slot], tape.tangents[slot], self._loss)
-        for tangent, seed in zip(tangents, seeds, strict=True):
-            self._new[id(tangent)] = self._constant(seed, tangent.value)
-
-    def _call(self, op: Any, *args: Any) -> Node:
-        node = Node(op, args, {}, args[0].value)
-        self._nodes.append(node)
-        return node
-
-    # ------------------------------------------------------------------------------------------ outputs
-    def _returned(self, slot: Any) -> Any:
-        return self._joint.returned_nodes[self._joint.signature.returned.index(slot)]
-
-    def _collect(self) -> Outputs:
-        joint, found = self._joint, Outputs()
-        signature, part = joint.signature, joint.part
-        count = len(signature.tokens)
-        ends = dict(zip(signature.tokens, part.outputs[:count], strict=True))
-        late = _last(part.outputs, len(signature.backward_tokens) + len(joint.random.backward_outputs))
-        ends |= dict(zip(signature.backward_tokens, late, strict=False))
-        found.tokens = [self._value(node) for node in ends.values()]
-        new = self._new_values()
-        old = self.inputs.named
-        found.updates = [(slot, self._value(new[slot])) for slot in old if slot in new]
-        # A tensor subclass may be written as a whole although some of its tensors stay as they are.
-        found.updates = [(s, node) for s, node in found.updates if not isinstance(s, Inner) or node is not old[s]]
-        results = [self._returned(Output(i)) for i in range(joint.visible)]
-        found.results = [self._value(value) for value in spread(results)]
-        found.loss = len(spread(results[: self._loss])) if self._loss is not None else None
-        offsets = (("fwd_offset", joint.random.forward_outputs), ("bwd_offset", joint.random.backward_outputs))
-        found.offsets = [(role, self._value(node)) for role, nodes in offsets for node in nodes]
-        found.gradients = [(slot, self._value(node)) for slot, node in self._gradients()]
-        self._copy_what_is_overwritten(found)
-        self._separate(found)
-        return found
-
-    def _copy_what_is_overwritten(self, outputs: Outputs) -> None:
-        """What the graph returns must not lie in an input that the runner then gives another value."""
-        inputs = self.inputs.named
-        written = {id(inputs.get(slot)) for slot, _ in outputs.updates}
-
-        def safe(value: Any) -> Any:
-            overwritten = isinstance(value, Node) and id(_memory_of(value)) in written
-            return self._call(aten.clone.default, value) if overwritten else value
-
-        if written:
-            outputs.updates = [(slot, safe(node)) for slot, node in outputs.updates]
-            outputs.results = [safe(node) for node in outputs.results]
-            outputs.gradients = [(slot, safe(node)) for slot, node in outputs.gradients]
-
-    def _new_values(self) -> dict[Any, Any]:
-        """What the program leaves in its inputs: by writing, by assigning a buffer, by writing in its backward."""
-        joint = self._joint
-        new: dict[Any, Any] = {}
-        for returned in joint.signature.returned:
-            if isinstance(returned, Updated) and returned.of in self._recorded:
-                new |= new_values(self._recorded[returned.of], self._returned(returned))
-        for effect in joint.effects:
-            if isinstance(effect, Assigned):
-                owner = effect.owner.find()
-                slot = next(s for s, p in self._capture.state if p.owner is owner and p.key == effect.key)
-                (output,) = effect.outputs  # a buffer
-                refuse_written_shape(slot, joint.outputs.tensors[output], self._recorded[slot].seen)
-                new |= new_values(self._recorded[slot], self._returned(Output(output)))
-        new |= {write.of: write.new for write in joint.backward_writes if isinstance(write.of, (Param, Buffer, Input))}
-        return new
-
-    def _gradients(self) -> Iterable[tuple[Named, Node]]:
-        """Parameters first."""
-        joint = self._joint
-        if self._loss is None:
-            return []
-        start = len(joint.signature.tokens) + len(spread(joint.returned_nodes)) + len(joint.random.forward_outputs)
-        rest = iter(joint.part.outputs[start:])
-        gradients: dict[Any, list[tuple[Any, Node]]] = {}
-        for slot, layout in zip(joint.signature.primals, joint.grad_layouts, strict=True):
-            places = [slot] if layout is None else layout.slots(slot)
-            gradients[slot] = [(place, node) for place in places if (node := next(rest)) is not None]
-        owners = dict.fromkeys(owner_of(place) for place in self.inputs.named)
-        found = [pair for owner in owners for pair in gradients.get(owner, ())]
-        refuse_unnamed_gradient([place for place, _ in found], self.inputs.arguments)
-        return found
-
-    def _separate(self, outputs: Outputs) -> None:
-        """Signatures map names of nodes to what they belong to: no two updates, and no two gradients, share a node."""
-        outputs.updates = self._with_own_nodes(outputs.updates, backward=False)
-        outputs.gradients = self._with_own_nodes(outputs.gradients, backward=True)
-
-    def _with_own_nodes(self, pairs: list[tuple[S, Any]], backward: bool) -> list[tuple[S, Any]]:
-        used: set[int] = set()
-        separate = []
-        for slot, node in pairs:
-            if id(node) in used:
-                node = self._call(aten.clone.default, node)
-                node.backward = backward
-            used.add(id(node))
-            separate.append((slot, node))
-        return separate
-
-    def _keep_live(self) -> None:
-        live: set[int] = set()
-        pending = [*nodes_in(self.outputs.flat()), *(node for node in self._nodes if node.impure)]
-        while pending:
-            node = pending.pop()
-            if id(node) not in live:
-                live.add(id(node))
-                pending.extend(node.inputs())
-        self._nodes = [node for node in self._nodes if id(node) in live]
-
-    # ------------------------------------------------------------------------------------------- results
-    def graph_module(self) -> fx.GraphModule:
-        """The graph in `torch.fx`."""
-        name_nodes(self._nodes, self._names.taken)
-        module = to_fx(Part(self.inputs.flat(), self._nodes, self.outputs.flat()))
-        arguments = self.inputs.arguments.values()
-        constants = {node.name: node.value for node in arguments if not isinstance(node.value, Tensor)}
-        for node in module.graph.find_nodes(op="placeholder"):
-            if node.name in constants:
-                node.meta["val"] = constants[node.name]
-        for node in module.graph.nodes:  # the graph must not keep the recording's tape alive
-            if "val" in node.meta:
-                node.meta["val"] = pytree.tree_map_only(Tensor, _without_history, node.meta["val"])
-        return module
-
-    def ties(self) -> dict[str, str]:
-        """Further names of tensors of the state, and their first names."""
-        ties: dict[str, str] = {}
-        for slot, _ in self._capture.state:
-            recorded = self._recorded[slot]
-            first = recorded.same_as or recorded
-            for (place, _), (original, item) in zip(plain_slots(recorded), plain_slots(first), strict=True):
-                original = item.same_as.slot if item.same_as is not None else original
-                if original != place:
-                    ties[path_of(place)] = path_of(original)
-        return ties
+_INPUTS = {
+    InputKind.PARAMETER: "parameter {}",
+    InputKind.BUFFER: "buffer {}",
+    InputKind.USER_INPUT: "user input",
+    InputKind.TOKEN: "token",
+}
+_OUTPUTS = {
+    OutputKind.USER_OUTPUT: "user output",
+    OutputKind.LOSS_OUTPUT: "loss",
+    OutputKind.BUFFER_MUTATION: "new value of buffer {}",
+    OutputKind.PARAMETER_MUTATION: "new value of parameter {}",
+    OutputKind.USER_INPUT_MUTATION: "new value of {}",
+    OutputKind.GRADIENT_TO_PARAMETER: "gradient of parameter {}",
+    OutputKind.GRADIENT_TO_USER_INPUT: "gradient of {}",
+    OutputKind.TOKEN: "token",
+}
 
 
-def _memory_of(node: Node) -> Node:
-    """The node whose memory a view looks at."""
-    while node.op is operator.getitem or (isinstance(node.op, OpOverload) and op_info(node.op).kind is Kind.VIEW):
-        if not isinstance(node.args[0], Node):
-            break
-        node = node.args[0]
-    return node
+_ROWS = 24  # so many inputs or outputs of one kind are shown, or the first and the last of them
+_LINES = 400  # of code
+_WIDTH = 400  # of a line: a large graph takes and returns hundreds of values
 
 
-def _without_history(value: Tensor) -> Tensor:
-    if not value.requires_grad:
-        return value
-    with disable_modes(), torch.no_grad():
-        return value.detach().requires_grad_(value.is_leaf)
+@dataclass(frozen=True, eq=False)
+class ExportedGraph:
+    """A program as one graph without side effects: its signature, and the state of the module that it came from."""
+
+    graph_module: fx.GraphModule
+    signature: GraphSignature
+    state: dict[str, Tensor]  # parameters and buffers
+    non_persistent: frozenset[str] = frozenset()
+    example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    ranges: dict[Any, Any] = field(default_factory=dict)  # of symbolic sizes
+    wrappers: Wrappers | None = None  # how arguments and results are put together; not known of loaded programs
+
+    @property
+    def specs(self) -> ExportGraphSignature:
+        """The signature place by place."""
+        return classify(self.graph_module, self.signature, self.non_persistent)
+
+    @property
+    def state_dict(self) -> dict[str, Tensor]:
+        """Parameters and persistent buffers."""
+        return {name: tensor for name, tensor in self.state.items() if name not in self.non_persistent}
 
 
-def _last(items: Sequence[Any], count: int) -> Sequence[Any]:
-    return items[len(items) - count :]
+@dataclass(frozen=True, slots=True)
+class _Row:
+    side: str
+    name: str
+    about: str
+    value: str
+    kind: Any  # rows of one kind that follow each other are a group
+
+
+def show(exported: ExportedGraph, whole: bool = False) -> str:
+    """Inputs, outputs, mutations, loss and gradients, then the code of the graph: cut where it is long, or whole."""
+    graph, specs = exported.graph_module, exported.specs
+    nodes = {node.name: node for node in graph.graph.nodes}
+    rows = [
+        _Row("input", s.arg.name, _about_input(s, exported), _value_of_input(nodes, s, exported), s.kind)
+        for s in specs.input_specs
+    ]
+    rows += [_Row("output", _name(s), _about_output(s, exported), _value(nodes, s), s.kind) for s in specs.output_specs]
+    lines = [line for _, group in groupby(rows, lambda row: row.kind) for line in _cut(list(group), whole)]
+    widths = [max((len(cells[i]) for cells in lines if len(cells) > 1), default=0) for i in range(3)]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(cells, (*widths, 0), strict=False)) for cells in lines]
+    code = graph.code.strip().splitlines()
+    return "\n".join([_header(exported), *(f"  {line.rstrip()}" for line in table), "", *_cut_code(code, whole)])
+
+
+def _header(exported: ExportedGraph) -> str:
+    signature, state = exported.signature, exported.state
+    count = sum(node.op == "call_function" for node in exported.graph_module.graph.nodes)
+    own = [name for name in signature.parameters if name not in signature.ties]
+    elements = sum(state[name].numel() for name in own)
+    kind = "forward" if signature.backward_signature is None else "training step"
+    return f"exported {kind}: {count} operators, {len(own)} parameters of {elements:,} elements"
+
+
+def _cut(group: list[_Row], whole: bool) -> list[tuple[str, ...]]:
+    rows = [(row.side, row.name, row.about, row.value) for row in group]
+    if whole or len(rows) <= _ROWS:
+        return list(rows)
+    first, last = _ROWS * 2 // 3, _ROWS // 6
+    return [*rows[:first], (f"... {len(rows) - first - last} more",), *rows[-last:]]
+
+
+def _cut_code(lines: list[str], whole: bool) -> list[str]:
+    if whole:
+        return lines
+    if len(lines) > _LINES:
+        first, last = _LINES * 2 // 3, _LINES // 6
+        lines = [*lines[:first], f"    ... {len(lines) - first - last} more lines", *lines[-last:]]
+    return [line if len(line) <= _WIDTH else f"{line[:_WIDTH]} ..." for line in lines]
+
+
+def _name(spec: OutputSpec) -> str:
+    return repr(spec.arg.value) if isinstance(spec.arg, ConstantArgument) else spec.arg.name
+
+
+def _about_input(spec: InputSpec, exported: ExportedGraph) -> str:
+    role = exported.signature.random_inputs.get(spec.arg.name)
+    return f"random {role}" if role else _INPUTS[spec.kind].format(spec.target)
+
+
+def _value_of_input(nodes: dict[str, fx.Node], spec: InputSpec, exported: ExportedGraph) -> str:
+    first = exported.signature.ties.get(spec.target or "")
+    return _value(nodes, spec) + (f", the same as {first}" if first is not None else "")
+
+
+def _about_output(spec: OutputSpec, exported: ExportedGraph) -> str:
+    role = exported.signature.random_outputs.get(spec.arg.name)
+    return f"random {role}" if role else _OUTPUTS[spec.kind].format(spec.target)
+
+
+def _value(nodes: dict[str, fx.Node], spec: Any) -> str:
+    if isinstance(spec.arg, ConstantArgument):
+        return f"= {spec.arg.value!r}"
+    node = nodes.get(spec.arg.name)
+    value = None if node is None else node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return ""
+    return f"{str(value.dtype).removeprefix('torch.')} ({', '.join(map(str, value.shape))})"

@@ -1,5 +1,4 @@
-"""Build the joint graph of a recording: functionalize the forward, choose what to differentiate, differentiate,
-functionalize the backward, drop what nobody needs."""
+"""Build the joint graph of a recording: functionalize, differentiate, functionalize the backward, drop dead code."""
 
 from __future__ import annotations
 
@@ -12,36 +11,94 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .._torch import AutocastState, effect_type, is_backward_state, is_custom_function_node
+from .._torch import AutocastState, OpOverload, effect_type, is_backward_state, is_custom_function_node
 from ..errors import BackwardStateError, UnsupportedError
-from ..functionalize.effects import Chain
-from ..functionalize.walk import Functionalizer
+from ..functionalize.effect_tokens import Chain
+from ..functionalize.functionalizer import Functionalizer
+from ..graph.fx import Part, to_fx
+from ..graph.graph import FlatGraph, Node, live_nodes, name_nodes, nodes_in
+from ..ops import Kind, op_info
 from ..options import AOTConfig
-from ..record.backward_code import BackwardState
+from ..record.fakify import RecordedInput
+from ..record.hooks import BackwardState
 from ..record.recording import Recording
-from ..record.stand_ins import RecordedInput
 from ..record.tape import tape_edges
 from ..slots import Base, Grad, Inner, Output, Primal, Returned, Tangent, Token
 from ..subclasses.layout import Layout, Wrapped, spread, wrappers_in
-from .attributes import AttributeSet, attributes_of_results
-from .backward_writes import BackwardWrite
-from .constants import copy_seen_constants
-from .convention import forward_values, placeholder_names, primals_of
-from .effects import Effect, Effects, Escape
-from .graph import Part, to_fx
+from .calling_convention import RandomFacts, forward_values, placeholder_names, primals_of, random_facts, targets_of
+from .differentiate import BackwardWrite, Differentiated, Tape, copy_seen_constants
 from .hooks import HookEffect, HookEffects
-from .inner_results import InnerResult, hooked_results, inner_results
 from .inputs import InputFacts, input_facts
-from .ir import FlatGraph, Node, live_nodes, name_nodes, nodes_in
-from .outputs import OutputClassifier, OutputFacts
-from .random import RandomFacts, random_facts
-from .refusing import may_refuse
-from .reshaped import refuse_renewed_views, refuse_reshaped_views
-from .tape import Differentiated, Tape
-from .targets import targets_of
-from .wrappers import refuse_related_wrappers, wrapper_facts
+from .outputs import OutputClassifier, OutputFacts, refuse_renewed_views, refuse_reshaped_views
+from .side_effects import (
+    AttributeSet,
+    Effect,
+    Effects,
+    Escape,
+    InnerResult,
+    attributes_of_results,
+    hooked_results,
+    inner_results,
+)
+from .subclasses import refuse_related_wrappers, wrapper_facts
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Operators that may refuse what they are given, by its values.
+#
+# Eager runs an operator whether anybody reads its result or not: an index out of range or a singular matrix is an
+# error all the same. So dead code elimination may drop only what refuses nothing once its arguments have the right
+# sizes.
+# Of torch's operators, beside the pointwise ones, views and reductions: those that take any values.
+_TAKES_ANYTHING = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("_log_softmax", "_softmax", "_to_copy", "_unsafe_view", "cat", "clone", "constant_pad_nd", "copy", "fill"),
+        *("addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "convolution", "dot", "linear", "mm", "mv", "vdot"),
+        *("as_strided_scatter", "diagonal_scatter", "select_scatter", "slice_backward", "slice_scatter"),
+        *("cumprod", "cumsum", "flip", "logcumsumexp", "repeat", "roll", "stack", "tril", "triu"),
+        *("_native_batch_norm_legit", "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training"),
+        *("native_batch_norm", "native_group_norm", "native_layer_norm", "_fused_rms_norm"),
+        *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
+        *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
+        *("_conj_physical", "_neg_view_copy", "empty_like", "full_like", "ones_like", "zeros_like"),
+        *("lift_fresh_copy", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros"),
+    )
+)
+# Of pointwise ones: those that refuse some integers (a divisor of zero, a negative exponent).
+_REFUSE_INTEGERS = frozenset({"aten::div", "aten::floor_divide", "aten::fmod", "aten::pow", "aten::remainder"})
 
 
+def may_refuse(node: Node) -> bool:
+    """Whether running a node of the forward may raise, depending on the values that it reads.
+
+    >>> may_refuse(Node(torch.ops.aten.sin.default, (Node(None, (), {}, None),), {}, None))
+    False
+    >>> may_refuse(Node(torch.ops.aten.linalg_cholesky_ex.default, (Node(None, (), {}, None),), {}, None))
+    True
+    """
+    op = node.op
+    if not isinstance(op, OpOverload) or not node.inputs():
+        return False
+    info = op_info(op)
+    if op.namespace != "aten":  # somebody's own: it may do more than it says
+        return op.namespace != "foregrad"
+    if info.kind is Kind.VIEW or info.identity:
+        return False
+    if info.pointwise:
+        return op._schema.name in _REFUSE_INTEGERS and _is_of_integers(node)
+    if torch.Tag.reduction in op.tags:
+        return False
+    return op._schema.name not in _TAKES_ANYTHING
+
+
+def _is_of_integers(node: Node) -> bool:
+    value = node.value
+    return isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Build the joint graph of a recording: functionalize the forward, choose what to differentiate, differentiate,
+# functionalize the backward, drop what nobody needs.
 @dataclass(frozen=True, slots=True)
 class Signature:
     """What stands at each place of the joint graph."""

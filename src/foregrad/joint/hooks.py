@@ -15,16 +15,15 @@ from typing import Any
 from torch import SymFloat, SymInt, Tensor
 
 from ..errors import UnsupportedError
+from ..record.fakify import RecordedInput
 from ..record.hooks import Registered, Registering
-from ..record.lines import where
 from ..record.recording import Recording
-from ..record.stand_ins import RecordedInput
 from ..record.tape import tape_edges
 from ..slots import Output, Primal
-from .effects import Effects
-from .inner_results import is_hooked
+from ..stack_traces import where
 from .inputs import is_stale
 from .outputs import OutputFacts, Plain, SameAsInput, SameAsOutput
+from .side_effects import Effects, is_hooked
 
 _WAY_OUT = "Do so outside the program, or compile with fallback='eager'."
 

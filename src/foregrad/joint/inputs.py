@@ -9,15 +9,15 @@ from typing import NamedTuple
 from torch import Tensor
 
 from .._torch import creation_of, refusal_of_write
+from ..abstract.engine import geometry_of
 from ..errors import UnsupportedError
+from ..functionalize.functionalizer import Functionalizer
 from ..functionalize.state import TensorState, Write
-from ..functionalize.storages import changes_memory, moves_storage, place_again, resizes
-from ..functionalize.views import repeats_elements
-from ..functionalize.walk import Functionalizer
-from ..record.engine import geometry_of
-from ..record.memory import WholeMemoryNeeded
-from ..record.stand_ins import RecordedInput
-from ..record.step import Step
+from ..functionalize.storage import changes_memory, moves_storage, place_again, resizes
+from ..functionalize.view_inverses import repeats_elements
+from ..graph.graph import Step
+from ..record.alias_groups import WholeMemoryNeeded
+from ..record.fakify import RecordedInput
 from ..slots import Memory, Root
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import SymInt, Tensor
 
 from .._torch import HigherOrderOperator, OpOverload, hint_of
-from ..joint.ir import Node
+from ..graph.graph import Node
 from ..ops import Kind, op_info
 
 UNKNOWN = 10**15

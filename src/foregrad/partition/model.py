@@ -9,13 +9,12 @@ from typing import Any
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 from ..errors import PartitionError
-from ..joint.graph import Part
-from ..joint.ir import Node, get_constant, nodes_in
+from ..graph.fx import Part
+from ..graph.graph import Node, get_constant, nodes_in
 from .costs import flops_of, weight_of
-from .default import split_outputs
-from .higher_orders import saved_for_higher_orders
-from .rules import MARKED, is_marked_for_recomputation, mark_of, why_not_again
-from .storages import Storages
+from .memory import Storages
+from .rules import MARKED, is_marked_for_recomputation, mark_of, saved_for_higher_orders, why_not_again
+from .sides import split_outputs
 
 NOWHERE = 1000
 """A distance from which a limit on distances says nothing."""

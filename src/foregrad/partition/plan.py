@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..errors import PartitionError
-from ..joint.graph import Part
-from ..joint.ir import nodes_in
-from .default import complete, if_used, saved_sizes
+from ..graph.fx import Part
+from ..graph.graph import nodes_in
+from .memory import Memory, Numbers, alive_over
 from .model import Model
-from .simulate import Memory, alive_over
-from .storages import Numbers
+from .sides import complete, if_used, saved_sizes
 
 
 @dataclass(frozen=True)

@@ -34,23 +34,29 @@ from .._torch import (
     taken_apart,
     without_function_modes,
 )
+from ..abstract.engine import Engine, is_empty
+from ..abstract.kernel_checks import can_be_asked, error_missed, error_of_eager, may_miss_errors, twin_of_refused
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
-from ..functionalize.variants import call_of_twin
+from ..functional_variants import call_of_twin
+from ..graph.graph import Step
 from ..ops import Kind, OpInfo, op_info, tensors_in, written_arguments
-from .changes import Changes
-from .choosing import CHOOSES_BY_SUBCLASS, needs_no_gradient
-from .engine import Engine, is_empty
-from .foreign import ForeignMemory
-from .lenient import error_missed, may_miss_errors, twin_of_refused
-from .lines import GRADIENT_SUM, Stack, show_stack, user_stack, where
-from .lists import lists_share_memory, one_after_another
-from .objects import ScriptObjects
-from .origin import KnownOrigins, ModuleCalls, Origin, said_now
-from .overlap import can_be_asked, error_of_eager
-from .randomness import Generators
+from ..stack_traces import (
+    GRADIENT_SUM,
+    KnownOrigins,
+    ModuleCalls,
+    Origin,
+    Stack,
+    said_now,
+    show_stack,
+    user_stack,
+    where,
+)
+from .lift import CHOOSES_BY_SUBCLASS, needs_no_gradient
+from .mutation_checks import Changes, ForeignMemory, lists_share_memory, one_after_another
 from .refusals import Refusals, explained
-from .step import Step
-from .wrappers import PLAIN_TYPES, WrapperCalls
+from .rng import Generators
+from .script_objects import ScriptObjects
+from .subclasses import PLAIN_TYPES, WrapperCalls
 
 get_default_dtype = torch.get_default_dtype  # asked for every operator
 _DEVICE_OF = torch.ops.prim.device.default

@@ -38,24 +38,18 @@ from .._torch import (
     storages_asked_first,
     without_function_modes,
 )
+from ..abstract.engine import Engine
 from ..errors import StateChangeError, UnsupportedError
+from ..graph.graph import Step
 from ..ops import tensors_in
 from ..slots import GradOf, Hidden, Inner, Input, Primal
+from ..stack_traces import caller_of, is_users_code, passes_through, user_stack, where
 from ..subclasses.layout import is_jagged, is_wrapper, layout_of, leaves_of, require_comparable, with_symbols
-from .above_autograd import AboveAutograd
-from .accumulate import accumulated, with_added
-from .attributes import FoundAttributes
-from .backward_code import BackwardGuards, BackwardState, UserCode, user_code_seen
+from .alias_groups import SharedMemory, in_order, root_of
 from .borrowed import Borrowed
-from .determinants import follow_determinants
-from .engine import Engine
-from .hooks import Hooks, has_hooks
-from .lines import caller_of, is_users_code, passes_through, user_stack, where
-from .memory import SharedMemory, in_order, root_of
-from .reals import RealTensors
-from .recorder import Recorder
-from .stand_ins import (
+from .fakify import (
     Argument,
+    FoundAttributes,
     Object,
     RecordedInput,
     stand_in,
@@ -63,9 +57,12 @@ from .stand_ins import (
     stand_in_for_root,
     stand_in_for_wrapper,
 )
-from .step import Step
+from .hooks import BackwardGuards, BackwardState, Hooks, UserCode, has_hooks, user_code_seen
+from .lift import RealTensors
+from .pre_dispatch import AboveAutograd
+from .recorder import Recorder
 from .survivors import Beginning, References, escape_error
-from .tape import edges_from, node_of, tape_edges
+from .tape import accumulated, edges_from, follow_determinants, node_of, tape_edges, with_added
 
 
 class GradNeeded(Exception):

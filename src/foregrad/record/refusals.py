@@ -7,7 +7,7 @@ from typing import Any
 
 from .._torch import NO_DATA
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
-from .lines import errors_behind, place_of
+from ..stack_traces import errors_behind, place_of
 
 WAY_OUT = (
     "Compute with the tensor instead of reading it (torch.where for a condition), pass the value as a plain Python "

@@ -20,17 +20,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from .._torch import FakeTensor, FunctionContext, all_objects_count_as_old, held_by_cpp
 from ..errors import EscapeError, UnsupportedError
-from .lines import errors_behind, where
-from .step import Step
-
-if TYPE_CHECKING:
-    from .recording import Recording
+from ..graph.graph import Step
+from ..stack_traces import errors_behind, where
+from .fakify import RecordedInput
 
 _MOST_CONTAINERS = 10_000  # that are looked into, in a result; if there are more the search goes the long way
 _NO_CONTAINERS = (Tensor, type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
@@ -84,8 +82,25 @@ def _collections() -> int:
     return sum(int(generation["collections"]) for generation in gc.get_stats())
 
 
+class Recorded(Protocol):
+    """What is asked of a recording here."""
+
+    @property
+    def steps(self) -> list[Step]: ...
+    @property
+    def memories(self) -> Sequence[RecordedInput]: ...
+    @property
+    def inputs(self) -> Sequence[RecordedInput]: ...
+    @property
+    def arguments(self) -> Sequence[Any]: ...
+    @property
+    def result(self) -> Any: ...
+    @property
+    def held_beside(self) -> Iterable[Any]: ...
+
+
 # ----------------------------------------------------------------------------------------------- the short way
-def suspects(recording: Recording, known: Iterable[Any] = ()) -> list[Tensor]:
+def suspects(recording: Recorded, known: Iterable[Any] = ()) -> list[Tensor]:
     """Recorded tensors with more references than the recording can account for.
 
     `known` are values of the user's objects that are known to be there, one for each reference.
@@ -110,7 +125,7 @@ def _counted(tensors: list[Any]) -> list[tuple[Tensor, int]]:
     return [(t, count - alone - (count > alone and held_by_cpp(t))) for t, count in pairs]
 
 
-def _made_by(recording: Recording) -> list[Tensor]:
+def _made_by(recording: Recorded) -> list[Tensor]:
     """All tensors that a program can have come by."""
     made: dict[int, Tensor] = {id(out): out for out in map(_OUT, recording.steps) if type(out) is FakeTensor}
     for out in _nested(map(_OUT, recording.steps)):
@@ -133,7 +148,7 @@ def _held_by_steps(steps: Sequence[Step]) -> Iterator[Iterable[Any]]:
     yield chain.from_iterable(map(dict.values, filter(None, map(_KWARGS, steps))))
 
 
-def _held_by_inputs(recording: Recording) -> Iterator[Any]:
+def _held_by_inputs(recording: Recorded) -> Iterator[Any]:
     for recorded in (*recording.memories, *recording.inputs):
         yield recorded.seen
         yield recorded.leaf
@@ -244,7 +259,7 @@ def _is_own(value: Any) -> bool:
 class References:
     """How many references there were to the tensors of a recording, before a backward was recorded behind it."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recorded) -> None:
         self._recording = recording
         self._start = len(recording.steps)
         self._before = {id(tensor): count for tensor, count in _counted(_made_by(recording))}
@@ -271,7 +286,7 @@ class LeftBehind(FakeTensor):
         )
 
 
-def disown(recording: Recording) -> None:
+def disown(recording: Recorded) -> None:
     """Let no tensor of a recording be used any more, wherever it may be."""
     for tensor in _made_by(recording):
         if type(tensor) is FakeTensor:
@@ -279,7 +294,7 @@ def disown(recording: Recording) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ in words
-def origin_of(tensor: Tensor, recording: Recording) -> str:
+def origin_of(tensor: Tensor, recording: Recorded) -> str:
     """Where a recorded tensor comes from, in the user's words."""
     for recorded in recording.inputs:
         if recorded.seen is tensor:
@@ -290,7 +305,7 @@ def origin_of(tensor: Tensor, recording: Recording) -> str:
     return "an unknown line"
 
 
-def escape_error(survivor: Survivor, recording: Recording) -> EscapeError:
+def escape_error(survivor: Survivor, recording: Recorded) -> EscapeError:
     """What is said about a tensor that is left where a compiled call cannot put another one."""
     return EscapeError(
         f"A tensor of the program escapes into {show(survivor)}; it was made at "

@@ -7,12 +7,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import SymInt, Tensor
 
-from .._torch import (
-    lock_view,
-    made_in_mode,
-    set_lazy_bits,
-    set_version,
-)
+from .._torch import lock_view, made_in_mode, set_lazy_bits, set_version
+from ..codegen.writer import Stage, Writer, arguments_text, grad_mode, literal, op_name
 from ..joint.outputs import (
     Constant,
     CounterOf,
@@ -30,9 +26,6 @@ from ..joint.outputs import (
 )
 from ..ops import aten
 from ..slots import Base, Output, Slot
-from .stage import Stage
-from .text import arguments_text, grad_mode, literal, op_name
-from .writer import Writer
 
 
 @dataclass(frozen=True)

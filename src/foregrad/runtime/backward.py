@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
@@ -17,36 +17,149 @@ from .._torch import (
     garbage_collection_paused,
     is_version_error,
     keeps_graph,
+    refusal_of_write,
     refuse_single_gradients,
+    set_version,
     single_gradients_asked,
     under_vmap,
     will_run,
 )
 from ..errors import BackwardError, UnsupportedError
-from ..joint.backward_writes import BackwardWrite
-from ..joint.lazy import placeholders_of, value_of
-from ..joint.tape import Tape
+from ..graph.fx import placeholders_of, value_of
+from ..joint.differentiate import BackwardWrite, Tape
 from ..locks import Lock
 from ..options import AOTConfig
-from ..record.backward_code import BackwardState
+from ..record.hooks import BackwardState
 from ..record.recording import InputsFoundLate
-from ..slots import Returned
+from ..slots import Primal, Returned, Tangent
 from ..subclasses.layout import Layout
-from .anomaly import watched
-from .backward_writes import WritesOfBackward, refusing_second_order
-from .batched import batched
-from .compilers import Boxed, checked, compile_graph, example_values
-from .edges import Edges
-from .orders import Orders
-from .randomness import with_state
-from .refusing import backward_again, perhaps_elsewhere, refuse_later, under_hooks
-from .saved import Reread, Saved, SavedValue
-from .store import Store, give_back, run_once
+from .compilers import Boxed, batched, checked, compile_graph, example_values, watched
+from .effect_tokens import count_tokens, hiding_last_tokens, unlift_last_tokens, without_last_tokens
+from .rng import with_state
+from .saved_tensors import (
+    Edges,
+    Reread,
+    Saved,
+    SavedValue,
+    Store,
+    backward_again,
+    give_back,
+    perhaps_elsewhere,
+    refuse_later,
+    run_once,
+    under_hooks,
+)
+from .subclasses import WrapperEdge
 from .tangents import RecordedTangents
-from .tokens import count_tokens, hiding_last_tokens, unlift_last_tokens, without_last_tokens
-from .wrappers import WrapperEdge
 
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Writes that a backward makes to what the caller holds: its graph returns the new values, here they are written.
+class WritesOfBackward:
+    """Carries out the writes of a backward; those to inputs go to the tensors in `ctx.live`."""
+
+    def __init__(self, tape: Tape, saved: Saved, writes: Sequence[BackwardWrite]) -> None:
+        self._tape = tape
+        self.writes = writes
+        names = [node.name for node in saved.tensors]
+        # Which saved tensors are the caller's own as they are when the backward runs, by position.
+        self.live = {
+            names.index(w.current.name): k for k, w in enumerate(writes) if w.current.name in names and not w.checked
+        }
+
+    @property
+    def are_checked(self) -> bool:
+        """Whether autograd finds what is written changed, when it is asked again."""
+        return any(write.checked for write in self.writes)
+
+    def carry_out(
+        self, ctx: Any, results: Sequence[Any], tangents: Sequence[Tensor | None], checked: bool | None = None
+    ) -> None:
+        """Write to inputs and tangents what the backward writes to them."""
+        new_values = results[self._tape.gradients : self._tape.gradients + len(self.writes)]
+        if self.are_checked and getattr(ctx, "has_written", False):
+            _refuse_second_time(checked)
+        if any(new is not None or write.reshapes for write, new in zip(self.writes, new_values, strict=True)):
+            ctx.has_written = True
+        by_slot = dict(zip(map(Tangent, self._tape.targets), tangents, strict=True))
+        for k, (write, new) in enumerate(zip(self.writes, new_values, strict=True)):
+            target: Tensor | None = by_slot[write.of] if isinstance(write.of, Tangent) else ctx.live[k]
+            if target is None or (new is None and not write.reshapes):
+                continue
+            with torch.no_grad():
+                if new is not None:
+                    target.detach().copy_(new)
+                for step in write.reshapes:
+                    step.op(target, *step.args[1:], **step.kwargs)
+            if not isinstance(write.of, Tangent):
+                moves = len(write.reshapes) + (new is not None)
+                set_version(target, target._version + write.version_change - moves)
+
+    def refuse_locked(self, ctx: Any, exposed: Container[Primal | Tangent]) -> None:
+        """Eager's own refusal of writes to leaves and to some views, for inputs that are written with gradients on."""
+        for write, target in zip(self.writes, ctx.live, strict=True):
+            if write.of in exposed:
+                _refuse_write_to_locked(target)
+
+
+def _refuse_second_time(checked: bool | None) -> None:
+    """What the backward had saved, it has changed when it ran before; `checked` says whether this one reads it."""
+    if checked is False:  # what was saved is not what it would read now
+        raise UnsupportedError(
+            "outputs are differentiated one after another, and the backward of one wrote to what the other "
+            "needs: this cannot be compiled yet. Differentiate them together."
+        )
+    raise RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace operation: the "
+        "backward itself wrote to it when it ran before."
+    )
+
+
+def _refuse_write_to_locked(target: Tensor | None) -> None:
+    if target is None or not target.requires_grad:
+        return
+    if target.is_leaf:
+        raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+    refusal = refusal_of_write(target)
+    if refusal is not None:
+        raise refusal
+
+
+def refusing_second_order(gradients: Sequence[Any], require_grad: Sequence[bool]) -> list[Any]:
+    """Gradients of which some require grad, as in eager, but refuse to be differentiated."""
+    spark = torch.empty(0, requires_grad=True)
+    pairs = zip(gradients, require_grad, strict=False)
+    return [_NoSecondOrder.apply(spark, gradient) if required else gradient for gradient, required in pairs]
+
+
+class _NoSecondOrder(torch.autograd.Function):
+    """Marks a gradient as differentiable, and refuses to differentiate it."""
+
+    @staticmethod
+    def forward(ctx: Any, spark: Tensor, gradient: Tensor) -> Tensor:
+        return gradient.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor) -> Any:
+        raise BackwardError(
+            "Double backward through a program whose backward writes to its inputs is not supported yet. Compute the "
+            "first gradients inside the function that you compile, or run the original function."
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The backward of a compiled program: compiled on first use, chosen by which tangents arrive.
 log = logging.getLogger("foregrad")
+
+
+class HigherOrders(Protocol):
+    """The gradients of gradients above a backward (see `double_backward`, whose orders have a backward each)."""
+
+    def described(self, order: int) -> list[SavedValue]: ...
+
+    def gradients(
+        self, ctx: Any, values: Sequence[Any], wrappers: Sequence[Any], tangents: Sequence[Tensor | None]
+    ) -> Sequence[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +190,7 @@ class Backward:
         edges: Edges,
         config: AOTConfig,
         deterministic: bool,
+        higher_orders: Callable[[Tape, Store, Sequence[Tensor], AOTConfig, Lock], HigherOrders],
         strides: Sequence[Any] | None = None,
         writes: Sequence[BackwardWrite] = (),
         refused: Mapping[Returned, Exception] | None = None,
@@ -109,7 +223,7 @@ class Backward:
         self._lock = Lock()
         self._compiled: Boxed | None = None
         self._partial: dict[Any, list[_Graph]] = {}  # by which tangents arrive, and the autocast state
-        self._orders = Orders(tape, self.store, self._tangents.tensors, config, self._lock)
+        self._orders = higher_orders(tape, self.store, self._tangents.tensors, config, self._lock)
 
     @property
     def saved_sizes(self) -> int:

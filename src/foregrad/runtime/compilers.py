@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from .._torch import FakeTensor, TracingContext, ambient_state_kept, autocast_off, garbage_collection_paused
-from ..errors import CompilerError
-from ..joint.lazy import outputs_of, value_of
+from ..abstract.engine import Engine
+from ..abstract.lean_tensors import genuine
+from ..errors import CompilerError, UnsupportedError
+from ..graph.fx import Part, outputs_of, to_fx, value_of
+from ..graph.verify import verify_module
 from ..locks import recording_lock
 from ..logs import Phase, compiling, show_graph
+from ..ops import aten
 from ..options import AOTConfig, Compiler
-from ..record.engine import Engine
+from ..partition.default import cut, default_partition
+from ..partition.rematerialize import min_cut_rematerialization_partition, rematerialized
+from ..slots import RandomState
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -146,3 +153,123 @@ def example_values(engine: Engine, values: Sequence[Any], strides: Sequence[Any]
         if wanted is not None and isinstance(value, FakeTensor) and tuple(wanted) != tuple(value.stride()):
             shown[i] = engine.strided(value, wanted, engine.device_of(value))
     return shown
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Anomaly mode: find the operator, and the user's line, that put NaN into a gradient.
+#
+# `torch.autograd.detect_anomaly()` looks at what each autograd node returns. A compiled backward is one node, so under
+# anomaly mode its graph is run operator by operator instead, and looked at wherever one of the recorded nodes ends.
+def watched(module: fx.GraphModule) -> Boxed:
+    """A backward graph that is run operator by operator."""
+
+    def run(args: list[Any]) -> Any:
+        if not torch.is_anomaly_check_nan_enabled():
+            return module.forward(*args)  # hooks of the user's on all modules are none of its own
+        return _Watching(module).run(*args)
+
+    return run
+
+
+class _Watching(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.name = "the backward graph"  # the interpreter names it in what it adds to errors
+        self.extra_traceback = False
+
+    def run_node(self, node: fx.Node) -> Any:
+        value = super().run_node(node)
+        if _is_gradient(node) and isinstance(value, Tensor) and _has_nan(value):
+            raise _found(node)
+        return value
+
+
+def _is_gradient(node: fx.Node) -> bool:
+    """Whether a value is what an autograd node returns: what others take of the operators that it runs."""
+    owner = node.meta.get("autograd_node")
+    return owner is not None and any(user.meta.get("autograd_node") != owner for user in node.users)
+
+
+def _has_nan(value: Tensor) -> bool:
+    return (value.is_floating_point() or value.is_complex()) and bool(torch.isnan(value).any())
+
+
+def _found(node: fx.Node) -> RuntimeError:
+    line = node.meta.get("stack_trace")
+    forward = f" It differentiates:\n{line}" if line else " No line of the program is known for it."
+    return RuntimeError(
+        f"Function '{node.meta['autograd_node'][1]}' returned nan values: {node.name} = {node.target}, in the compiled "
+        f"backward.{forward}"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A backward under vmap: the graph runs as it is, but for what torch cannot batch.
+def batched(module: fx.GraphModule) -> Boxed:
+    """A backward graph as a function that may be given batched tangents.
+
+    One of the two vmaps of torch has no rule for `as_strided_scatter`, and the other takes it for an operator on whole
+    batches.
+    """
+    if all(node.target is not aten.as_strided_scatter.default for node in module.graph.nodes):
+        return lambda args: module.forward(*args)
+    return _Interpreter(module).boxed_run
+
+
+class _Interpreter(fx.Interpreter):
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is aten.as_strided_scatter.default:
+            return _scatter(*args, **kwargs)
+        return super().call_function(target, args, kwargs)
+
+
+def _scatter(base: Tensor, new: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
+    """The operator, made of those that can be batched; the copy is batched if one of the two is."""
+    if base.storage_offset():
+        raise UnsupportedError("a batched backward through as_strided of a part of a storage is not supported yet.")
+    one = base.new_zeros(()) + new.new_zeros(())
+    copy = one.new_empty_strided(base.shape, base.stride()).copy_(base)
+    copy.as_strided(size, stride, storage_offset or 0).copy_(new)
+    return copy
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Cut a joint graph by the partitioner that was asked for.
+def partitioned(
+    part: Part,
+    returned: int,
+    gradients: int,
+    config: AOTConfig,
+    module: Callable[[], fx.GraphModule] | None = None,
+    higher: bool = False,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward, with so many results returned, and the backward, with so many gradients.
+
+    `module` gives the graph as `torch.fx`, where it is wanted elsewhere too. `higher` says that the graph is that of a
+    gradient to be differentiated: a budget in bytes is about the first order, and what the next one may need stays
+    within its reach.
+    """
+    partition_fn, options = config.partition_fn, config.options
+    if options.memory_budget is not None and partition_fn in (None, default_partition):
+        partition_fn = min_cut_rematerialization_partition
+    if higher and isinstance(options.memory_budget, int):
+        options = dataclasses.replace(options, memory_budget=None)
+    if partition_fn in (None, default_partition):
+        forward, backward = map(to_fx, cut(part, returned, options, higher))
+    elif partition_fn is min_cut_rematerialization_partition:
+        forward, backward = map(to_fx, rematerialized(part, returned, options, higher))
+    else:
+        random = [node.value for node in part.placeholders if isinstance(node.slot, RandomState)]
+        rest = [node for node in part.placeholders if not isinstance(node.slot, RandomState)]
+        tangents = [node.value for node in rest if "tangents" in node.name]
+        primals = [node.value for node in rest if "tangents" not in node.name]
+        with torch.no_grad():
+            joint = module() if module is not None else to_fx(part)
+            examples = genuine((primals, tangents, *random))
+            forward, backward = partition_fn(joint, examples, num_fwd_outputs=returned)
+    if len(outputs_of(backward)) != gradients:
+        raise CompilerError("The partitioner returned a backward that does not give one gradient for each input.")
+    if options.verify:
+        verify_module(forward)
+        verify_module(backward)
+    return forward, backward

@@ -9,7 +9,7 @@ import torch
 from torch import SymInt, Tensor
 
 from .._torch import hint_of
-from ..joint.tape import Tape
+from ..joint.differentiate import Tape
 from ..slots import Returned
 from ..subclasses.layout import is_wrapper, layout_of, leaves_of
 from ..subclasses.tangents import ExpectedTangent

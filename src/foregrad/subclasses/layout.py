@@ -15,13 +15,7 @@ from torch import SymInt, Tensor
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
-from .._torch import (
-    FakeTensor,
-    expression_of,
-    is_jagged_size,
-    is_traceable_wrapper_subclass,
-    overrides_functions,
-)
+from .._torch import FakeTensor, expression_of, is_jagged_size, is_traceable_wrapper_subclass, overrides_functions
 from ..errors import UnsupportedError
 from ..slots import Inner, Slot
 from ..values import same_value

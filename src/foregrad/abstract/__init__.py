@@ -1,0 +1,1 @@
+"""Abstract tensors: metadata without data, and the engines that work it out."""

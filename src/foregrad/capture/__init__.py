@@ -1,0 +1,1 @@
+"""Capture a program: find what it reads beyond its arguments, record it, guard it, undo what recording did."""

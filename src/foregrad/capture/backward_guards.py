@@ -1,0 +1,236 @@
+"""Python state that code of the user's reads in a backward: compared when the compiled backward runs.
+
+The functions that ran are known from the recording (`record.backward_code`). Everything that they can reach is walked
+as it is for the program itself; only what these functions read counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib.metadata
+import itertools
+import operator
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from .._torch import PythonNode, Settings, custom_function_of
+from ..errors import BackwardError
+from ..record.hooks import Call, UserCode
+from ..slots import Hidden, Primal
+from ..values import PLAIN, Remembered, loosely
+from .code import in_a_library
+from .snapshot import Snapshot
+from .sources import Place, Surroundings, refuse_unknown
+from .state_guards import ModuleGuard
+
+_GONE = (KeyError, IndexError, AttributeError, ValueError, TypeError)  # what a place that is no longer there raises
+
+
+class ReadInBackward:
+    """What the functions that ran in a backward have read, as it was then."""
+
+    def __init__(
+        self, calls: Sequence[Call], modules: Sequence[nn.Module], found: Iterable[tuple[Primal, Tensor, Place]]
+    ) -> None:
+        self._settings = Settings.now()
+        alive, self._made = _functions_of(calls)
+        functions = [*alive, *self._made]
+        root = _holding(*functions, *_objects_of(calls), *modules)
+        code = {id(c): c for c in (root.__code__, *(f.__code__ for f in functions))}
+        around = Surroundings(root, (), code)
+        around.note_state()
+        refuse_unknown(around.unknown)
+        self._places = {slot: around.place_of(t) if place.how == "argument" else place for slot, t, place in found}
+        self._checks = list(_checks(around, root))
+        self._lives = around.lives
+        self._lives.when_gone(self._checks.clear)
+        self._lives.when_gone(self._places.clear)
+
+    @property
+    def tensors(self) -> Sequence[Primal]:
+        """Inputs that the functions found by themselves."""
+        return list(self._places)
+
+    def holds(self) -> bool:
+        """Whether everything is as it was."""
+        try:
+            same = Settings.now() == self._settings and all(check() for check in self._checks)
+            return same and not self._lives.is_gone
+        except _GONE:
+            return False
+
+    def require_same(self, tensors: Sequence[Tensor]) -> None:
+        """Raise if the places of the inputs hold other tensors than the forward has found there."""
+        for tensor, place in zip(tensors, self._places.values(), strict=not self._lives.is_gone):
+            if _read_if_there(place) is not tensor:
+                raise BackwardError(
+                    f"The backward of a compiled program reads {place.path}, in which the tensor that was there in the "
+                    "forward is no more. Pass the tensor as an argument, or compile with fallback='eager'."
+                )
+
+
+class BackwardGuards:
+    """Guards what code of the user's does in the backwards of one program, those included that are recorded later."""
+
+    def __init__(
+        self, function: Any, places: Mapping[Primal, Place], hidden: Mapping[Hidden, Place], around: Surroundings
+    ) -> None:
+        self._function = loosely(function)
+        self._places, self._hidden = places, hidden
+        self._around: Surroundings | None = around
+
+    def settle(self) -> None:
+        """The program is recorded: what is around it is let go, with the arguments that lead there."""
+        self._around = None
+
+    def read_by(self, code: UserCode) -> ReadInBackward | None:
+        """A guard of what code of the user's reads in a backward, if any has run."""
+        calls = [call for call in code.living_calls() if not _is_torchs_own(str(call.namespace.get("__name__")))]
+        modules = code.living_modules()
+        if not calls and not modules:
+            return None
+        places = [(slot, tensor, self._place_of(slot, tensor)) for slot, tensor in code.tensors.items()]
+        return ReadInBackward(calls, modules, [(s, tensor, place) for s, tensor, place in places if place is not None])
+
+    def _place_of(self, slot: Primal, tensor: Tensor) -> Place | None:
+        known = self._hidden.get(slot) if isinstance(slot, Hidden) else self._places.get(slot)
+        if known is None and self._around is not None:
+            known = self._around.place_of(tensor)
+        return None if known is None or known.how == "held" else known
+
+    def before(self) -> Snapshot | None:
+        """The user's objects, before a backward is recorded once more; what the first one changed was refused."""
+        function = self._function()
+        return (
+            Snapshot(Surroundings(function, follows_all=True))
+            if self._around is None and function is not None
+            else None
+        )
+
+
+def _is_torchs_own(module: str) -> bool:
+    """Whether a function is torch's, or belongs to what torch is built on: symbolic sizes it computes with sympy."""
+    return in_a_library(module) or module.partition(".")[0] in _beneath_torch()
+
+
+@functools.cache
+def _beneath_torch() -> frozenset[str]:
+    """The packages that torch requires, and those that they require."""
+    found: set[str] = set()
+    pending = ["torch"]
+    while pending:
+        try:
+            required = importlib.metadata.requires(pending.pop()) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        names = {re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in required if "extra ==" not in line}
+        pending += names - found
+        found |= names
+    return frozenset(name.lower().replace("-", "_") for name in found)
+
+
+def _holding(*held: Any) -> types.FunctionType:
+    """A function that leads to some objects."""
+
+    def root() -> Any:
+        return held
+
+    assert isinstance(root, types.FunctionType)
+    return root
+
+
+def _functions_of(calls: Iterable[Call]) -> tuple[list[types.FunctionType], list[types.FunctionType]]:
+    """The functions that were called: those that live on, whose variables others may assign, and those made here.
+
+    For one that was made and dropped in the backward stands a function of its code, which leads to the same globals;
+    what its variables held is looked at by itself.
+    """
+    living: list[types.FunctionType] = []
+    made: list[types.FunctionType] = []
+    by_code: dict[tuple[int, int], list[Call]] = {}
+    for call in calls:
+        by_code.setdefault((id(call.code), id(call.namespace)), []).append(call)
+    enclosed = [several[0].code for several in by_code.values() if several[0].code.co_freevars]
+    alive: dict[tuple[int, int], list[types.FunctionType]] = {}
+    for holder in gc.get_referrers(*enclosed) if enclosed else ():
+        if type(holder) is types.FunctionType:
+            alive.setdefault((id(holder.__code__), id(holder.__globals__)), []).append(holder)
+    for key, several in by_code.items():
+        held = {_variables_of(call) for call in several} if key in alive else ()
+        found = [f for f in alive.get(key, ()) if tuple(map(_identity_in, f.__closure__ or ())) in held]
+        living += found
+        made += [] if found else [_like(several[0])]
+    return living, made
+
+
+def _variables_of(call: Call) -> tuple[int, ...]:
+    """The identities of what a function has found in the enclosing ones."""
+    return tuple(id(call.values.get(name)) for name in call.code.co_freevars)
+
+
+def _identity_in(cell: types.CellType) -> int:
+    try:
+        return id(cell.cell_contents)
+    except ValueError:  # it is empty
+        return id(None)
+
+
+def _like(call: Call) -> types.FunctionType:
+    cells = tuple(types.CellType() for _ in call.code.co_freevars)
+    return types.FunctionType(call.code, call.namespace, call.code.co_name, None, cells)
+
+
+def _objects_of(calls: Iterable[Call]) -> Iterator[Any]:
+    """What functions were given and may look into; of custom functions, what the forward has left in `ctx`."""
+    seen: set[int] = set()
+    for name, value in itertools.chain.from_iterable(call.values.items() for call in calls):
+        if name.startswith("."):  # what a comprehension goes over
+            continue
+        parts = (custom_function_of(value), *vars(value).values()) if isinstance(value, PythonNode) else (value,)
+        for part in parts:
+            if id(part) not in seen and not isinstance(part, Tensor) and type(part) not in PLAIN:
+                seen.add(id(part))
+                yield part
+
+
+def _checks(around: Surroundings, root: types.FunctionType) -> Iterator[Callable[[], bool]]:
+    own = set(map(id, root.__closure__ or ()))  # which hold everything, and nobody assigns
+    for place, value in around.plain:
+        if id(place.owner) not in own:
+            yield _comparing(place, Remembered(value).equals)
+    for place, value in around.fixed:
+        if id(place.owner) not in own:
+            yield _comparing(place, partial(operator.is_, value))
+    if around.guards_state:
+        yield around.state.holds
+    if around.modules:
+        yield ModuleGuard(list(around.modules.values()), around.lives).holds
+
+
+def _comparing(place: Place, equals: Callable[[Any], bool]) -> Callable[[], bool]:
+    return lambda: equals(_read(place))
+
+
+def _read_if_there(place: Place) -> Any:
+    try:
+        return _read(place)
+    except _GONE:
+        return None
+
+
+def _read(place: Place) -> Any:
+    match place.how:
+        case "cell":
+            return place.owner.cell_contents
+        case "item":
+            return place.owner[place.key]
+        case "attribute":
+            return getattr(place.owner, place.key)
+        case "held" | "argument":
+            return place.owner

@@ -1,0 +1,282 @@
+"""The callable that users get: it keeps one program for each set of facts, and finds the right one for a call."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import logging
+import sys
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from .._torch import (
+    FakeTensor,
+    dispatch_mode_depth,
+    foreign_function_mode,
+    forward_ad_level,
+    garbage_collection_paused,
+    is_functorch_wrapped,
+    under_functorch_transform,
+)
+from ..codegen.pytree import flatten
+from ..compat import ViewAndMutationMeta
+from ..errors import EagerFallbackWarning, ForegradError
+from ..locks import Lock, recording_lock
+from ..options import AOTConfig
+from ..runtime.assemble import Program, assemble
+from ..runtime.saved_tensors import SavedValue
+from ..slots import Input
+from ..stack_traces import user_stack, where
+from .capture import Capture, capture_call, show_joint
+from .guards import MISS, GuardedEntry
+from .kinds import Lives
+
+_TRIES = 3  # another thread may change what the guards look at, between the recording and the call
+
+log = logging.getLogger("foregrad")
+
+
+class Specialization:
+    """One compiled program of a callable, for one set of facts about its arguments."""
+
+    def __init__(self, program: Program, lives: Lives) -> None:
+        self._program = program
+        self._lives = lives
+        self.call = program.call
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether an object that the program depends on is gone, so that no call will ever fit."""
+        return self._lives.is_gone
+
+    @property
+    def metadata(self) -> ViewAndMutationMeta:
+        """The facts about inputs and outputs."""
+        return self._program.metadata
+
+    @property
+    def joint_graph(self) -> fx.GraphModule:
+        """Forward and backward as one graph."""
+        return self._program.joint.module
+
+    @property
+    def forward_graph(self) -> fx.GraphModule:
+        """What the forward compiler was given."""
+        return self._program.forward_graph
+
+    @property
+    def backward_graph(self) -> fx.GraphModule | None:
+        """What the backward compiler is given, if the program has a backward."""
+        return self._program.backward_graph
+
+    @property
+    def saved(self) -> tuple[SavedValue, ...]:
+        """What is kept for backward, and once gradients were differentiated, what is kept for that.
+
+        >>> import foregrad, torch
+        >>> square = foregrad.aot_function(torch.exp, lambda graph, inputs: foregrad.make_boxed_func(graph.forward))
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> (gradient,) = torch.autograd.grad(square(x).sum(), x, create_graph=True)
+        >>> for value in square.specializations[0].saved:
+        ...     print(value)
+        order 1: exp, float32[2], 8 bytes
+        order 2: primals_1, float32[2], an input
+        order 2: primals_2, float32[2], an input
+        """
+        return self._program.saved
+
+    @property
+    def source(self) -> str:
+        """The generated Python: exactly what runs."""
+        return self._program.source
+
+    def __str__(self) -> str:
+        return f"{show_joint(self._program.joint)}\n\n{self.source}"
+
+    def __repr__(self) -> str:
+        joint = self._program.joint
+        kind = "training" if joint.is_training else "inference"
+        return f"<{kind} program: {joint.op_count} operators, {len(joint.inputs)} inputs>"
+
+
+class Compiled:
+    """A function compiled for every set of facts that it was called with.
+
+    `specializations` lists its programs, in the order in which they were compiled.
+    """
+
+    def __init__(self, function: Callable[..., Any], module: nn.Module | None, config: AOTConfig) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self._function = function
+        self._module = module
+        self._name = getattr(function, "__qualname__", type(function).__name__)
+        self.config = dataclasses.replace(config, name=self._name)
+        self._lock = Lock()
+        self._eager = False
+        self.specializations: list[Specialization] = []
+        self._calls: tuple[Callable[..., Any], ...] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for call in self._calls:
+            result = call(args, kwargs)
+            if result is not MISS:
+                return result
+        return self._new_facts(args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<compiled {self._name}, {len(self.specializations)} programs>"
+
+    def _new_facts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that no program is for: compile one, or run the original where that is the only right thing."""
+        for _ in range(_TRIES):
+            if self._eager or recording_lock.is_mine or _inside_another_transform(args, kwargs):
+                return self._function(*args, **kwargs)
+            result = self._compile_and_call(args, kwargs)
+            if result is not MISS:
+                return result
+        why = (
+            "the guards refuse the very call that it was compiled for, since an argument or something that the "
+            f"function reads changes while it is recorded or cannot be compared, at {where(user_stack(2))}."
+        )
+        if self.config.options.fallback != "eager":
+            raise ForegradError(f"{self!r} cannot be compiled: {why}")
+        self._eager = True
+        return self._give_up(f"cannot be compiled and runs eagerly: {why}", args, kwargs)
+
+    def _compile_and_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._lock:
+            for call in self._calls:  # another thread may have compiled it meanwhile
+                result = call(args, kwargs)
+                if result is not MISS:
+                    return result
+            self._forget_those_gone()
+            if len(self._calls) >= self.config.options.max_specializations:
+                return self._give_up(
+                    f"was compiled {len(self._calls)} times for different arguments; from now on it runs "
+                    "eagerly where no program fits. Raise foregrad.config.max_specializations, or compile with "
+                    "dynamic=True.",
+                    args,
+                    kwargs,
+                )
+            try:
+                call = self._specialize(args, kwargs)
+            except ForegradError as error:
+                if self.config.options.fallback != "eager":
+                    raise
+                self._eager = True
+                return self._give_up(f"cannot be compiled and runs eagerly: {error}", args, kwargs)
+        result = call(args, kwargs)
+        return self._call_undisturbed(args, kwargs) if result is MISS else result
+
+    def _call_undisturbed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The guards may have met a tensor of a recording in another thread: no recording runs meanwhile."""
+        with recording_lock:
+            for call in self._calls:
+                result = call(args, kwargs)
+                if result is not MISS:
+                    return result
+        return MISS
+
+    def _specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        with garbage_collection_paused():
+            capture = self._capture(args, kwargs)
+            capture.return_borrowed()
+            program = assemble(capture.joint, self.config, guarded_entry(capture))
+            capture.joint.recording.release_arguments()
+            capture.surroundings.release()
+        self.specializations.append(Specialization(program, capture.surroundings.lives))
+        self._calls = (program.call, *self._calls)
+        return program.call
+
+    def _forget_those_gone(self) -> None:
+        """Programs that no call can fit any more are not tried again; a few are kept, to be looked at."""
+        self._calls = tuple([known.call for known in reversed(self.specializations) if not known.is_gone])
+        kept = self.config.options.max_specializations
+        gone = [known for known in self.specializations if known.is_gone][:-kept]
+        self.specializations[:] = [known for known in self.specializations if known not in gone]
+
+    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
+        """Record the program; where symbols lead into what torch cannot do with them, with fixed numbers instead."""
+        again = bool(self.specializations)
+        if not self.config.dynamic_shapes:
+            return capture_call(self._function, args, kwargs, self._module, self.config, again)
+        try:
+            capture = capture_call(self._function, args, kwargs, self._module, self.config, again)
+            if not any(map(_blames_symbols, capture.joint.backward_errors.values())):
+                return capture
+        except Exception as error:  # one that is not about symbols comes again with fixed numbers
+            log.debug("recording with symbolic sizes failed, fixed ones are tried: %s", error)
+        fixed = dataclasses.replace(self.config, dynamic_shapes=False)
+        return capture_call(self._function, args, kwargs, self._module, fixed, again)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A compiled function in a class is a method, as the function itself would be."""
+        is_method = instance is not None and hasattr(type(self._function), "__get__")
+        return types.MethodType(self, instance) if is_method else self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A function that was compiled under its own name is pickled by that name, as functions are."""
+        name = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(getattr(self, "__module__", None) or "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if name and found is self else super().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
+        copied = Compiled.__new__(Compiled)
+        memo[id(self)] = copied
+        copied.__setstate__({name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()})
+        return copied
+
+    def __copy__(self) -> Compiled:
+        return Compiled(self._function, self._module, self.config)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy starts without programs: it compiles its own."""
+        return {"_function": self._function, "_module": self._module, "config": self.config}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**{name.removeprefix("_"): value for name, value in state.items()})  # type: ignore[misc]
+
+    def _give_up(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not getattr(self, "_warned", False):
+            self._warned = True
+            warnings.warn(f"{self!r} {why}", EagerFallbackWarning, stacklevel=5)
+        return self._function(*args, **kwargs)
+
+
+def _blames_symbols(error: Exception) -> bool:
+    """Whether an error is about symbolic numbers rather than about the program."""
+    words = ("SymInt", "SymFloat", "SymBool", "symbolic", "the size ", "aten::size", "customized tensor")
+    return any(word in str(error) for word in words)
+
+
+def guarded_entry(capture: Capture) -> GuardedEntry:
+    """The entry of a program that is called with the user's own arguments."""
+    inputs = [f.recorded.slot for f in capture.joint.inputs if isinstance(f.recorded.slot, Input)]
+    return GuardedEntry(
+        joint=capture.joint,
+        arguments=capture.arguments.tree,
+        inputs=inputs,
+        result=capture.result.tree,
+        state=capture.state,
+        hidden=capture.hidden,
+        surroundings=capture.surroundings,
+        modules=capture.modules,
+        shared=capture.shared,
+    )
+
+
+def _inside_another_transform(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether the call happens inside another recording or a transform, which must see the original operators."""
+    if dispatch_mode_depth() or foreign_function_mode() or under_functorch_transform() or forward_ad_level() >= 0:
+        return True
+    leaves = flatten((args, kwargs), "").leaves
+    return any(
+        isinstance(leaf, Tensor) and (is_functorch_wrapped(leaf) or isinstance(leaf, FakeTensor)) for leaf in leaves
+    )

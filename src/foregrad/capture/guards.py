@@ -1,0 +1,534 @@
+"""Guards: the checks that let a call reach a program only if its facts are those of the recording (F-2).
+
+The checks are written out in front of the program's own lines, in the same function: a call takes its arguments
+apart, looks at the global state and the Python values, and checks all tensors in one call into C++.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+
+from .._torch import (
+    FakeTensor,
+    GlobalStateGuard,
+    attention_settings,
+    backend_settings,
+    dispatch_mode_depth,
+    expression_of,
+    foreign_function_mode,
+    forward_ad_level,
+    function_mode_depth,
+    is_jagged_size,
+    is_static,
+    is_view,
+    shape_guard,
+    shape_guard_expression,
+    tensor_guard,
+)
+from ..abstract.lean_engine import chosen_by_backends
+from ..codegen.pytree import Tree, build_expression, write_take_apart
+from ..codegen.writer import FEW, Writer, literal, tuple_of
+from ..joint.build import Joint
+from ..joint.inputs import InputFacts
+from ..record.alias_groups import SharedMemory, root_of
+from ..record.hooks import has_hooks
+from ..runtime.call import (
+    lies_in_gradient,
+    read_inner,
+    source_expression,
+    write_gradients,
+    write_inner_tensors,
+    write_shared_memory,
+)
+from ..slots import GradOf, Hidden, Inner, Output, Primal, Slot
+from ..subclasses.layout import Fixed, FromLeaf, Layout
+from ..values import Remembered, is_plain, same_value, weakly
+from .patterns import ObjectPattern
+from .sources import Place, Surroundings, is_users_wrapper, own_attributes
+from .state_guards import ModuleGuard
+
+MISS = object()  # what a program returns when a call is not for it
+
+
+@dataclass(frozen=True)
+class GuardedEntry:
+    """Takes the user's own arguments, checks them, and gives back the user's own structure."""
+
+    joint: Joint
+    arguments: Tree  # of (args, kwargs)
+    inputs: Sequence[Primal]  # its leaves
+    result: Tree
+    state: Sequence[tuple[Primal, Place]]  # parameters and buffers
+    hidden: dict[Hidden, Place]
+    surroundings: Surroundings
+    modules: ModuleGuard | None
+    shared: Sequence[SharedMemory] = ()
+    guarded: bool = True
+    frees: Sequence[Primal] = ()
+
+    def open(self, writer: Writer) -> str:
+        return "def call(args, kwargs):"
+
+    def enter(self, writer: Writer) -> None:
+        miss = f"return {writer.bind(MISS, 'MISS')}"
+        self._check_ambient(writer, miss)
+        self._take_arguments(writer, miss)
+        self._check_constants(writer, miss)
+        self._look_around(writer, miss)
+        self._take_inner_tensors(writer, miss, in_gradients=False)
+        self._take_gradients(writer, miss)
+        self._take_inner_tensors(writer, miss, in_gradients=True)
+        self._check_tensors(writer, miss)
+        self._check_shared(writer, miss)
+        self._check_shapes(writer, miss)
+
+    def leave(self, writer: Writer, results: int) -> None:
+        names = [writer.variable(Output(i)) for i in range(results)]
+        writer.line(f"return {build_expression(writer, self.result, names)}")
+
+    # -------------------------------------------------------------------------------------------- checks
+    def _check_ambient(self, writer: Writer, miss: str) -> None:
+        """Grad mode, autocast, determinism, default dtype; no transform or recording may be under way."""
+        state = writer.bind(GlobalStateGuard().check, "same_global_state")
+        inference = writer.bind(torch.is_inference_mode_enabled, "is_inference_mode_enabled")
+        depth = writer.bind(dispatch_mode_depth, "dispatch_mode_depth")
+        level = writer.bind(forward_ad_level, "forward_ad_level")
+        modes = writer.bind(function_mode_depth, "function_mode_depth")
+        wanted = "" if torch.is_inference_mode_enabled() else "not "
+        conditions = [f"{state}()", f"{wanted}{inference}()", f"{depth}() == 0", f"{level}() < 0"]
+        conditions.append(f"{modes}() == {function_mode_depth()}")
+        if function_mode_depth():  # a default device is such a mode
+            conditions.append(f"not {writer.bind(foreign_function_mode, 'foreign_function_mode')}()")
+            device = writer.bind(torch.get_default_device, "get_default_device")
+            conditions.append(f"{device}() == {writer.bind(torch.get_default_device(), 'default_device')}")
+        for read in self._settings_of_kernels():
+            conditions.append(f"{writer.bind(read, read.__name__)}() == {writer.bind(read(), 'settings')}")
+        _require(writer, conditions, miss)
+
+    def _settings_of_kernels(self) -> Iterator[Callable[[], Any]]:
+        """Settings that decide which operators run, or how their results lie in memory."""
+        recording = self.joint.recording
+        if recording.attends:
+            yield attention_settings
+        if any(chosen_by_backends(step.op) for step in recording.steps):
+            yield backend_settings
+
+    def _take_arguments(self, writer: Writer, miss: str) -> None:
+        names = [writer.variable(slot) for slot in self.inputs]
+        positional, keywords = self.arguments.items  # type: ignore[union-attr]
+        write_take_apart(writer, positional, "args", names, miss)
+        write_take_apart(writer, keywords, "kwargs", names, miss)
+
+    def _look_around(self, writer: Writer, miss: str) -> None:
+        """What the program finds by itself; a place that no longer exists is another fact too."""
+        around = self.surroundings
+        found = around.plain or around.fixed or around.guards_state
+        held = self._held_arguments()
+        if not (self.state or self.hidden or found or self.modules or held):
+            return
+        with writer.block("try:"):
+            self._check_surroundings(writer, miss)
+            self._take_state(writer)
+            for slot, place in self.hidden.items():
+                writer.line(f"{writer.variable(slot)} = {self._read(writer, place)}")
+            same = [f"{self._read(writer, place)} is {writer.variable(slot)}" for place, slot in held]
+            _require(writer, same, miss)
+            self._check_not_found(writer, miss)
+        writer.line(f"except (KeyError, IndexError, AttributeError, ValueError, TypeError): {miss}")
+
+    def _held_arguments(self) -> list[tuple[Place, Primal]]:
+        """Places in which the program finds a tensor that it is given too, or finds in an argument: with it."""
+        reals = self.joint.recording.real_tensors
+        read: list[tuple[Primal, Place | None]] = [
+            *((slot, None) for slot in self.inputs),
+            *self.hidden.items(),
+            *self.state,
+        ]
+        return [
+            (place, slot)
+            for slot, known in read
+            if slot in reals
+            for place in self.surroundings.places_of_argument(reals[slot])
+            if known is None or (place is not known and "argument" in (place.how, known.how))
+        ]
+
+    def _check_not_found(self, writer: Writer, miss: str) -> None:
+        """A program that may compare tensors must not be given one that it finds by itself, unless it was then, too."""
+        if self.surroundings.compares_objects:
+            found, reals = self.surroundings.found_tensors(), self.joint.recording.real_tensors
+            given = [slot for slot in self.inputs if slot in reals and not found.holds(reals[slot])]
+            if found and given:
+                known = writer.bind(found.holds, "found_by_itself")
+                _require(writer, [f"not {known}({writer.variable(slot)})" for slot in given], miss)
+
+    def _take_state(self, writer: Writer) -> None:
+        if len(self.state) <= FEW:
+            for slot, place in self.state:
+                writer.line(f"{writer.variable(slot)} = {self._read(writer, place)}")
+            return
+        tables = writer.bind(tuple([place.owner for _, place in self.state]), "tables")
+        keys = writer.bind(tuple([place.key for _, place in self.state]), "keys")
+        getitem = writer.bind(operator.getitem, "getitem")
+        writer.row([slot for slot, _ in self.state], "state", f"[*map({getitem}, {tables}, {keys})]")
+
+    def _check_surroundings(self, writer: Writer, miss: str) -> None:
+        around = self.surroundings
+        conditions = [equality(writer, self._read(writer, place), value) for place, value in around.plain]
+        for place, value in around.fixed:
+            read = self._read(writer, place)
+            known = around.lives.knows(value)
+            conditions.append(f"id({read}) == {id(value)}" if known else f"{read} is {self._bind(writer, value)}")
+        if around.guards_state:
+            conditions.append(f"{writer.bind(around.state.holds, 'state_unchanged')}()")
+        if self.modules is not None:
+            conditions.append(f"{writer.bind(self.modules.holds, 'modules_unchanged')}()")
+        _require(writer, conditions, miss)
+
+    def _check_constants(self, writer: Writer, miss: str) -> None:
+        conditions = []
+        objects = {self.inputs[i]: pattern for i, pattern in self.surroundings.patterns.items()}
+        for facts in self.joint.inputs:
+            slot, seen = facts.recorded.slot, facts.recorded.seen
+            if isinstance(seen, SymInt):
+                conditions.append(f"type({writer.variable(slot)}) is int")
+            elif not isinstance(seen, Tensor) and slot not in objects:
+                conditions.append(equality(writer, writer.variable(slot), seen))
+        _require(writer, conditions, miss)
+        for slot, pattern in objects.items():  # of a tensor, these are the attributes that it was given
+            name, match = writer.variable(slot), writer.bind(pattern.match, f"match_{pattern.name}")
+            value = f"getattr({name}, '__dict__', None)" if slot in self._tensor_slots() else name
+            writer.line(f"{name}_tensors = {match}({value})")
+            writer.line(f"if {name}_tensors is None: {miss}")
+
+    def _take_inner_tensors(self, writer: Writer, miss: str, in_gradients: bool) -> None:
+        """Tensors in wrapper subclasses: of the same type, put together in the same way."""
+        for facts in self.joint.inputs:
+            slot, layout = facts.recorded.slot, facts.recorded.layout
+            chosen = lies_in_gradient(slot) is in_gradients
+            if layout is not None and facts.recorded.same_as is None and chosen:
+                self._check_wrapper(writer, slot, layout, miss)
+                self._check_beside_wrapper(writer, slot, layout, miss)
+        write_inner_tensors(writer, self.joint, in_gradients)
+
+    def _check_beside_wrapper(self, writer: Writer, slot: Primal, layout: Layout, miss: str) -> None:
+        """What is on a wrapper subclass of the user's beside its tensors and its context."""
+        real = self.joint.recording.real_tensors.get(slot)
+        if real is not None and is_users_wrapper(real):
+            names, context = layout.metadata
+            beside = AttributesBeside(vars(real), names, context)
+            _require(
+                writer, [f"{writer.bind(beside.hold, 'attributes_beside')}({writer.variable(slot)}.__dict__)"], miss
+            )
+
+    def _check_wrapper(self, writer: Writer, slot: Slot, layout: Layout, miss: str) -> None:
+        name = read_inner(writer, slot)
+        _require(writer, [f"type({name}) is {writer.bind(layout.kind, layout.kind.__name__)}"], miss)
+        names, context = layout.metadata
+        attributes, now = writer.fresh("attributes"), writer.fresh("context")
+        writer.line(f"{attributes}, {now} = {name}.__tensor_flatten__()")
+        _require(writer, [f"[*{attributes}] == {names}", _same_context(writer, now, context)], miss)
+        leaves = [read_inner(writer, leaf) for leaf in layout.slots(slot)]
+        for kind, numbers in (("size", layout.size), ("stride", layout.stride)):
+            for dim, number in enumerate(numbers):
+                if isinstance(number, FromLeaf):
+                    same = f"{name}.{kind}()[{dim}] == {leaves[number.leaf]}.{number.kind}()[{number.dim}]"
+                    _require(writer, [f"{name}.dim() == {len(numbers)}", same], miss)
+        for attr, inner in layout.attrs:
+            if isinstance(inner, Fixed):
+                _require(writer, [_same_context(writer, f"{name}.{attr}", inner.value)], miss)
+            elif inner is not None:
+                self._check_wrapper(writer, Inner(slot, attr), inner, miss)
+
+    def _take_gradients(self, writer: Writer, miss: str) -> None:
+        """Gradients from before the call that the program looks at, or finds missing."""
+        known = {facts.recorded.slot for facts in self.joint.inputs if isinstance(facts.recorded.slot, GradOf)}
+        write_gradients(writer, self.joint)
+        for facts in self.joint.inputs:
+            slot = facts.recorded.slot
+            if facts.recorded.same_as is not None:  # a tensor that is passed twice has one gradient
+                continue
+            if slot in known:
+                _require(writer, [f"{writer.variable(slot)} is not None"], miss)
+            elif self.joint.recording.looks_at_grad(facts.recorded) and GradOf(slot) not in known:  # type: ignore[arg-type]
+                _require(writer, [f"{writer.variable(slot)}.grad is None"], miss)
+
+    def _read(self, writer: Writer, place: Place) -> str:
+        if place.how == "argument":
+            return place.expression(f"{writer.variable(self.inputs[place.owner])}_tensors", str(place.key))
+        if place.how == "attribute":  # of an object that is not kept alive
+            return place.expression(f"{writer.bind(self.surroundings.lives.hold(place.owner), 'place')}()", "")
+        return place.expression(self._bind(writer, place.owner), literal(writer, place.key))
+
+    def _bind(self, writer: Writer, owner: Any) -> str:
+        """A name for a place, which is let go when the program can no longer run."""
+        name = writer.bind(owner, "place")
+        self.surroundings.lives.when_gone(functools.partial(writer.rebind, name, None))
+        return name
+
+    def _real(self, facts: InputFacts) -> Tensor:
+        return self.joint.recording.real_tensors[facts.recorded.slot]
+
+    def _tensor_slots(self) -> set[Primal]:
+        return {facts.recorded.slot for facts in self.joint.inputs if facts.recorded.is_tensor}
+
+    def _tensors(self) -> list[InputFacts]:
+        return [facts for facts in self.joint.inputs if facts.recorded.is_tensor]
+
+    def _check_tensors(self, writer: Writer, miss: str) -> None:
+        tensors = self._tensors()
+        if not tensors:
+            return
+        tensors = self._check_identities(writer, tensors, miss)
+        reals = [self._real(facts) for facts in tensors]
+        shapes = [_shape(facts, real) for facts, real in zip(tensors, reals, strict=True)]
+        check = tensor_guard(reals, [_fixed(size) for size, _ in shapes], [_fixed(stride) for _, stride in shapes])
+        listed = writer.listed(facts.recorded.slot for facts in tensors)
+        _require(writer, [f"{writer.bind(check, 'tensors_match')}({', '.join(listed)})"], miss)
+        self._check_places(writer, tensors, reals, miss)
+        self._check_attributes(writer, tensors, reals, miss)
+        self._check_sharing(writer, tensors, miss)
+
+    def _check_places(self, writer: Writer, tensors: Sequence[InputFacts], reals: Sequence[Tensor], miss: str) -> None:
+        """Leaves, views, offsets; hooks that a backward inside the program would meet."""
+        conditions = []
+        if self.joint.recording.recorder.runs_backward:
+            check = writer.bind(has_hooks, "has_hooks")
+            for facts, real in zip(tensors, reals, strict=True):
+                if real.requires_grad:
+                    conditions.append(f"{check}({writer.variable(facts.recorded.slot)}) is {has_hooks(real)}")
+        for facts, real in zip(tensors, reals, strict=True):
+            for read in sorted(self.joint.recording.properties_read(facts.recorded)):
+                found = f"{writer.variable(facts.recorded.slot)}.{read}"
+                kind = type(real.grad_fn)
+                conditions.append(
+                    f"type({found}) is {writer.bind(kind, 'Node')}" if read == "grad_fn" else f"not {found}"
+                )
+        plainly = [lie_plainly(real) for real in reals] if not lie_plainly(*reals) else [True] * len(reals)
+        special = [i for i, facts in enumerate(tensors) if not plainly[i] or _has_symbolic_offset(facts)]
+        for facts, real in ((tensors[i], reals[i]) for i in special):
+            name = writer.variable(facts.recorded.slot)
+            conditions.append(f"{name}.is_leaf" if real.is_leaf else f"not {name}.is_leaf")
+            conditions.append(f"{name}._is_view()" if real._is_view() else f"not {name}._is_view()")
+            if not _has_symbolic_offset(facts):
+                conditions.append(f"{name}.storage_offset() == {real.storage_offset()}")
+        if len(special) < len(tensors):
+            slots = [facts.recorded.slot for i, facts in enumerate(tensors) if i not in special]
+            if len(slots) <= _WRITTEN_OUT:
+                names = map(writer.variable, slots)
+                conditions += [f"{x}.is_leaf and not {x}._is_view() and not {x}.storage_offset()" for x in names]
+            else:
+                conditions.append(f"{writer.bind(lie_plainly, 'lie_plainly')}({', '.join(writer.listed(slots))})")
+        _require(writer, conditions, miss)
+
+    def _check_attributes(
+        self, writer: Writer, tensors: Sequence[InputFacts], reals: Sequence[Tensor], miss: str
+    ) -> None:
+        """What the user has put on tensors: nothing, on nearly all."""
+        bare, conditions = [], []
+        arguments = {self.inputs[i] for i in self.surroundings.patterns}
+        for facts, real in zip(tensors, reals, strict=True):
+            slot, held = facts.recorded.slot, own_attributes(real)
+            if isinstance(slot, Inner):  # what is on it is the wrapper's own matter
+                continue
+            if held is None and type(real) in (Tensor, torch.nn.Parameter):
+                bare.append(slot)
+            elif held is not None and slot not in arguments:
+                pattern, name = ObjectPattern(held), writer.variable(slot)
+                conditions.append(f"{writer.bind(pattern.match, 'match_attributes')}({name}.__dict__) is not None")
+                if pattern.tensors:  # which are read from this very tensor
+                    conditions.append(f"{name} is {writer.bind(weakly(real), 'the_tensor')}()")
+                pattern.release()
+        if bare:
+            check = writer.bind(have_no_attributes, "have_no_attributes")
+            if len(bare) <= _WRITTEN_OUT:
+                conditions += [f"(not {x}.__dict__ or {check}({x}))" for x in map(writer.variable, bare)]
+            else:
+                conditions.append(f"{check}({', '.join(writer.listed(bare))})")
+        _require(writer, conditions, miss)
+
+    def _check_sharing(self, writer: Writer, tensors: Sequence[InputFacts], miss: str) -> None:
+        """What is done to one input shows in those whose memory, or whose version counter, it shares."""
+        changed = any(facts.data_changed or facts.version_change or facts.made_to_require_grad for facts in tensors)
+        plain = [facts for facts in tensors if facts.recorded.layout is None]
+        if len(plain) > 1 and (changed or self.shared or self.joint.backward_writes):
+            pattern = sharing_pattern([self._real(facts) for facts in plain])
+            listed = writer.listed(facts.recorded.slot for facts in plain)
+            found = f"{writer.bind(sharing_pattern, 'sharing_pattern')}({tuple_of(listed)})"
+            _require(writer, [f"{found} == {pattern}"], miss)
+
+    def _check_identities(self, writer: Writer, tensors: Sequence[InputFacts], miss: str) -> list[InputFacts]:
+        """A tensor that was passed twice must be passed twice again; gives each tensor once."""
+        once: dict[int, InputFacts] = {}
+        conditions = []
+        for facts in tensors:
+            first = once.setdefault(id(self._real(facts)), facts)
+            if first is not facts:
+                conditions.append(f"{writer.variable(facts.recorded.slot)} is {writer.variable(first.recorded.slot)}")
+        _require(writer, conditions, miss)
+        return list(once.values())
+
+    def _check_shared(self, writer: Writer, miss: str) -> None:
+        """Shared memory: what autograd takes the inputs to be views of must be related as it was."""
+        if not self.shared:
+            return
+        conditions = []
+        for memory in self.shared:
+            for slot, real in self.joint.recording.real_tensors.items():
+                if any(real is member for member in memory.members):
+                    family = next(f for f in memory.families if f.root is root_of(real))
+                    root, name = source_expression(writer, family.source), writer.variable(slot)
+                    found = name if root_of(real) is real else f"{name}._base"
+                    conditions += [f"{found} is {root}"] if found != root else []
+            for one, other in itertools.pairwise(memory.families):
+                first, second = (source_expression(writer, family.source) for family in (one, other))
+                conditions.append(f"{first} is not {second}")
+        _require(writer, conditions, miss)
+        write_shared_memory(writer, self.shared)
+        roots = [(f.slot, f.root) for memory in self.shared for f in memory.families]
+        roots += [(memory.slot, memory.base) for memory in self.shared]
+        known = dict(roots)
+        check = tensor_guard(
+            list(known.values()),
+            [list(real.shape) for real in known.values()],
+            [list(real.stride()) for real in known.values()],
+        )
+        names = [writer.variable(slot) for slot in known]
+        conditions = [f"{writer.bind(check, 'roots_match')}({', '.join(names)})"]
+        for name, real in zip(names, known.values(), strict=True):
+            conditions.append(f"{name}.is_leaf" if real.is_leaf else f"not {name}.is_leaf")
+        _require(writer, conditions, miss)
+
+    def _check_shapes(self, writer: Writer, miss: str) -> None:
+        """Relations between sizes that the recording relied on."""
+        engine = self.joint.recording.engine
+        shape_env = getattr(engine, "shape_env", None)
+        if shape_env is None:
+            return
+        symbolic = [f for f in self.joint.inputs if isinstance(f.recorded.seen, (FakeTensor, SymInt))]
+        expression = shape_guard_expression(
+            shape_env, [f.geometry if f.geometry is not None else f.recorded.seen for f in symbolic]
+        )
+        if expression is not None:
+            names = ", ".join(writer.variable(facts.recorded.slot) for facts in symbolic)
+            _require(writer, [f"{writer.bind(shape_guard(expression, len(symbolic)), 'sizes_fit')}({names})"], miss)
+
+
+def geometry(facts: InputFacts) -> Tensor:
+    """An abstract tensor with the shape of an input before the program ran."""
+    assert facts.geometry is not None
+    return facts.geometry
+
+
+def _shape(facts: InputFacts, real: Tensor) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Size and stride of an input before the program ran, with symbols where they may change."""
+    layout = facts.recorded.layout
+    if layout is not None:
+        return layout.size, layout.stride
+    tensor = real if is_static(facts.recorded.seen) else geometry(facts)
+    return tensor.shape, tensor.stride()
+
+
+def _has_symbolic_offset(facts: InputFacts) -> bool:
+    return not is_static(facts.recorded.seen) and isinstance(geometry(facts).storage_offset(), SymInt)
+
+
+def _require(writer: Writer, conditions: Sequence[str], miss: str) -> None:
+    for start in range(0, len(conditions), 16):
+        writer.line(f"if not ({' and '.join(conditions[start : start + 16])}): {miss}")
+
+
+def _fixed(numbers: Sequence[int | SymInt | FromLeaf]) -> list[int | None]:
+    """Sizes or strides, with None for those that may change."""
+    return [n if type(n) is int else None if _may_change(n) else int(n) for n in numbers]  # type: ignore[arg-type]
+
+
+def _may_change(number: int | SymInt | FromLeaf) -> bool:
+    if isinstance(number, SymInt):
+        return is_jagged_size(number) or not expression_of(number).is_number
+    return isinstance(number, FromLeaf)
+
+
+_WRITTEN_OUT = 3  # tensors that are asked one by one; for more a call is shorter, and as fast
+_is_leaf, _offset = operator.attrgetter("is_leaf"), Tensor.storage_offset
+
+
+def lie_plainly(*tensors: Tensor) -> bool:
+    """Whether tensors are leaves and no views, each at the start of its storage: nearly all are.
+
+    >>> x = torch.ones(4)
+    >>> lie_plainly(x, torch.ones(2)), lie_plainly(x, x[1:])
+    (True, False)
+    """
+    return all(map(_is_leaf, tensors)) and not any(map(is_view, tensors)) and not any(map(_offset, tensors))
+
+
+_attributes = operator.attrgetter("__dict__")
+
+
+def have_no_attributes(*tensors: Tensor) -> bool:
+    """Whether the user has put nothing on any of these tensors.
+
+    >>> x = torch.ones(4)
+    >>> x.tag = 1
+    >>> have_no_attributes(torch.ones(2)), have_no_attributes(x, torch.ones(2))
+    (True, False)
+    """
+    return not any(map(_attributes, tensors)) or all(own_attributes(tensor) is None for tensor in tensors)
+
+
+class AttributesBeside:
+    """Attributes of a wrapper subclass that neither are tensors in it nor stand in its context.
+
+    >>> beside = AttributesBeside({"inner": torch.ones(1), "scale": 2.0, "note": "a"}, ["inner"], (2.0,))
+    >>> beside.hold({"inner": torch.ones(1), "scale": 3.0, "note": "a"}), beside.hold({"note": "b"})
+    (True, False)
+    """
+
+    def __init__(self, attributes: dict[str, Any], inner: Sequence[str], context: Any) -> None:
+        values = [context, *(context.values() if isinstance(context, dict) else ())]
+        values += context if isinstance(context, (tuple, list)) else ()
+        known = {name for name, held in attributes.items() if any(held is value for value in values)}
+        self._known = frozenset((*inner, *known))
+        self._beside = {name: Remembered(held) for name, held in attributes.items() if name not in self._known}
+
+    def hold(self, now: dict[str, Any]) -> bool:
+        """Whether another one has the same."""
+        return (now.keys() - self._known) == self._beside.keys() and all(
+            held.equals(now[name]) for name, held in self._beside.items()
+        )
+
+
+def sharing_pattern(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Which tensors share storage: for each, the first of the list that it shares with.
+
+    >>> x = torch.ones(4)
+    >>> sharing_pattern((x, torch.ones(2), x[:2]))
+    (0, 1, 0)
+    """
+    first: dict[int, int] = {}
+    return tuple([first.setdefault(t.untyped_storage()._cdata, i) for i, t in enumerate(tensors)])
+
+
+def _same_context(writer: Writer, name: str, value: Any) -> str:
+    """A condition that holds if what a wrapper subclass remembers is what it was; it may not allow to be copied."""
+    if is_plain(value):
+        return equality(writer, name, value)
+    return f"{writer.bind(functools.partial(same_value, value), 'same')}({name})"
+
+
+def equality(writer: Writer, name: str, value: Any) -> str:
+    """A condition that holds if a Python value is what it was while recording."""
+    kind = type(value)
+    if value is None or kind in (bool, torch.dtype, torch.layout, torch.memory_format):
+        return f"{name} is {literal(writer, value)}"
+    if kind in (int, str):
+        return f"type({name}) is {kind.__name__} and {name} == {value!r}"
+    return f"{writer.bind(Remembered(value).equals, 'unchanged')}({name})"

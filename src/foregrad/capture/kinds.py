@@ -1,0 +1,711 @@
+"""The kinds of Python objects that hold state: how each is read, put back and written to, and how long it lives."""
+
+from __future__ import annotations
+
+import abc
+import array
+import collections
+import contextvars
+import functools
+import gc
+import io
+import itertools
+import logging
+import operator
+import os
+import pickle
+import random
+import sys
+import threading
+import types
+import weakref
+from _abc import _get_dump  # type: ignore[import-not-found]  # what Python itself prints of an abstract class
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .._torch import dict_version
+from ..values import PLAIN
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Objects that a compiled program knows and does not keep alive.
+#
+# A program whose guards have met an object can never run again once that object is gone: nothing else can be it. So
+# objects are referred to weakly and known by their ids, and when the first of them goes, whatever else was kept for
+# the program is let go with it: lists and dicts, to which Python knows no weak references.
+class Lives:
+    """The objects that one program depends on, as long as all of them live.
+
+    >>> class Thing: pass
+    >>> thing, lives, said = Thing(), Lives(), []
+    >>> lives.when_gone(lambda: said.append("gone"))
+    >>> find = lives.hold(thing)
+    >>> find() is thing, lives.is_gone
+    (True, False)
+    >>> del thing
+    >>> lives.is_gone, said
+    (True, ['gone'])
+    """
+
+    def __init__(self) -> None:
+        self.is_gone = False
+        self._references: dict[int, weakref.ref[Any]] = {}  # by the id of the object
+        self._actions: list[Callable[[], None]] = []
+        this = weakref.ref(self)
+
+        def end(_: Any) -> None:
+            lives = this()
+            if lives is not None:
+                lives.end()
+
+        self._callback = end
+
+    def hold(self, value: Any) -> Callable[[], Any]:
+        """A way to an object; one that cannot be referred to weakly is kept alive."""
+        return self._reference(value) or (lambda: value)
+
+    def knows(self, value: Any) -> bool:
+        """Whether an object can be known by its id from now on: no other one has it while this one lives."""
+        return self._reference(value) is not None
+
+    def when_gone(self, action: Callable[[], None]) -> None:
+        """What is to be done when the first of the objects is gone."""
+        self._actions.append(action)
+
+    def _reference(self, value: Any) -> weakref.ref[Any] | None:
+        known = self._references.get(id(value))
+        if known is None:
+            try:
+                known = self._references[id(value)] = weakref.ref(value, self._callback)
+            except TypeError:
+                return None
+        return known
+
+    def join(self, other: Lives) -> None:
+        """Let both end when one does."""
+        self.when_gone(other.end)
+        other.when_gone(self.end)
+
+    def end(self) -> None:
+        """Let everything go. May be called by any thread, wherever Python lets go of something."""
+        self.is_gone = True
+        actions, self._actions = self._actions, []
+        for action in actions:
+            action()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The kinds of Python objects that hold state: how each is read, put back, and written to.
+#
+# One table serves everybody who deals with the user's objects: the walk over what a program can reach, the guards on
+# it, and the snapshot that undoes what a recording did. An object may be of several kinds: a subclass of `list` has
+# items and attributes. One that is of no kind cannot be followed, and a program that reaches it is refused.
+#
+# >>> [kind.name for kind in kinds_of([1])], kinds_of(iter([1]))
+# (['list'], None)
+Items = dict[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """How objects of one kind hold state."""
+
+    name: str
+    read: Callable[[Any], Items]  # what an object holds, by key
+    restore: Callable[[Any, Items], None]  # make it hold just that again
+    put: Callable[[Any, Any, Any], None] | None = None  # one item more, or another one; None where that cannot be
+    is_attribute: bool = False  # keys are names
+
+    def path(self, owner: str, key: Any) -> str:
+        """An item in the user's words; the text of an object is its own affair, and may take long to make."""
+        if self.is_attribute:
+            return f"{owner}.{key}" if owner else str(key)
+        return f"{owner}[{key!r}]" if type(key) in PLAIN else f"{owner}[a {type(key).__name__}]"
+
+
+# ---------------------------------------------------------------------------------------------- containers
+def _restore_list(owner: list[Any], items: Items) -> None:
+    list.__setitem__(owner, slice(None), items.values())
+
+
+def _dict_methods(owner: dict[Any, Any]) -> Any:
+    """The class whose methods store plainly, whatever a subclass of the user's does beside that."""
+    return collections.OrderedDict if isinstance(owner, collections.OrderedDict) else dict
+
+
+def _read_dict(owner: dict[Any, Any]) -> Items:
+    return dict(_dict_methods(owner).items(owner))
+
+
+def restore_dict(owner: dict[Any, Any], items: Items) -> None:
+    """Make a dict hold just these items, in this order."""
+    methods = _dict_methods(owner)
+    for key in [key for key in methods.keys(owner) if key not in items]:
+        methods.__delitem__(owner, key)
+    for key, value in items.items():  # another thread that looks at the dict finds nothing missing
+        methods.__setitem__(owner, key, value)
+    if list(methods.keys(owner)) != list(items):
+        methods.clear(owner)
+        for key, value in items.items():
+            methods.__setitem__(owner, key, value)
+
+
+def _put_dict(owner: dict[Any, Any], key: Any, value: Any) -> None:
+    _dict_methods(owner).__setitem__(owner, key, value)
+
+
+def _restore_set(owner: set[Any], items: Items) -> None:
+    set.clear(owner)
+    set.update(owner, items)
+
+
+def _restore_deque(owner: collections.deque[Any], items: Items) -> None:
+    collections.deque.clear(owner)
+    collections.deque.extend(owner, items.values())
+
+
+LIST = Kind("list", lambda owner: dict(enumerate(list.__iter__(owner))), _restore_list, list.__setitem__)
+DICT = Kind("dict", _read_dict, restore_dict, _put_dict)
+FACTORY = Kind(  # of a defaultdict
+    "default factory",
+    lambda owner: {"default_factory": owner.default_factory},
+    lambda owner, items: setattr(owner, "default_factory", items["default_factory"]),
+    is_attribute=True,
+)
+SET = Kind("set", lambda owner: {item: item for item in set.__iter__(owner)}, _restore_set)
+DEQUE = Kind(
+    "deque",
+    lambda owner: dict(enumerate(collections.deque.__iter__(owner))),
+    _restore_deque,
+    collections.deque.__setitem__,
+)
+TUPLE = Kind("tuple", lambda owner: dict(enumerate(tuple.__iter__(owner))), lambda owner, items: None)
+FROZENSET = Kind("frozenset", lambda owner: {item: item for item in owner}, lambda owner, items: None)
+MAPPING = Kind("mappingproxy", lambda owner: dict(owner), lambda owner, items: None)
+
+
+# ------------------------------------------------------------------------------------------- arrays of numbers
+def _restore_bytes(owner: bytearray, items: Items) -> None:
+    owner[:] = items["bytes"]
+
+
+def _restore_array(owner: array.array[Any], items: Items) -> None:
+    owner[:] = array.array(owner.typecode, items["bytes"])
+
+
+def _read_ndarray(owner: Any) -> Items:
+    items = dict(enumerate(owner.ravel().tolist())) if owner.dtype.hasobject else {"bytes": owner.tobytes()}
+    return {"shape": owner.shape, "strides": owner.strides, "dtype": owner.dtype, **items}
+
+
+def _restore_ndarray(owner: Any, items: Items) -> None:
+    if _read_ndarray(owner) == items:
+        return
+    if owner.dtype.hasobject:
+        owner.flat[:] = [items[i] for i in range(owner.size)]
+    else:
+        numpy = sys.modules["numpy"]
+        owner[...] = numpy.frombuffer(items["bytes"], dtype=items["dtype"]).reshape(items["shape"])
+
+
+def _read_view(owner: memoryview) -> Items:
+    try:
+        return {"format": owner.format, "shape": owner.shape, "bytes": owner.tobytes()}
+    except ValueError:  # it was released
+        return {}
+
+
+def _restore_view(owner: memoryview, items: Items) -> None:
+    if not items or owner.readonly or _read_view(owner) == items:
+        return
+    before = memoryview(items["bytes"])
+    if owner.c_contiguous:
+        owner.cast("B")[:] = before
+    else:  # of one dimension: Python makes no others
+        owner[:] = before.cast(owner.format)  # type: ignore[call-overload]
+
+
+def _read_stream(owner: io.StringIO | io.BytesIO) -> Items:
+    return {} if owner.closed else {"text": owner.getvalue(), "position": owner.tell()}
+
+
+def _restore_stream(owner: io.StringIO | io.BytesIO, items: Items) -> None:
+    if not items or _read_stream(owner) == items:
+        return
+    owner.seek(0)
+    owner.truncate()
+    owner.write(items["text"])
+    owner.seek(items["position"])
+
+
+BYTES = Kind("bytearray", lambda owner: {"bytes": bytes(owner)}, _restore_bytes)
+ARRAY = Kind("array", lambda owner: {"bytes": owner.tobytes()}, _restore_array)
+NDARRAY = Kind("numpy array", _read_ndarray, _restore_ndarray)
+VIEW = Kind("memoryview", _read_view, _restore_view)
+STREAM = Kind("file in memory", _read_stream, _restore_stream)
+
+
+def size_of(owner: Any, kind: Kind) -> int:
+    """How many bytes or characters an object has in it."""
+    if kind is NDARRAY:
+        return int(owner.nbytes)
+    if kind in (VIEW, STREAM):
+        return max((len(value) for value in kind.read(owner).values() if isinstance(value, (bytes, str))), default=0)
+    return memoryview(owner).nbytes
+
+
+# --------------------------------------------------------------------------------------------------- objects
+def _slot_names(kind: type) -> tuple[tuple[str, Any], ...]:
+    return tuple(
+        (name, member)
+        for base in kind.__mro__
+        for name, member in vars(base).items()
+        if type(member) is types.MemberDescriptorType and "__slots__" in vars(base)
+    )
+
+
+def has_slots(kind: type) -> bool:
+    """Whether a class or a base of it names its attributes."""
+    return any("__slots__" in vars(base) for base in kind.__mro__)
+
+
+def slots_of(owner: Any) -> Items:
+    """The filled slots of an object."""
+    found = {}
+    for name, member in _slot_names(type(owner)):
+        try:
+            found[name] = member.__get__(owner)
+        except AttributeError:
+            continue
+    return found
+
+
+def has_attributes(kind: type) -> bool:
+    """Whether objects of a type have a dict of attributes."""
+    return kind.__dictoffset__ != 0 or issubclass(kind, threading.local)
+
+
+def attributes_of(owner: Any) -> dict[str, Any]:
+    """The dict of an object's attributes, an empty one if it has none; none of its code runs."""
+    if not has_attributes(type(owner)):
+        return {}
+    found = owner.__dict__ if is_a(owner, threading.local) else object.__getattribute__(owner, "__dict__")
+    return found if type(found) is dict else {}
+
+
+def _read_object(owner: Any) -> Items:
+    return {"__class__": type(owner), **slots_of(owner), **attributes_of(owner)}
+
+
+def _restore_object(owner: Any, items: Items) -> None:
+    if type(owner) is not items["__class__"]:
+        object.__setattr__(owner, "__class__", items["__class__"])
+    slots = dict(_slot_names(type(owner)))
+    for name in slots_of(owner).keys() - items.keys():
+        slots[name].__delete__(owner)
+    for name in slots.keys() & items.keys():
+        slots[name].__set__(owner, items[name])
+    if has_attributes(type(owner)):
+        plain = {name: value for name, value in items.items() if name not in slots and name != "__class__"}
+        restore_dict(attributes_of(owner), plain)
+
+
+def _put_attribute(owner: Any, name: str, value: Any) -> None:
+    slot = dict(_slot_names(type(owner))).get(name)
+    if slot is not None:
+        slot.__set__(owner, value)
+    else:
+        attributes_of(owner)[name] = value
+
+
+OBJECT = Kind("object", _read_object, _restore_object, _put_attribute, is_attribute=True)
+
+
+# ------------------------------------------------------------------------------- what Python code is made of
+def _read_cell(owner: types.CellType) -> Items:
+    try:
+        return {"cell_contents": owner.cell_contents}
+    except ValueError:  # it is empty
+        return {}
+
+
+def _restore_cell(owner: types.CellType, items: Items) -> None:
+    if items:
+        owner.cell_contents = items["cell_contents"]
+    elif _read_cell(owner):
+        del owner.cell_contents
+
+
+def _put_cell(owner: types.CellType, key: Any, value: Any) -> None:
+    owner.cell_contents = value
+
+
+_FUNCTION = ("__code__", "__defaults__", "__kwdefaults__")
+
+
+def _read_function(owner: types.FunctionType) -> Items:
+    return {**{name: getattr(owner, name) for name in _FUNCTION}, **vars(owner)}
+
+
+def _restore_function(owner: types.FunctionType, items: Items) -> None:
+    for name in _FUNCTION:
+        if getattr(owner, name) is not items[name]:
+            setattr(owner, name, items[name])
+    restore_dict(vars(owner), {name: value for name, value in items.items() if name not in _FUNCTION})
+
+
+def class_dict(kind: type) -> dict[str, Any]:
+    """The dict behind the attributes of a class itself; what Python shows of it cannot tell its version."""
+    (found,) = gc.get_referents(kind.__dict__)
+    return found
+
+
+def _restore_class(owner: type, items: Items) -> None:
+    now = vars(owner)
+    for name in [name for name in now if name not in items]:
+        type.__delattr__(owner, name)
+    for name, value in items.items():
+        if vars(owner).get(name) is not value:
+            type.__setattr__(owner, name, value)
+
+
+def _restore_namespace(owner: types.ModuleType, items: Items) -> None:
+    restore_dict(vars(owner), items)
+
+
+def _put_global(owner: types.ModuleType, name: str, value: Any) -> None:
+    vars(owner)[name] = value
+
+
+CELL = Kind("variable", _read_cell, _restore_cell, _put_cell)
+FUNCTION = Kind("function", _read_function, _restore_function, setattr, is_attribute=True)
+CLASS = Kind("class", lambda owner: dict(vars(owner)), _restore_class, type.__setattr__, is_attribute=True)
+NAMESPACE = Kind("Python module", lambda owner: dict(vars(owner)), _restore_namespace, _put_global, is_attribute=True)
+METHOD = Kind(
+    "method",
+    lambda owner: {"__self__": owner.__self__, "__func__": owner.__func__},
+    lambda owner, items: None,
+    is_attribute=True,
+)
+PARTIAL = Kind(
+    "partial",
+    lambda owner: {"func": owner.func, "args": owner.args, "keywords": owner.keywords},
+    lambda owner, items: None,
+    is_attribute=True,
+)
+ACCESSOR = Kind(  # staticmethod, classmethod, property and the like
+    "descriptor",
+    lambda owner: {
+        name: getattr(owner, name) for name in ("__func__", "fget", "fset", "fdel", "func") if hasattr(owner, name)
+    },
+    lambda owner, items: None,
+    is_attribute=True,
+)
+WEAK = Kind("weak reference", lambda owner: {"()": owner()}, lambda owner, items: None, is_attribute=True)
+
+
+def tables_of(cache: Any) -> list[dict[Any, Any]]:
+    """Where a cached function keeps what it gave."""
+    return [held for held in gc.get_referents(cache) if type(held) is dict and held is not vars(cache)]
+
+
+def _read_cache(owner: Any) -> Items:
+    """What it holds cannot be looked at, but whether anything was put into it or taken out can."""
+    filled = (*tuple(owner.cache_info())[1:], *map(dict_version, tables_of(owner)))
+    return {"__wrapped__": owner.__wrapped__, "cache_info()": filled}
+
+
+CACHE = Kind("cached function", _read_cache, lambda owner, items: None, is_attribute=True)
+
+
+def remembers_tensors(cache: Any) -> bool:
+    """Whether a cached function was called with tensors, as far as it remembers."""
+    keys = itertools.chain.from_iterable(tables_of(cache))
+    return any(is_a(part, torch.Tensor) for key in keys if is_a(key, tuple) for part in key)
+
+
+# ------------------------------------------------------------------------------------------ parts of other classes
+def _attributes_beside(model: Any) -> Callable[[Any], Items]:
+    """Reads the attributes of an object but for those that all objects of its class have, like the given one."""
+    inner = frozenset(vars(model))
+    return lambda owner: {name: value for name, value in vars(owner).items() if name not in inner}
+
+
+_beside_loggers, _beside_threads = _attributes_beside(logging.Logger("")), _attributes_beside(threading.Thread())
+
+
+def _read_logger(owner: logging.Logger) -> Items:
+    """What decides whether something is logged; where it goes is no matter of the program."""
+    levels = {"level": owner.level, "getEffectiveLevel()": owner.getEffectiveLevel(), "disabled": owner.disabled}
+    return {**levels, "manager.disable": owner.manager.disable, **_beside_loggers(owner)}
+
+
+def _restore_logger(owner: logging.Logger, items: Items) -> None:
+    owner.setLevel(items["level"])
+    owner.disabled = items["disabled"]
+    owner.manager.disable = items["manager.disable"]
+    _restore_beside(owner, _beside_loggers, items)
+
+
+def _read_thread(owner: threading.Thread) -> Items:
+    return {"name": owner.name, "daemon": owner.daemon, **_beside_threads(owner)}
+
+
+def _restore_thread(owner: threading.Thread, items: Items) -> None:
+    owner.name = items["name"]
+    _restore_beside(owner, _beside_threads, items)
+
+
+def _restore_beside(owner: Any, read: Callable[[Any], Items], items: Items) -> None:
+    for name in read(owner).keys() - items.keys():
+        del vars(owner)[name]
+    vars(owner).update((name, value) for name, value in items.items() if name in vars(owner) and name != "level")
+
+
+LOGGER = Kind("logger", _read_logger, _restore_logger, is_attribute=True)
+THREAD = Kind("thread", _read_thread, _restore_thread, is_attribute=True)
+EXCEPTION = Kind(
+    "exception",
+    lambda owner: {"args": owner.args},
+    lambda owner, items: setattr(owner, "args", items["args"]),
+    is_attribute=True,
+)
+PLAIN_PARTS: dict[type, Callable[[Any], Any]] = {
+    int: int.__pos__,
+    float: float.__pos__,
+    complex: complex.__pos__,
+    str: str.__str__,
+    bytes: lambda owner: bytes.__getitem__(owner, slice(None)),
+}
+VALUE = Kind(  # of a subclass of a type of plain values, which may have attributes beside it
+    "plain value",
+    lambda owner: {"value": next(read for kind, read in PLAIN_PARTS.items() if is_a(owner, kind))(owner)},
+    lambda owner, items: None,
+    is_attribute=True,
+)
+GETTER = Kind(  # of the module operator: what it was made with, and never changes
+    "getter", lambda owner: dict(enumerate(owner.__reduce__()[1])), lambda owner, items: None
+)
+REGISTERED = Kind(  # what counts as a subclass of an abstract class
+    "registered classes",
+    lambda owner: {id(kind): kind for kind in (found() for found in _get_dump(owner)[0]) if kind is not None},
+    lambda owner, items: None,
+)
+SUBCLASSES = Kind(
+    "subclasses",
+    lambda owner: {id(kind): kind for kind in type.__subclasses__(owner)},
+    lambda owner, items: None,
+)
+
+
+# -------------------------------------------------------------------------------------------- state behind calls
+_UNSET = object()
+
+
+def _read_variable(owner: contextvars.ContextVar[Any]) -> Items:
+    value = owner.get(_UNSET)
+    return {} if value is _UNSET else {"get()": value}
+
+
+def _restore_variable(owner: contextvars.ContextVar[Any], items: Items) -> None:
+    if items and owner.get(_UNSET) is not items["get()"]:
+        owner.set(items["get()"])
+
+
+def _restore_random(owner: random.Random, items: Items) -> None:
+    owner.setstate(items["state"])
+
+
+def _restore_random_state(owner: Any, items: Items) -> None:
+    owner.set_state(pickle.loads(items["state"]))
+
+
+def _frozen_state(owner: Any) -> bytes:
+    """The state of one of numpy's generators, which holds arrays, as a value that can be compared and given back."""
+    return pickle.dumps(owner.get_state() if hasattr(owner, "get_state") else owner.bit_generator.state)
+
+
+def _restore_generator(owner: Any, items: Items) -> None:
+    owner.bit_generator.state = pickle.loads(items["state"])
+
+
+VARIABLE = Kind(
+    "context variable",
+    _read_variable,
+    _restore_variable,
+    lambda owner, key, value: owner.set(value) and None,
+    is_attribute=True,
+)
+RANDOM = Kind("random generator", lambda owner: {"state": owner.getstate()}, _restore_random, is_attribute=True)
+RANDOM_STATE = Kind(
+    "numpy random state", lambda owner: {"state": _frozen_state(owner)}, _restore_random_state, is_attribute=True
+)
+GENERATOR = Kind(
+    "numpy generator", lambda owner: {"state": _frozen_state(owner)}, _restore_generator, is_attribute=True
+)
+
+# ----------------------------------------------------------------------------------------------------- the table
+KINDS: dict[type, Kind] = {
+    list: LIST,
+    collections.OrderedDict: DICT,
+    collections.defaultdict: DICT,
+    dict: DICT,
+    set: SET,
+    tuple: TUPLE,
+    frozenset: FROZENSET,
+    collections.deque: DEQUE,
+    types.MappingProxyType: MAPPING,
+    bytearray: BYTES,
+    array.array: ARRAY,
+    memoryview: VIEW,
+    io.StringIO: STREAM,
+    io.BytesIO: STREAM,
+    types.CellType: CELL,
+    types.FunctionType: FUNCTION,
+    types.MethodType: METHOD,
+    types.ModuleType: NAMESPACE,
+    type: CLASS,
+    functools.partial: PARTIAL,
+    property: ACCESSOR,
+    staticmethod: ACCESSOR,
+    classmethod: ACCESSOR,
+    weakref.ref: WEAK,
+    type(functools.lru_cache(len)): CACHE,
+    contextvars.ContextVar: VARIABLE,
+    random.Random: RANDOM,
+    logging.Logger: LOGGER,
+    threading.Thread: THREAD,
+    BaseException: EXCEPTION,
+    operator.itemgetter: GETTER,
+    operator.attrgetter: GETTER,
+    operator.methodcaller: GETTER,
+    **dict.fromkeys(PLAIN_PARTS, VALUE),
+}
+"""Builtin types that hold state, and the kind of each; instances of subclasses are of that kind too."""
+
+NUMPY_KINDS: dict[str, Kind] = {"ndarray": NDARRAY}
+NUMPY_RANDOM_KINDS: dict[str, Kind] = {"RandomState": RANDOM_STATE, "Generator": GENERATOR}
+
+OPAQUE: tuple[type, ...] = (
+    # Known by their identity alone. Code, and what describes it:
+    types.BuiltinFunctionType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.CodeType,
+    types.GenericAlias,
+    types.UnionType,
+    # Files, environment variables, locks and what threads wait for: read once, or only there for their side effects.
+    io.IOBase,
+    type(os.environ),
+    type(threading.Lock()),
+    type(threading.RLock()),
+    type(vars(abc.ABC)["_abc_impl"]),  # see REGISTERED
+    # Random state and objects in C++ that are followed while recording.
+    torch.Generator,
+    torch.ScriptObject,
+)
+"""Objects whose state is not looked into, on purpose; those of some modules of torch come on top."""
+
+_IN_MEMORY = (io.StringIO, io.BytesIO)  # files that nobody but the program can see
+_OPAQUE_MODULES = (
+    *("torch._", "torch.cuda.", "torch.distributed.", "torch.fx.", "torch.jit.", "torch.library.", "torch.utils."),
+    *("foregrad.", "typing."),
+)
+
+
+def is_a(value: Any, kind: type | tuple[type, ...]) -> bool:
+    """Whether a value is of a type, whatever it says of itself: to ask an object for its class may run its code."""
+    return issubclass(type(value), kind)
+
+
+def kinds_of(value: Any) -> tuple[Kind, ...] | None:
+    """The kinds of an object that holds state; none of an opaque one, and None for one that nothing is known about.
+
+    >>> kinds_of(len), [kind.name for kind in kinds_of(collections.Counter())]
+    ((), ['dict', 'object'])
+    """
+    kind = type(value)
+    known = KINDS.get(kind)
+    if known is not None:
+        return (known,) if kind is not collections.defaultdict else (DICT, FACTORY)
+    if is_a(value, type):
+        return (CLASS,)
+    is_opaque = is_a(value, OPAQUE) and not is_a(value, _IN_MEMORY)
+    if kind is object or is_opaque or f"{kind.__module__}.".startswith(_OPAQUE_MODULES):
+        return ()
+    base, found = _builtin_kind(kind)
+    if _hides_state(kind, base):
+        is_function = callable(value) and type(getattr(value, "__name__", None)) is str  # one written in C
+        return () if is_function else None
+    if (has_attributes(kind) or _slot_names(kind)) and found not in ((LOGGER,), (THREAD,)):
+        found = (*found, OBJECT)
+    return found or None
+
+
+def _builtin_kind(kind: type) -> tuple[type, tuple[Kind, ...]]:
+    """The base of a class that is in the table, and its kind."""
+    for base in kind.__mro__:
+        if base in KINDS:
+            return base, (KINDS[base], FACTORY) if base is collections.defaultdict else (KINDS[base],)
+        if base.__module__ == "numpy" and base.__name__ in NUMPY_KINDS:
+            return base, (NUMPY_KINDS[base.__name__],)
+        if str(base.__module__).startswith("numpy.random") and base.__name__ in NUMPY_RANDOM_KINDS:
+            return base, (NUMPY_RANDOM_KINDS[base.__name__],)
+        if base in _TRANSPARENT:
+            return base, ()
+    return object, ()
+
+
+_TRANSPARENT = frozenset({threading.local})  # parts in C that show as attributes
+
+
+def _hides_state(kind: type, base: type) -> bool:
+    """Whether instances are larger than what Python can see of them: a class in C keeps something to itself."""
+    pointer = object.__basicsize__ // 2
+    seen = len(_slot_names(kind)) + (kind.__dictoffset__ != 0) + (kind.__weakrefoffset__ > 0)
+    return kind is not base and kind.__basicsize__ - base.__basicsize__ > seen * pointer
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What functions with an `lru_cache` remember, before a recording and after it.
+#
+# Nobody can ask such a function what it remembers, nor make it forget one result. But the dict behind it can be found
+# as the garbage collector finds it, and a key that is gone from there is a call that was never made.
+class CacheBefore:
+    """The calls that a cached function remembers, as it was."""
+
+    __slots__ = ("_before", "_cache", "_keys")
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+        self._before = cache.cache_info()
+        self._keys = [*_table_of(cache)]
+
+    def forget_later_calls(self) -> None:
+        """Make it as it was: tensors of a recording are among what it remembers since then."""
+        now = self._cache.cache_info()
+        if now == self._before:
+            return
+        before = self._before
+        if before.currsize == before.hits == before.misses == 0:
+            self._cache.cache_clear()
+            return
+        known, table = {*map(id, self._keys)}, _table_of(self._cache)
+        for key in [key for key in table if id(key) not in known]:
+            del table[key]
+
+
+def _table_of(cache: Any) -> dict[Any, Any]:
+    """The dict in which a cached function looks calls up; one that keeps the order of calls has a list beside it.
+
+    Such a list drops what is not in the dict any more when its turn comes.
+    """
+    size = cache.cache_info().currsize
+    return next((table for table in tables_of(cache) if len(table) == size), {})

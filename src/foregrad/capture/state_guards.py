@@ -1,0 +1,598 @@
+"""Notice when Python state that a program reads, or a module that it called, is no longer what it was."""
+
+from __future__ import annotations
+
+import collections
+import operator
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from .._torch import dict_version, global_module_hooks
+from ..values import PLAIN, SETTLED, Remembered, is_plain, is_unchanged, weakly
+from .code import found_where_it_says
+from .kinds import ACCESSOR, DICT, Kind, Lives, attributes_of, class_dict, has_attributes, has_slots, is_a, slots_of
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A module taken apart in one look, for everybody who asks about modules while a program is captured.
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+class ModuleParts:
+    """What of a module can change by itself: the dicts that it is made of, and whatever its attributes lead to.
+
+    Dicts have the name of the attribute that holds them, and none if assigning to an attribute of the module changes
+    them: its own dict, and those of its parameters, buffers and children.
+    """
+
+    __slots__ = ("containers", "empty", "filled", "module", "others", "path")
+
+    def __init__(self, path: str, module: nn.Module) -> None:
+        self.path = path
+        self.module = module
+        attributes = vars(module)
+        # Versions come first: what another thread changes from then on shows.
+        self.filled: list[tuple[str, dict[Any, Any], int]] = [("", attributes, dict_version(attributes))]
+        self.empty: list[dict[Any, Any] | set[Any]] = []  # of what torch keeps in a module, most: hooks nearly always
+        self.containers: list[tuple[str, list[Any] | dict[Any, Any] | set[Any]]] = []  # of the user's own
+        self.others: list[str] = []  # names of what is neither plain nor a container: nothing here keeps a tensor alive
+        for name, value in list(attributes.items()):
+            kind = type(value)
+            if kind in PLAIN:
+                continue
+            if kind is not dict and not isinstance(value, (list, dict, set)):
+                self.others.append(name)
+            elif (kind is dict or isinstance(value, dict)) and (name in MODULE_TABLES or "_hooks" in name):
+                if value:
+                    self.filled.append((_shown(name), value, dict_version(value)))
+                else:
+                    self.empty.append(value)
+            elif name == "_non_persistent_buffers_set" and not value:
+                self.empty.append(value)
+            else:
+                self.containers.append((name, value))
+
+    def name_of(self, table: dict[Any, Any] | set[Any]) -> str:
+        """The name of a container that was empty."""
+        return next((_shown(name) for name, value in vars(self.module).items() if value is table), "")
+
+
+def _shown(name: str) -> str:
+    return "" if name in MODULE_TABLES else name
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Notice when Python state that a program reads is no longer what it was.
+#
+# Every holder of state (see `kinds`) is compared shallowly: plain values by equality, tensors only by being there
+# (they are inputs, and checked as such), anything else by identity; what an object leads to is a holder of its own.
+# Objects are not kept alive by being compared (see `lives`). Python numbers the versions of a dict: as long as none
+# has changed, items of dicts are not looked at. A namespace of a large library costs one comparison at each call,
+# however many of its names a program may read.
+ABSENT = object()
+
+
+class _ATensor(NamedTuple):
+    """Any tensor of one class, on which nothing was put: it is an input if the program looks at it."""
+
+    kind: type
+
+
+class _TheVery(NamedTuple):
+    """An object that must be the very same one, and is not kept alive."""
+
+    find: Callable[[], Any]
+
+
+class _Known:
+    """An object that is known by its id, and not kept alive."""
+
+    __slots__ = ("id",)
+
+    def __init__(self, value: Any) -> None:
+        self.id = id(value)
+
+
+class _Made:
+    """An object that never changes, and is known by what it was made of."""
+
+    __slots__ = ("kind", "parts")
+
+    def __init__(self, value: Any, lives: Lives) -> None:
+        lives.hold(type(value))
+        self.kind = id(type(value))
+        self.parts = [_note_held(part, lives) for part in _parts_of(value)]
+
+    def equals(self, value: Any) -> bool:
+        """Whether another object is made in the same way of the same."""
+        if id(type(value)) != self.kind:
+            return False
+        parts = _parts_of(value)
+        return len(parts) == len(self.parts) and all(map(still, parts, self.parts))
+
+
+_ACCESSORS = (staticmethod, classmethod, property)
+_OF_A_CLASS = (types.GetSetDescriptorType, types.MemberDescriptorType)  # which lead to the class that they are in
+
+
+def _parts_of(value: Any) -> list[Any]:
+    """What an object was made of that never changes."""
+    if is_a(value, tuple):
+        return list(tuple.__iter__(value))
+    if type(value) is types.MethodType:  # which may be made anew whenever somebody asks for it
+        return [value.__self__, value.__func__]
+    return [value.__name__] if is_a(value, _OF_A_CLASS) else list(ACCESSOR.read(value).values())
+
+
+def _never_changes(value: Any) -> bool:
+    kind = type(value)
+    if issubclass(kind, tuple):
+        return not has_attributes(kind)
+    return kind in _ACCESSORS or kind in _OF_A_CLASS or kind is types.MethodType
+
+
+def note(value: Any, lives: Lives) -> Any:
+    """What is kept of an item of a holder; neither tensors nor other objects are kept alive, if that can be."""
+    if type(value) in PLAIN:
+        return value
+    if is_a(value, Tensor):
+        return (
+            _TheVery(weakly(value)) if vars(value) else _ATensor(type(value))
+        )  # what is on another one may be different
+    if is_plain(value):
+        return value
+    if _never_changes(value):
+        return _Made(value, lives)
+    return _Known(value) if lives.knows(value) else value
+
+
+def _note_held(value: Any, lives: Lives) -> Any:
+    """The same, where a call cannot ask the holder for a certain item: any tensor in it is known by its identity."""
+    return _TheVery(weakly(value)) if is_a(value, Tensor) else note(value, lives)
+
+
+def still(now: Any, before: Any) -> bool:
+    """Whether an item is what it was."""
+    if now is before:
+        return True
+    kind = type(before)
+    if kind is _Known:
+        return id(now) == before.id
+    if kind is _Made:
+        return bool(before.equals(now))
+    if kind is _TheVery:
+        return before.find() is now
+    if kind is _ATensor:
+        return type(now) is before.kind and not vars(now)
+    return is_unchanged(now, before)
+
+
+class StateGuard:
+    """State that a program reads, as it was when the program was recorded."""
+
+    def __init__(self, lives: Lives) -> None:
+        self._lives = lives
+        self._tables: dict[int, _Table] = {}  # by the id of the dict
+        self._objects: list[Callable[[], Any]] = []
+        self._functions: list[Callable[[], Any]] = []
+        # An owner, how it is read, what it held.
+        self._sequences: list[tuple[Callable[[], Any], Callable[[Any], Iterator[Any]], tuple[Any, ...]]] = []
+        self._others: list[tuple[Callable[[], Any], Any, dict[Any, Any]]] = []
+        self._empty: list[dict[Any, Any]] = []  # of functions, mostly: no attribute was ever given to them
+        self._settings: list[tuple[Callable[[], Any], Any]] = []
+        self._identities: list[tuple[Callable[[], Any], Any]] = []
+        self._same: list[tuple[Callable[[], Any], Callable[[], Any]]] = []
+        self._classes: dict[int, type] = {}  # of the user's, by id
+        self._loose: dict[int, _LooseClass] = {}
+        self._dicts: list[dict[Any, Any]] = []
+        self._versions: list[int] = []
+        self._types: list[int] = []  # ids
+        self._attributes: list[Any] = []
+        self._made_of: list[Any] = []
+        self._derived: list[Any] = []
+        self.holds: Callable[[], bool]  # once everything was added
+        lives.when_gone(self._release)
+
+    def _release(self) -> None:
+        """Let go of everything: nothing is as it was."""
+        self._tables.clear()
+        self._loose.clear()
+        for held in (self._dicts, self._objects, self._functions, self._attributes, self._made_of, self._derived):
+            held.clear()
+        self._sequences.clear()
+        self._others.clear()
+        self._identities.clear()
+        self._same.clear()
+
+    # ------------------------------------------------------------------------------------------ collecting
+    def add_item(self, table: dict[Any, Any], key: Any, value: Any) -> None:
+        """An item of a dict, or ABSENT."""
+        self._table(table).items[key] = note(value, self._lives)
+
+    def add_absent(self, table: dict[Any, Any], names: frozenset[str]) -> None:
+        """Names that a program may look up in a dict and would not find."""
+        self._table(table).absent |= names
+
+    def add_table(self, table: dict[Any, Any], without: Iterable[Any] = ()) -> None:
+        """A whole dict, in its order; the values of some keys are compared elsewhere."""
+        self._table(table).note_all(frozenset(without), self._lives)
+
+    def add_library(self, table: dict[Any, Any]) -> None:
+        """A namespace or a class of torch's, which holds no tensors; what was noted of it once serves all programs."""
+        noted = _LIBRARIES.get(id(table))
+        if noted is None or noted.version != dict_version(table):
+            noted = _LIBRARIES[id(table)] = _Table(table)
+            noted.items = dict(table)
+            noted.keys = list(noted.items)
+        self._tables[id(table)] = noted  # in place of the names in it that the program reads by itself
+
+    def _table(self, table: dict[Any, Any]) -> _Table:
+        return self._tables.setdefault(id(table), _Table(table))
+
+    def add_sequence(self, owner: Any) -> None:
+        """A list, deque or set, item by item; whatever methods a subclass has, none of them is called."""
+        noting = note if is_a(owner, (list, collections.deque)) else _note_held
+        base = next(base for base in type(owner).__mro__ if base in _ITERABLE)
+        iterate: Callable[[Any], Iterator[Any]] = vars(base)["__iter__"]
+        items = tuple([noting(item, self._lives) for item in iterate(owner)])
+        self._sequences.append((self._lives.hold(owner), iterate, items))
+
+    def add_object(self, owner: Any, without: Iterable[Any] = ()) -> None:
+        """An object of a class of Python's: its class and its attributes."""
+        slots = slots_of(owner)
+        self._lives.hold(type(owner))
+        self._objects.append(self._lives.hold(owner))
+        if has_attributes(type(owner)):
+            self.add_table(attributes_of(owner), without)
+        if slots or has_slots(type(owner)):
+            self._others.append((self._lives.hold(owner), slots_of, self._noted(slots)))
+
+    def add_other(self, owner: Any, kind: Kind) -> None:
+        """Anything else that can be read."""
+        items = {key: _note_held(value, self._lives) for key, value in kind.read(owner).items()}
+        self._others.append((self._lives.hold(owner), kind.read, items))
+
+    def add_function(self, function: types.FunctionType) -> None:
+        """Code, defaults and attributes of a function."""
+        if is_plain(function.__defaults__) and is_plain(function.__kwdefaults__):
+            self._functions.append(self._lives.hold(function))
+            if function.__kwdefaults__:
+                self.add_table(function.__kwdefaults__)
+        else:
+            self._others.append((self._lives.hold(function), _parts_in_code, self._noted(_parts_in_code(function))))
+        if vars(function):
+            self.add_table(vars(function))
+        else:
+            self._empty.append(vars(function))
+
+    def _noted(self, items: dict[Any, Any]) -> dict[Any, Any]:
+        return {key: note(value, self._lives) for key, value in items.items()}
+
+    def add_class(self, kind: type) -> None:
+        """What a class itself defines."""
+        if id(kind) in self._classes or id(kind) in self._loose:
+            return
+        if found_where_it_says(kind):
+            self._classes[id(kind)] = kind
+            self.add_table(class_dict(kind))
+        else:
+            self._loose[id(kind)] = _LooseClass(kind, self._lives)
+
+    def add_hooks(self, tables: Iterable[dict[Any, Any]]) -> None:
+        """Dicts of functions that are called in order; nearly always there are none."""
+        for table in tables:
+            if table:
+                self.add_table(table)
+                self.add_sequence(table)  # a new order does not count as a change of an OrderedDict
+            else:
+                self._empty.append(table)
+
+    def add_bare(self, tensor: Tensor) -> None:
+        """A tensor without attributes."""
+        self._empty.append(vars(tensor))
+
+    def add_identity(self, read: Callable[[], Any], value: Any) -> None:
+        """A place in which there must be the very same object."""
+        self._identities.append((read, value))
+
+    def add_same(self, one: Callable[[], Any], other: Callable[[], Any]) -> None:
+        """Two places that held the same tensor."""
+        self._same.append((one, other))
+
+    def add_setting(self, read: Callable[[], Any], value: Any) -> None:
+        """Something of torch's that is asked for by a call."""
+        self._settings.append((read, value))
+
+    def finish(self) -> bool:
+        """Everything was added; gives whether there is anything to compare."""
+        self._dicts = [table.table for table in self._tables.values()]
+        self._versions = [table.version for table in self._tables.values()]
+        objects = list(map(_find, self._objects))
+        self._types = list(map(id, map(type, objects)))
+        self._attributes = list(map(_attributes, objects))
+        self._made_of = [part for function in map(_find, self._functions) for part in _made_of(function)]
+        self._derived = list(map(_derived, self._classes.values()))
+        held = (self._objects, self._loose, self._sequences, self._others)
+        self._holds_more = any((*held, self._settings, self._identities, self._same))
+        self.holds = self._comparison()
+        return bool(self._dicts or self._functions or self._empty or self._holds_more)
+
+    # ------------------------------------------------------------------------------------------- comparing
+    def _comparison(self) -> Callable[[], bool]:
+        """What every call asks: whether everything is as it was."""
+        dicts, versions, empty = self._dicts, self._versions, self._empty
+        functions, made_of, holds_more = self._functions, self._made_of, self._holds_more
+        classes, derived, lives = list(self._classes.values()), self._derived, self._lives
+
+        def holds() -> bool:
+            if lives.is_gone:
+                return False
+            if list(map(dict_version, dicts)) != versions and not self._look_at_tables():
+                return False
+            if any(empty):
+                return False
+            # By identity: defaults that are equal may be of another type.
+            parts = chain.from_iterable(map(_made_of, map(_find, functions)))
+            if not all(map(operator.is_, parts, made_of)) or list(map(_derived, classes)) != derived:
+                return False
+            return not holds_more or self._others_hold()
+
+        return holds
+
+    def _others_hold(self) -> bool:
+        objects = list(map(_find, self._objects))
+        if list(map(id, map(type, objects))) != self._types:
+            return False
+        if not all(map(operator.is_, map(_attributes, objects), self._attributes)):
+            return False
+        if not all(kind.holds() for kind in self._loose.values()):
+            return False
+        for find, iterate, before in self._sequences:
+            now = list(iterate(find()))
+            if len(now) != len(before) or not all(map(still, now, before)):
+                return False
+        for find, read, items in self._others:
+            if not _same_items(read(find()), items):
+                return False
+        if not all(read() is value for read, value in self._identities):
+            return False
+        if self._same and not all(one() is other() for one, other in self._same):
+            return False
+        return all(is_unchanged(ask(), answer) for ask, answer in self._settings)
+
+    def _look_at_tables(self) -> bool:
+        """Look into the dicts whose version has changed; those that hold the same are not looked at again."""
+        for i, table in enumerate(list(self._tables.values())):
+            version = dict_version(table.table)  # first: what another thread changes from now on shows
+            if version != self._versions[i]:
+                if not table.holds():
+                    return False
+                self._versions[i] = version
+        return True
+
+
+_ITERABLE = frozenset({list, collections.deque, set, frozenset, collections.OrderedDict, dict})
+_find = operator.call
+_made_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_derived = operator.attrgetter("__mro__", "__qualname__", "__name__")  # no dict tells when these are assigned
+
+
+def _parts_in_code(function: types.FunctionType) -> dict[Any, Any]:
+    """What a function is made of, where its defaults hold objects."""
+    return {"": function.__code__, "()": function.__defaults__, **(function.__kwdefaults__ or {})}
+
+
+def _attributes(owner: Any) -> Any:
+    return attributes_of(owner) if has_attributes(type(owner)) else None
+
+
+def _same_items(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    return len(now) == len(before) and all(still(now.get(key, ABSENT), value) for key, value in before.items())
+
+
+def _copied(table: dict[Any, Any]) -> dict[Any, Any]:
+    """The items of a dict, whatever methods a subclass of the user's has."""
+    return dict(table) if type(table) is dict else DICT.read(table)
+
+
+_LIBRARIES: dict[int, _Table] = {}  # by the id of the dict, which is kept
+
+
+class _Table:
+    """A dict: some of its items, or all of them."""
+
+    __slots__ = ("absent", "items", "keys", "table", "version")
+
+    def __init__(self, table: dict[Any, Any]) -> None:
+        self.version = dict_version(table)  # first: what another thread changes from now on shows
+        self.table = table
+        self.items: dict[Any, Any] = {}
+        self.absent: frozenset[str] = frozenset()
+        self.keys: Sequence[Any] | None = None  # in order, if the whole dict counts
+
+    def note_all(self, without: frozenset[Any], lives: Lives) -> None:
+        items = _copied(self.table)
+        self.keys = list(items)
+        self.items.update((key, note(value, lives)) for key, value in items.items() if key not in without)
+
+    def holds(self, table: dict[Any, Any] | None = None) -> bool:
+        now = _copied(self.table if table is None else table)
+        if self.keys is not None and not (len(now) == len(self.keys) and all(map(is_unchanged, now, self.keys))):
+            return False
+        if not self.absent.isdisjoint(now):
+            return False
+        return all(still(now.get(key, ABSENT), before) for key, before in self.items.items())
+
+
+class _LooseClass:
+    """A class that no Python module holds, made for one object perhaps: its dict would keep it alive, and so is
+    looked up at each call."""
+
+    __slots__ = ("_derived", "_find", "_noted", "_version")
+
+    def __init__(self, kind: type, lives: Lives) -> None:
+        self._find = lives.hold(kind)
+        self._derived = _made_derived(kind)
+        for base in kind.__mro__:
+            lives.hold(base)
+        self._noted = _Table(class_dict(kind))
+        self._version = self._noted.version
+        self._noted.note_all(frozenset(), lives)
+        self._noted.table = {}
+
+    def holds(self) -> bool:
+        kind = self._find()
+        if _made_derived(kind) != self._derived:
+            return False
+        table = class_dict(kind)
+        version = dict_version(table)
+        if version == self._version:
+            return True
+        if not self._noted.holds(table):
+            return False
+        self._version = version
+        return True
+
+
+def _made_derived(kind: type) -> tuple[str, str, list[int]]:
+    """What a class is derived from, by ids."""
+    return kind.__qualname__, kind.__name__, [*map(id, kind.__mro__)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Notice when a module that a program called is no longer what it was.
+#
+# Training flag, attributes, children, hooks and the names of parameters and buffers are facts of the program. Python
+# numbers the versions of a dict: as long as no dict of any module has changed, little else is looked at.
+_ABSENT = object()
+
+
+class _Facts:
+    """What a program may depend on in a module. Parameters and buffers themselves are read at each call."""
+
+    __slots__ = ("_attributes", "_children", "_containers", "_find", "_hooks", "_state", "_tensors")
+
+    def __init__(self, parts: ModuleParts, lives: Lives) -> None:
+        module = parts.module
+        self._find = lives.hold(module)
+        self._tensors: list[str] = []  # which are inputs, too
+        self._containers: dict[str, Any] = {}  # whose contents are compared apart
+        self._attributes: dict[str, Any] = {}
+        for name, value in vars(module).items():
+            kind = type(value)
+            if kind in PLAIN:
+                self._attributes[name] = value
+            elif kind is dict or isinstance(value, (list, dict, set)):
+                self._containers[name] = value
+            elif isinstance(value, Tensor):
+                self._tensors.append(name)
+            else:
+                self._attributes[name] = note(value, lives)
+        self._children = noted_items(module._modules, lives)
+        self._hooks = [noted_items(table, lives) for table in _hooks(parts)]
+        self._state = _state(module)
+
+    def hold(self) -> bool:
+        module = self._find()
+        now = vars(module)
+        if len(now) != len(self._attributes) + len(self._containers) + len(self._tensors):
+            return False
+        hooks = _hooks(ModuleParts("", module))
+        return (
+            all(now.get(name) is before for name, before in self._containers.items())
+            and all(still(now.get(name, _ABSENT), before) for name, before in self._attributes.items())
+            and all(isinstance(now.get(name), Tensor) for name in self._tensors)
+            and still_holds(module._modules, self._children)
+            and len(hooks) == len(self._hooks)
+            and all(map(still_holds, hooks, self._hooks))
+            and _state(module) == self._state
+        )
+
+
+def _hooks(parts: ModuleParts) -> list[dict[Any, Any]]:
+    return [dict(table) for name, table, _ in parts.filled if name]
+
+
+def _state(module: nn.Module) -> list[tuple[str, bool]]:
+    return [(name, tensor is None) for name, tensor in (*module._parameters.items(), *module._buffers.items())]
+
+
+def _containers_in(parts: ModuleParts) -> Iterator[Any]:
+    """Attributes whose contents may change while they stay the same objects, as a list in a tuple does."""
+    yield from (value for _, value in parts.containers)
+    for name in parts.others:
+        value = vars(parts.module).get(name)
+        if type(value) is tuple and not SETTLED.issuperset(map(type, value)):
+            yield value
+
+
+def noted_items(table: Mapping[Any, Any], lives: Lives) -> dict[Any, Any]:
+    """What is kept of a table of modules or hooks."""
+    return {name: note(value, lives) for name, value in table.items()}
+
+
+def still_holds(table: Mapping[Any, Any], before: Mapping[Any, Any]) -> bool:
+    """Whether a table holds the same objects under the same names, in the same order."""
+    return [*table] == [*before] and all(map(still, table.values(), before.values()))
+
+
+class ModuleGuard:
+    """Facts about the modules that a program called, and a fast way to see that they still hold."""
+
+    def __init__(self, modules: Sequence[ModuleParts], lives: Lives) -> None:
+        self._lives = lives
+        for parts in modules:
+            lives.hold(type(parts.module))
+        self._modules = [lives.hold(parts.module) for parts in modules]
+        self._types = [id(type(parts.module)) for parts in modules]
+        self._attributes = [vars(parts.module) for parts in modules]
+        self._tables: list[dict[Any, Any]] = []
+        self._versions: list[int] = []
+        self._empty: list[dict[Any, Any] | set[Any]] = []
+        self._global_hooks: list[dict[Any, Any]] = []
+        self._note_tables(modules)
+        self._facts = [_Facts(parts, lives) for parts in modules]
+        values = [value for parts in modules for value in _containers_in(parts)]
+        self._containers = [(value, Remembered(value)) for value in values if is_plain(value)]
+        lives.when_gone(self._release)
+
+    def _release(self) -> None:
+        self._modules, self._attributes, self._facts, self._containers = [], [], [], []
+        self._tables, self._empty, self._global_hooks = [], [], []
+
+    def _note_tables(self, modules: Sequence[ModuleParts]) -> None:
+        hooks = global_module_hooks()
+        self._global_hooks = [noted_items(table, self._lives) for table in hooks]
+        filled = [(table, dict_version(table)) for table in hooks if table]
+        filled += [(table, version) for parts in modules for _, table, version in parts.filled]
+        self._tables, self._versions = [table for table, _ in filled], [version for _, version in filled]
+        self._empty = [table for table in hooks if not table]
+        for parts in modules:
+            self._empty += parts.empty
+
+    def holds(self) -> bool:
+        """Whether every fact is as it was."""
+        if self._lives.is_gone:
+            return False
+        for container, before in self._containers:
+            if not before.equals(container):
+                return False
+        modules = list(map(operator.call, self._modules))
+        if list(map(id, map(type, modules))) != self._types:
+            return False
+        if not all(map(operator.is_, map(vars, modules), self._attributes)):
+            return False
+        if any(self._empty):
+            return self._look_again()
+        return list(map(dict_version, self._tables)) == self._versions or self._look_again()
+
+    def _look_again(self) -> bool:
+        modules = [ModuleParts("", find()) for find in self._modules]
+        same_hooks = all(map(still_holds, global_module_hooks(), self._global_hooks))
+        if not same_hooks or not all(facts.hold() for facts in self._facts):
+            return False
+        self._note_tables(modules)
+        return True

@@ -1,1 +1,0 @@
-"""What users call: entry points, flattening of arguments, guards."""

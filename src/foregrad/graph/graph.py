@@ -1,0 +1,307 @@
+"""The graph that passes read and write: a flat list of nodes, and the recorded calls that nodes are made from."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import math
+import operator
+from collections.abc import Callable, Iterable, Sequence, Set
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+
+from .._torch import OpOverload, expression_of, is_static, sympy_functions
+from ..errors import UnsupportedError
+from ..ops import aten
+from ..slots import Slot
+from ..stack_traces import Origin, Stack
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One recorded operator call.
+class Step:
+    """One recorded operator call."""
+
+    __slots__ = (
+        "args",
+        "backward",
+        "becomes_grad",
+        "computed",
+        "follows",
+        "grad_enabled",
+        "kwargs",
+        "op",
+        "origin",
+        "out",
+        "repeats",
+        "stack",
+    )
+
+    def __init__(
+        self,
+        op: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        grad_enabled: bool,
+        backward: bool,
+        stack: Stack,
+        repeats: int | None,
+        follows: int | None = None,
+    ) -> None:
+        self.op = op
+        self.args = args
+        self.kwargs = kwargs
+        self.out = out
+        self.grad_enabled = grad_enabled
+        self.backward = backward
+        self.stack = stack
+        self.computed: Sequence[Any] | None = None  # what a decomposition of its twin gave, if it writes
+        self.origin: Origin | None = None
+        self.repeats = repeats  # the earlier step whose random draw this one replays
+        self.becomes_grad = False  # autograd's copy for a `.grad`, of what the recording holds too
+        self.follows = follows  # then, the step behind whose draw it draws, in the same recomputation
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The flat graph that passes write: a list of nodes.
+#
+# It is cheap to make and to walk. What a user or a compiler sees is a `torch.fx` graph, made from this one at the end.
+Target = Callable[..., Any]
+
+
+class Node:
+    """One value of the graph: a placeholder (it has a slot), a constant, or the result of an operator."""
+
+    __slots__ = (
+        "_inputs",
+        "args",
+        "backward",
+        "impure",
+        "kwargs",
+        "meta",
+        "name",
+        "op",
+        "origin",
+        "recomputed",
+        "slot",
+        "stack",
+        "value",
+        "written",
+    )
+
+    def __init__(self, op: Target | None, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> None:
+        self.op = op
+        self._inputs: tuple[Node, ...] | None = None  # found when first asked for
+        self.args = args
+        self.kwargs = kwargs
+        self.value = value  # the abstract result
+        self.slot: Slot | None = None
+        self.name = ""
+        self.meta: dict[str, Any] | None = None  # of the `torch.fx` node that this one was read from
+        self.backward = False
+        self.impure = False
+        self.recomputed = False  # the backward runs again what the forward ran, as a checkpoint asked for
+        self.written = False  # its tensor is the caller's, and overwritten once the forward has run, or by the backward
+        self.stack: Stack = ()
+        self.origin: Origin | None = None
+
+    def become(self, other: Node) -> None:
+        """Compute what another node computes, for all who read this one."""
+        self.op, self.args, self.kwargs, self.value = other.op, other.args, other.kwargs, other.value
+        self._inputs = None
+
+    def inputs(self) -> tuple[Node, ...]:
+        """The nodes that this one reads."""
+        found = self._inputs
+        if found is None:
+            found = self._inputs = tuple(nodes_in((*self.args, *self.kwargs.values()) if self.kwargs else self.args))
+        return found
+
+
+def nodes_in(values: Iterable[Any]) -> list[Node]:
+    """All nodes among values that may be nested in lists and tuples."""
+    found: list[Node] = []
+    for value in values:
+        kind = value.__class__
+        if kind is Node:
+            found.append(value)
+        elif kind is list or kind is tuple:
+            found += nodes_in(value)
+    return found
+
+
+class FlatGraph:
+    """Placeholders, then nodes in the order in which they run."""
+
+    def __init__(self) -> None:
+        self.placeholders: list[Node] = []
+        self.nodes: list[Node] = []
+        self.backward = False  # nodes made now belong to the backward
+        self.recomputed = False  # nodes made now run again what the forward ran
+        self.stack: Stack = ()  # the user's line for nodes made now
+        self.origin: Origin | None = None  # of nodes made now
+        self._symbols: dict[Any, Node] = {}
+
+    def placeholder(self, slot: Slot, value: Any) -> Node:
+        """A new input; the symbols in its sizes can be read from it."""
+        node = Node(None, (), {}, value)
+        node.slot = slot
+        self.placeholders.append(node)
+        if isinstance(value, SymInt):
+            self._symbols.setdefault(expression_of(value), node)
+        elif isinstance(value, Tensor):
+            self._bind_sizes(node, value)
+        return node
+
+    def _bind_sizes(self, node: Node, tensor: Tensor) -> None:
+        if is_static(tensor):
+            return
+        readings = ((aten.sym_size.int, tensor.shape), (aten.sym_stride.int, tensor.stride()))
+        for op, numbers in readings:
+            for dim, number in enumerate(numbers):
+                expression = expression_of(number) if isinstance(number, SymInt) else None
+                if expression is not None and expression.is_symbol and expression not in self._symbols:
+                    self._symbols[expression] = self.call(op, (node, dim), {}, number)
+
+    def call(self, op: Target, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Node:
+        """A new node at the end."""
+        node = Node(op, args, kwargs, value)
+        node.backward = self.backward
+        node.recomputed = self.recomputed
+        node.stack = self.stack
+        node.origin = self.origin
+        self.nodes.append(node)
+        return node
+
+    def constant(self, held: Any, value: Any) -> Node:
+        """A tensor, or another object, that is part of the program."""
+        return self.call(get_constant, (held,), {}, value)
+
+    def write_placeholder(self, placeholder: Node, new: Node) -> Node:
+        """Let the graph itself write to one of its inputs, as the last thing that happens to it."""
+        node = self.call(aten.copy_.default, (placeholder, new), {}, placeholder.value)
+        node.impure = True
+        return node
+
+    def number(self, value: Any) -> Any:
+        """A node for a symbolic number, or the number itself."""
+        expression = expression_of(value)
+        if expression.is_number:
+            return int(expression) if isinstance(value, SymInt) else float(expression)
+        known = self._symbols.get(expression)
+        if known is None:
+            known = self._symbols[expression] = self._arithmetic(expression, value)
+        return known
+
+    def _arithmetic(self, expression: Any, value: Any) -> Node:
+        """Emit the arithmetic that computes a symbolic number from the sizes of the inputs."""
+        target = _arithmetic_rules().get(expression.func)
+        if target is None:
+            raise UnsupportedError(f"the size {expression} is computed in a way that a graph cannot express yet.")
+        parts = [self._operand(part, value.node.shape_env) for part in expression.args]
+        if len(parts) == 1:
+            return self.call(target, (parts[0],), {}, value)
+        result: Any = parts[0]
+        for part in parts[1:]:
+            result = self.call(target, (result, part), {}, value)
+        return result
+
+    def _operand(self, part: Any, shape_env: Any) -> Any:
+        if part.is_number:
+            return int(part) if part.is_integer else float(part)
+        make = shape_env.create_symintnode if part.is_integer else shape_env.create_symfloatnode
+        return self.number(make(part, hint=None))
+
+
+def get_constant(tensor: Tensor) -> Tensor:
+    """The operator of a constant's node; in `torch.fx` it becomes an attribute."""
+    return tensor
+
+
+def _arithmetic_rules() -> dict[Any, Target]:
+    import sympy
+
+    functions = sympy_functions()
+    return {
+        sympy.Add: operator.add,
+        sympy.Mul: operator.mul,
+        sympy.Pow: operator.pow,
+        functions.PowByNatural: operator.pow,
+        functions.FloorDiv: operator.floordiv,
+        functions.CleanDiv: operator.floordiv,
+        functions.Mod: operator.mod,
+        functions.PythonMod: operator.mod,
+        functions.Max: torch.sym_max,
+        functions.Min: torch.sym_min,
+        functions.ToFloat: torch.sym_float,
+        functions.IntTrueDiv: operator.truediv,
+        functions.FloatTrueDiv: operator.truediv,
+        functions.FloatPow: operator.pow,
+        functions.CeilToInt: math.ceil,
+        functions.FloorToInt: math.floor,
+        functions.TruncToInt: math.trunc,
+        functions.RoundToInt: round,
+    }
+
+
+_RESERVED = frozenset({*dir(builtins), *keyword.kwlist, "torch", "device", "inf", "nan"})
+
+
+def name_nodes(nodes: Iterable[Node], taken: Iterable[str]) -> None:
+    """Name nodes that have no name after their operators: `mul`, `mul_1`, ...; `sum_1` where Python has a `sum`."""
+    used = set(taken)
+    counts: dict[str, int] = {}
+    for node in nodes:
+        if node.name:
+            continue
+        stem: str = getattr(node.op, "_opname", "") or getattr(node.op, "__name__", "value")
+        count = counts.get(stem, 1 if stem in _RESERVED else 0)
+        node.name = f"{stem}_{count}" if count else stem
+        while node.name in used:
+            count += 1
+            node.name = f"{stem}_{count}"
+        counts[stem] = count + 1
+        used.add(node.name)
+
+
+def ancestors(wanted: Iterable[Node], stop: Set[Node] = frozenset()) -> set[Node]:
+    """What the wanted nodes are computed from, themselves included, up to the nodes to stop at."""
+    found: set[Node] = set()
+    pending = [node for node in wanted if node not in stop]
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending.extend(item for item in node.inputs() if item not in stop)
+    return found
+
+
+def live_nodes(
+    graph: FlatGraph, outputs: Iterable[Node | None], may_refuse: Callable[[Node], bool] = lambda node: False
+) -> list[Node]:
+    """Dead code elimination: what the outputs need, and what must run anyway.
+
+    Sizes of the inputs stay: a partitioner may need to save them. So does what the forward runs and nobody reads, if
+    it `may_refuse` what it is given.
+    """
+    live: set[Node] = set()
+    pending = [node for node in outputs if node is not None]
+    pending += [node for node in graph.nodes if node.impure or isinstance(node.value, SymInt)]
+
+    def follow() -> None:
+        while pending:
+            node = pending.pop()
+            if node not in live:
+                live.add(node)
+                pending.extend(node.inputs())
+
+    follow()
+    for node in graph.nodes:
+        if node not in live and not node.backward and may_refuse(node):
+            node.impure = True
+            pending.append(node)
+    follow()
+    return [node for node in graph.nodes if node in live]

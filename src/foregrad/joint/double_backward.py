@@ -1,0 +1,176 @@
+"""Backwards that are differentiated themselves: each is a joint graph of its own, on the tape of the next order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .._torch import names_jagged_size
+from ..errors import UnsupportedError
+from ..functionalize.effect_tokens import Chain
+from ..graph.fx import Part
+from ..graph.graph import Node, ancestors, nodes_in
+from ..graph.subgraph import between, copied_part, impure_since, read_by
+from ..record.hooks import BackwardState
+from ..slots import Output, Returned
+from ..subclasses.layout import Layout, Wrapped, leaves_of, spread
+from .differentiate import Differentiated, Tape, with_own_constants
+from .subclasses import tangent_like, wrapped_value
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A backward that can be differentiated itself, with its own backward as one joint graph.
+
+    The graph takes saved values, tangents, and the tangents of the gradients; it returns the gradients, then theirs.
+    """
+
+    tape: Tape  # its targets are those gradients that require grad
+    part: Part
+    saved: tuple[int, ...]  # which saved values the graph takes, and then
+    tangents: tuple[int, ...]  # which of the tensors in the tangents
+    results: tuple[int, ...]  # which gradients it returns; the others are None
+    layouts: tuple[Layout | None, ...]  # of those that are wrapper subclasses
+    gradient_layouts: tuple[Layout | None, ...]  # and of the gradients of these gradients
+    tokens: int  # of its effects, which it takes and returns before everything else
+    refused: dict[Returned, Exception]
+    state: BackwardState | None  # that code of the user's has read in this backward, and
+    backward_state: BackwardState | None  # in its own
+    emptied: frozenset[int]  # selective checkpoints that this backward runs through, and
+    backward_emptied: frozenset[int]  # its own
+
+    @property
+    def returned(self) -> int:
+        """How many tensors the graph returns for the gradients."""
+        return sum(1 if layout is None else layout.leaves for layout in self.layouts)
+
+
+def next_order(
+    tape: Tape, slots: Sequence[Returned], with_grad: Sequence[bool], wanted: Sequence[bool], saved: Sequence[str]
+) -> Order:
+    """The backward of some of a tape's targets, to be differentiated itself.
+
+    Args:
+        tape: of the order below.
+        slots: the targets whose tangents arrive.
+        with_grad: which of these tangents require grad.
+        wanted: which of the gradients anybody asks for.
+        saved: the names of the values that the forward saved.
+    """
+    walk = tape.functionalizer
+    start = len(tape.recording.steps)
+    tangents, found = _recorded(tape, slots, with_grad)
+    state, emptied = tape.recording.backward_state, tape.recording.emptied
+    first_node = len(walk.graph.nodes)
+    walk.run(tape.recording.steps[start:], start)
+    _refuse_functional_draws(tape)
+    chain = walk.tokens.chain()
+    walk.tokens.begin_order()
+    results = [g if use else None for g, use in zip(found, wanted, strict=True)]
+    nodes = [None if g is None else wrapped_value(g, walk.node_of) for g in results]
+    differentiable: dict[Returned, Tensor] = {
+        Output(i): g for i, g in enumerate(results) if g is not None and g.requires_grad
+    }
+    if tape.recording.depend_on(list(differentiable.values()), tape.fresh_leaves):
+        raise UnsupportedError(
+            "a gradient is to be differentiated for a tensor that the program made require grad and returned, and that "
+            "its backward reads: this cannot be compiled yet. Compile with fallback='eager'."
+        )
+    lower = (*tape.lower_tangents, *(t for t in tangents if t.requires_grad))
+    higher = Tape(
+        tape.recording, walk, tape.primals, differentiable, lower, tape.number + 1, fresh_leaves=tape.fresh_leaves
+    )
+    given, impure = tape.named(saved), impure_since(walk.graph, first_node)
+    return _with_its_gradients(higher, nodes, given, tape.tangent_nodes, chain, impure, state, emptied)
+
+
+def _recorded(
+    tape: Tape, slots: Sequence[Returned], with_grad: Sequence[bool]
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Record the backward with new tangents, of which some require grad: these tangents, and the gradients."""
+    recording, walk = tape.recording, tape.functionalizer
+    walk.draws.restart_backward()
+    start, inputs = len(recording.steps), len(recording.inputs)
+    tangents = [tangent_like(recording.engine, tape.targets[slot]) for slot in slots]
+    for slot, tangent, required in zip(slots, tangents, with_grad, strict=True):
+        for leaf, node in zip(leaves_of(tangent), tape.nodes_of_tangents[slot], strict=True):
+            if not names_jagged_size(leaf):
+                walk.add_fresh(leaf, node)
+        tangent.requires_grad_(required)
+    found = tape.differentiably(slots, tangents)
+    tape.refuse_late_inputs(inputs)
+    if tape.writes_to_inputs(recording.steps[start:]):
+        raise UnsupportedError("a backward that writes to its inputs cannot be differentiated yet.")
+    return tangents, found
+
+
+def _with_its_gradients(
+    tape: Tape,
+    results: Sequence[Node | Wrapped | None],
+    given: Sequence[Node],
+    tangents: Sequence[Node],
+    chain: Chain,
+    impure: Sequence[Node],
+    state: BackwardState | None,
+    emptied: frozenset[int],
+) -> Order:
+    """The joint graph of `results`, which are computed from saved values and tangents, and of their gradients.
+
+    `tape` is that of the results, `impure` are nodes that must run with them, and `chain` has the tokens of those with
+    effects. `state` is what code of the user's has read on the way to
+    them, `emptied` the selective checkpoints on it.
+    """
+    graph = tape.functionalizer.graph
+    start = len(graph.nodes)
+    derived = _differentiated_later(tape)
+    positions = tuple(i for i, node in enumerate(results) if node is not None)
+    layouts = tuple(node.layout if isinstance(node, Wrapped) else None for node in results if node is not None)
+    walk = tape.functionalizer
+    returned = [*chain.ends, *with_own_constants(walk, spread(results[i] for i in positions))]
+    outputs = [*returned, *with_own_constants(walk, derived.outputs)]
+    own = [*tape.tangent_nodes, *derived.tokens.heads]
+    wanted = [*nodes_in(outputs), *impure, *impure_since(graph, start)]
+    nodes = between(graph, [*chain.heads, *given, *tangents, *own], wanted)
+    read = read_by(nodes, outputs)
+    used = [i for i, node in enumerate(given) if id(node) in read]
+    used_tangents = [i for i, node in enumerate(tangents) if id(node) in read]
+    placeholders = [*chain.heads, *(given[i] for i in used), *(tangents[i] for i in used_tangents)]
+    in_forward = {id(node) for node in ancestors([*nodes_in(returned), *impure])}
+    part, tape.by_name = copied_part(placeholders, own, nodes, outputs, in_forward)
+    return Order(
+        tape=tape,
+        part=part,
+        saved=tuple(used),
+        tangents=tuple(used_tangents),
+        results=positions,
+        layouts=layouts,
+        gradient_layouts=derived.layouts,
+        tokens=len(chain.heads),
+        refused=derived.refused,
+        state=state,
+        backward_state=derived.state,
+        emptied=emptied,
+        backward_emptied=derived.emptied,
+    )
+
+
+def _differentiated_later(tape: Tape) -> Differentiated:
+    """The gradients of an order; what cannot be compiled of them is only said when somebody asks for them."""
+    try:
+        derived = tape.differentiate_all()
+        _refuse_functional_draws(tape)
+        if derived.writes:
+            raise UnsupportedError("a double backward that writes to its inputs cannot be compiled yet.")
+    except UnsupportedError as error:
+        return Differentiated([None] * tape.gradients, refused=dict.fromkeys(tape.targets, error))
+    return derived
+
+
+def _refuse_functional_draws(tape: Tape) -> None:
+    if tape.random is not None and tape.random.draws:
+        raise UnsupportedError(
+            "a backward that draws random numbers cannot be differentiated under functionalize_rng_ops yet. Keep "
+            "preserve_rng_state=True, or switch the option off."
+        )

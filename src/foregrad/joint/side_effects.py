@@ -1,0 +1,248 @@
+"""What a program does to the objects around it, beside its results: tensors that it assigns.
+
+Each such tensor is a result that the user does not see: it is computed, classified and rebuilt like any other, and the
+run time then puts it where the program put it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import SymFloat, SymInt, Tensor
+
+from .._torch import disable_modes
+from ..errors import UnsupportedError
+from ..functionalize.functionalizer import Functionalizer
+from ..ops import ViewStep, aten
+from ..record.fakify import own_attributes
+from ..record.hooks import Registered
+from ..record.recording import Recording
+from ..record.tape import ends_behind
+from ..slots import Output, Primal, Returned, Updated
+from ..subclasses.layout import is_wrapper
+from ..values import is_plain, loosely
+from .inputs import InputFacts, is_stale
+from .outputs import OutputFacts, Plain, SameAsInput, SameAsOutput, leaf_behind
+
+Put = Callable[[Any, Any, Any], None]  # into an object, under a key, a value
+Build = Callable[[list[Any]], Any]
+
+
+class Owner:
+    """An object of the user's, as long as the program can run."""
+
+    __slots__ = ("_find",)
+
+    def __init__(self, value: Any) -> None:
+        self._find = loosely(value)
+
+    def find(self) -> Any:
+        """The object; None if it is gone: nobody can see what would be done to it."""
+        return self._find()
+
+    def release(self) -> None:
+        """Let go of an object that cannot be referred to weakly."""
+        self._find = _nothing
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Escape:
+    """A tensor, or a new container with tensors in it, that the program put into an object of the user's."""
+
+    owner: Any
+    put: Put
+    key: Any
+    paths: tuple[str, ...]  # of the leaves, in the user's words
+    leaves: tuple[Any, ...]  # tensors, and constants beside them; a single None where it took a tensor away
+    build: Build | None = None  # makes a new container of them
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """Hidden results that go into an object of the user's: a single one as it is, or several in a new container."""
+
+    outputs: tuple[int, ...]
+    owner: Owner
+    put: Put
+    key: Any
+    build: Build | None
+
+
+@dataclass(frozen=True, slots=True)
+class GradAssigned:
+    """A hidden result that becomes the gradient of an input."""
+
+    output: int
+    of: Primal
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A hidden result to whose memory an input was moved, by `set_`."""
+
+    output: int
+    input: Primal
+    with_grad: bool  # gradients were on
+    counted: bool  # as a write to the input: `set_` is, `.data =` is not
+    leaf: bool  # it requires grad and was a leaf
+
+
+Effect = Assigned | GradAssigned | Moved
+
+
+class Effects:
+    """Collects the hidden results of a program behind those that the user sees."""
+
+    def __init__(self, visible: Sequence[Any], paths: Sequence[str]) -> None:
+        self.leaves = list(visible)
+        self.paths = list(paths)
+        self.effects: list[Effect] = []
+
+    def add(self, leaf: Any, path: str) -> int:
+        """A hidden result; gives its place."""
+        self.leaves.append(leaf)
+        self.paths.append(path)
+        return len(self.leaves) - 1
+
+    def add_escapes(self, escapes: Sequence[Escape]) -> None:
+        """Tensors that the program assigned."""
+        for escape in escapes:
+            outputs = tuple(map(self.add, escape.leaves, escape.paths))
+            self.effects.append(Assigned(outputs, Owner(escape.owner), escape.put, escape.key, escape.build))
+
+    def add_leaves(self, recording: Recording, functionalizer: Functionalizer) -> None:
+        """Leaves that the program made, where it gives out views of them alone."""
+        known = {id(leaf) for leaf in self.leaves}
+        for leaf, path in list(zip(self.leaves, self.paths, strict=True)):
+            base = leaf_behind(recording, functionalizer, leaf)
+            if base is not None and id(base) not in known:
+                known.add(id(base))
+                self.add(base, path)
+
+    def add_inputs(self, recording: Recording, functionalizer: Functionalizer, inputs: Sequence[InputFacts]) -> None:
+        """Inputs that were moved to other memory, and gradients that the program gave them."""
+        for facts in inputs:
+            recorded = facts.recorded
+            if not recorded.is_tensor or recorded.same_as is not None:
+                continue
+            if not is_stale(recorded.seen) and recorded.seen.is_leaf:
+                before, after = recording.grad_before(recorded), recorded.seen.grad
+                if after is not before:
+                    output = self.add(after, f"{recorded.slot}.grad")
+                    self.effects.append(GradAssigned(output, recorded.slot))
+            if facts.moved is not None:
+                with disable_modes():
+                    alias = recorded.seen.data  # whose writes do not count for the input
+                step = ViewStep(aten.detach.default, (), {}, None, counts_alone=True)
+                functionalizer.add_view(functionalizer.state_of(recorded.seen), alias, step)
+                output = self.add(alias, str(recorded.slot))
+                leaf = recorded.was_leaf and (recorded.required_grad or facts.made_to_require_grad)
+                counted = not facts.moved_uncounted or recorded.was_inference  # those count nothing
+                self.effects.append(Moved(output, recorded.slot, facts.moved.grad_enabled, counted, leaf))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Python attributes that the program puts on its results: each call puts them there again.
+@dataclass(frozen=True, slots=True)
+class AttributeSet:
+    """An attribute of a result: a plain value, or another result."""
+
+    of: Output
+    name: str
+    value: Any
+
+
+def attributes_of_results(
+    hidden: Effects, is_input: Callable[[Tensor], bool], is_abstract: Callable[[object], bool]
+) -> tuple[AttributeSet, ...]:
+    """What stands on the results; tensors and symbolic numbers among it become results that the user does not see.
+
+    Attributes of inputs are the caller's own.
+    """
+    found: list[AttributeSet] = []
+    known: dict[int, int] = {}  # places of results by id
+    for i, leaf in enumerate(hidden.leaves):  # it grows
+        if not is_abstract(leaf) or is_wrapper(leaf) or is_input(leaf) or known.setdefault(id(leaf), i) != i:
+            continue
+        for name, value in own_attributes(leaf).items():
+            path = f"{hidden.paths[i]}.{name}"
+            if isinstance(value, (Tensor, SymInt, SymFloat)):
+                place = next((n for n, other in enumerate(hidden.leaves) if other is value), None)
+                found.append(AttributeSet(Output(i), name, Output(hidden.add(value, path) if place is None else place)))
+            elif is_plain(value):
+                found.append(AttributeSet(Output(i), name, value))
+            else:
+                raise UnsupportedError(
+                    f"the program puts a {type(value).__name__} on a result, as {path}: this cannot be compiled yet. "
+                    "Return it beside the result, or compile with fallback='eager'."
+                )
+    return tuple(found)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Results whose gradient is not known outside of the program: others are computed from them, or they have a hook.
+#
+# The program is one node of autograd's graph, so a result gets, outside of it, only the gradient that comes from
+# outside, as it is before a hook of the program's has seen it. Who asks for its whole gradient, by a hook or by
+# `retain_grad()`, is told so.
+_COMPUTED_FROM = "other results are computed from it: their part of its gradient stays inside of the compiled backward"
+_HOOKED = "the program gave it a hook, which is a part of the compiled backward: outside, its gradient is as before"
+
+
+@dataclass(frozen=True, slots=True)
+class InnerResult:
+    """A tensor that the caller gets, and whose gradient it does not see whole."""
+
+    of: Output | Primal
+    name: str  # in the user's words
+    tangents: tuple[int, ...]  # when one of them arrives, a part of the gradient stays inside
+    why: str
+
+
+def hooked_results(
+    outputs: OutputFacts, paths: Sequence[str], targets: Mapping[Returned, Tensor], hooks: Sequence[Registered]
+) -> tuple[InnerResult, ...]:
+    """Results that have a hook in the recorded backward."""
+    places = {slot: k for k, slot in enumerate(targets)}
+    return tuple(
+        InnerResult(Output(i), paths[i], (places[Output(i)],), _HOOKED)
+        for i, (result, tensor) in enumerate(zip(outputs.results, outputs.tensors, strict=True))
+        if isinstance(result, Plain) and Output(i) in places and is_hooked(tensor, hooks)
+    )
+
+
+def is_hooked(result: Tensor | None, hooks: Sequence[Registered]) -> bool:
+    """Whether one of the program's hooks may change the gradient of a result, rather than of what it was before."""
+    own = [hook for hook in hooks if hook.tensor is result and not hook.serves_several]
+    return bool(own) and not is_stale(own[0].tensor) and any(hook.node is hook.tensor.grad_fn for hook in own)
+
+
+def inner_results(
+    outputs: OutputFacts, paths: Sequence[str], targets: Mapping[Returned, Tensor]
+) -> tuple[InnerResult, ...]:
+    """Results, and inputs that were written, on the way from a target to the inputs."""
+    if len(targets) < 2:
+        return ()
+    shown: list[tuple[Output | Primal, str, Tensor]] = [
+        (slot.of, str(slot.of), tensor) for slot, tensor in targets.items() if isinstance(slot, Updated)
+    ]
+    for i, (result, tensor) in enumerate(zip(outputs.results, outputs.tensors, strict=True)):
+        if tensor is not None and not isinstance(result, (SameAsInput, SameAsOutput)) and not is_stale(tensor):
+            shown.append((Output(i), paths[i], tensor))
+    everything = ends_behind(list(targets.values()))
+    inner = [
+        (slot, name, (t.grad_fn, t.output_nr)) for slot, name, t in shown if (t.grad_fn, t.output_nr) in everything
+    ]
+    if not inner:
+        return ()
+    behind = [ends_behind([tensor]) for tensor in targets.values()]
+    return tuple(
+        InnerResult(slot, name, tuple(k for k, reached in enumerate(behind) if end in reached), _COMPUTED_FROM)
+        for slot, name, end in inner
+    )

@@ -1,0 +1,154 @@
+"""What the recording says about wrapper subclasses: inputs, outputs and tangents that hold plain tensors.
+
+The tensors inside are inputs and results of the graph like any other, and what was written to them is known from the
+record. Autograd knows the wrapper only: whether it was written with gradients on, what is a view of it, its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._torch import disable_modes, names_jagged_size, refusal_of_write
+from ..abstract.engine import Engine
+from ..errors import UnsupportedError
+from ..functionalize.functionalizer import Functionalizer
+from ..ops import ViewStep
+from ..record.alias_groups import root_of
+from ..record.fakify import RecordedInput
+from ..record.recording import Recording
+from ..record.subclasses import WrapperCalls
+from ..slots import Primal
+from ..subclasses.layout import Wrapped, is_wrapper, layout_of, leaves_of
+from .inputs import InputFacts, is_stale, untouched
+
+
+def wrapper_facts(
+    functionalizer: Functionalizer, recorded: RecordedInput, facts: dict[Primal, InputFacts], calls: WrapperCalls
+) -> InputFacts:
+    """What happened to a wrapper. Where autograd saw it, the whole wrapper is written back and not what is inside."""
+    assert recorded.layout is not None
+    reshaped = calls.reshapes.get(id(recorded.seen), ())
+    geometry = _before(recorded)
+    if recorded.same_as is not None:
+        return untouched(recorded, requires_grad=recorded.seen.requires_grad, geometry=geometry)
+    seen, slot = recorded.seen, recorded.slot
+    if is_stale(seen) or (recorded.required_grad and not seen.requires_grad):
+        raise UnsupportedError(
+            f"the program detaches the tensor subclass {slot} in place, which cannot be compiled yet."
+        )
+    firsts = [item.same_as or item for item in recorded.inner]
+    inner = [facts[item.slot] for item in firsts]
+    written = any(item.data_changed for item in inner)
+    tracked = written and seen.grad_fn is not recorded.start_node
+    real = functionalizer.real_tensors.get(slot)
+    refusal = refusal_of_write(real) if tracked and real is not None else None
+    if refusal is not None:
+        raise refusal
+    for item in inner:
+        if tracked or reshaped:
+            facts[item.recorded.slot] = _left_to_the_wrapper(item, tracked, bool(reshaped))
+    made = seen.requires_grad and not recorded.required_grad and seen.is_leaf
+    if made and written:
+        raise UnsupportedError(
+            f"the program makes {slot} require grad and writes to it, which cannot be compiled yet. Call "
+            "requires_grad_() before."
+        )
+    version = calls.own_version(seen)
+    return untouched(recorded, requires_grad=seen.requires_grad, geometry=geometry)._replace(
+        data_changed=written,
+        written=tracked,
+        reshapes=tuple(reshaped),
+        all_writes_without_grad=written and all(f.all_writes_without_grad for f in inner if f.data_changed),
+        write_seen_by_autograd=tracked,
+        version_change=version,
+        made_to_require_grad=made,
+    )
+
+
+def refuse_related_wrappers(recording: Recording, wrappers: Sequence[InputFacts]) -> None:
+    """Inputs that autograd may take for views of one another, where it saw a write to one: they are recorded apart."""
+    roots = [(f, root_of(recording.real_tensors[f.recorded.slot])) for f in wrappers if f.recorded.same_as is None]
+    for facts, root in roots:
+        if not facts.write_seen_by_autograd:
+            continue
+        if any(root is other for f, other in roots if f is not facts):
+            raise UnsupportedError(
+                f"the program writes, with gradients on, to {facts.recorded.slot}, a tensor subclass of which another "
+                "input is a view, or the other way round: this cannot be compiled yet. Pass a clone."
+            )
+
+
+def _left_to_the_wrapper(facts: InputFacts, written: bool, reshaped: bool) -> InputFacts:
+    """Facts about an inner tensor to which the wrapper's own operators do what was done."""
+    if facts.refitted or facts.moved:
+        raise UnsupportedError(
+            f"the program resizes or moves {facts.recorded.slot}, which lies in a tensor subclass: this cannot be "
+            "compiled yet."
+        )
+    return facts._replace(
+        written=facts.written and not written,
+        written_in_graph=facts.written_in_graph and not written,
+        reshapes=() if reshaped else facts.reshapes,
+    )
+
+
+def _before(recorded: RecordedInput) -> Tensor:
+    """A tensor with the shape that a wrapper came with."""
+    layout = recorded.layout
+    assert layout is not None
+    if not all(type(n) is int for n in (*layout.size, *layout.stride)):  # a guard looks at the layout itself
+        return torch.empty((0,) * len(layout.size), device="meta")
+    with disable_modes():
+        return torch.empty_strided(layout.size, layout.stride, dtype=recorded.seen.dtype, device="meta")
+
+
+def wrapped_value(tensor: Tensor, node_of: Callable[[Tensor], Any]) -> Any:
+    """The node of a tensor, or the nodes of the tensors in a wrapper."""
+    if not is_wrapper(tensor):
+        return node_of(tensor)
+    return Wrapped(layout_of(tensor), tuple(node_of(leaf) for leaf in leaves_of(tensor)))
+
+
+def chain_to(recording: Recording, wrapper: Tensor, base: Tensor) -> list[ViewStep] | None:
+    """The views that give a wrapper from another, or None if it was not taken from it."""
+    steps: list[ViewStep] = []
+    for source, step in recording.recorder.wrappers.chain(wrapper):
+        steps.append(step)
+        if source is base:
+            return steps[::-1]
+    return None
+
+
+def refuse_lost_aliasing(functionalizer: Functionalizer, wrapper: Tensor, path: str) -> None:
+    """A new wrapper around memory of an input shares that memory, unless the graph replaces it."""
+    for leaf in leaves_of(wrapper):
+        state = functionalizer.state_of(leaf)
+        if state.owner is not None and state.storage.writes:
+            raise UnsupportedError(
+                f"{path} is a new {type(wrapper).__name__} around memory of {state.owner.slot}, which the program "
+                "writes to: this cannot be compiled yet. Return the input itself, a view of it, or a clone."
+            )
+
+
+# ------------------------------------------------------------------------------------------------ tangents
+def tangent_like(engine: Engine, target: Tensor) -> Tensor:
+    """A stand-in for the gradient of a result; a subclass may say what its gradients look like (T-6)."""
+    if not is_wrapper(target):
+        return engine.like(target, dense=True)
+    with disable_modes(), torch.no_grad():
+        like = layout_of(target.detach())
+        guess: Tensor = like.build([_leaf_like(engine, leaf) for leaf in leaves_of(target)])
+        coerce = getattr(guess, "__coerce_tangent_metadata__", None)
+        guess = guess if coerce is None else coerce()
+        if coerce is not None:
+            guess = layout_of(guess).build([_leaf_like(engine, leaf) for leaf in leaves_of(guess)])
+    return guess
+
+
+def _leaf_like(engine: Engine, leaf: Tensor) -> Tensor:
+    """A tensor after which a jagged size is named stays what it is: the gradient has that very size."""
+    return leaf if names_jagged_size(leaf) else engine.like(leaf, dense=True)

@@ -1,0 +1,206 @@
+"""Simulate the memory of a graph: which storage each value keeps alive, and when it is freed."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .._torch import OpOverload
+from ..graph.fx import Part
+from ..graph.graph import Node, get_constant, nodes_in
+from ..ops import Kind, op_info
+from .costs import bytes_of
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Which memory the value of each node keeps alive: a view holds what it looks at, an operator makes memory anew.
+Numbers = tuple[int, ...]
+
+
+class Storages:
+    """Storages are numbered as they are made.
+
+    Args:
+        nodes: in their order, placeholders first.
+        inputs: for each, the numbers of the nodes that it reads.
+        given: memory that placeholders hold, by their numbers, and its sizes, where it is known from elsewhere.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        inputs: Sequence[Numbers],
+        given: Mapping[int, Numbers] | None = None,
+        sizes: Sequence[int] = (),
+    ) -> None:
+        self.sizes = list(sizes)
+        self.holds: list[Numbers] = []  # what a node's value keeps alive
+        self.makes: list[Numbers] = []  # what of it is new
+        self.base: list[int] = []  # whose value a view looks at; a node itself if it is none
+        elements: dict[int, tuple[Numbers, ...]] = {}
+        for i, node in enumerate(nodes):
+            base, op = i, node.op
+            made: Numbers = ()
+            if given is not None and i in given:
+                held = given[i]
+            elif op is operator.getitem and inputs[i]:
+                container = inputs[i][0]
+                known, index = elements.get(container), node.args[1]
+                held = known[index] if known is not None and index.__class__ is int else self.holds[container]
+                if self.base[container] != container:
+                    base = self.base[container]
+            elif op.__class__ is OpOverload and inputs[i] and _looks_at_argument(op, node):
+                source = inputs[i][0]
+                base, held = self.base[source], self.holds[source]
+                if isinstance(node.value, (tuple, list)):
+                    elements[i] = (held,) * len(node.value)
+            elif op is get_constant:
+                held = ()
+            elif isinstance(node.value, (tuple, list)):
+                elements[i] = tuple(self._new(item) for item in node.value)
+                made = held = tuple([s for element in elements[i] for s in element])
+            else:
+                made = held = self._new(node.value)
+            self.holds.append(held)
+            self.makes.append(made)
+            self.base.append(base)
+
+    def _new(self, value: Any) -> Numbers:
+        if isinstance(value, Tensor):
+            self.sizes.append(bytes_of(value))
+            return (len(self.sizes) - 1,)
+        if isinstance(value, (tuple, list)):
+            return tuple([s for item in value for s in self._new(item)])
+        return ()
+
+
+def _looks_at_argument(op: OpOverload, node: Node) -> bool:
+    info = op_info(op)
+    return info.kind is Kind.VIEW or (bool(info.written) and node.impure)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# How much memory a graph keeps alive while it runs: every storage, from the operator that makes it to its last use.
+#
+# A graph is run as compilers run it: a value is dropped behind its last use, inputs included (they come in a list that
+# the callee empties), and what is returned lives to the end. What the caller holds anyway (parameters, other inputs of
+# the program) counts as nothing.
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes alive at each step of a graph: while operator number k runs, and at the end.
+
+    >>> Memory((8, 24, 16), 16).peak
+    24
+    """
+
+    alive: tuple[int, ...]
+    after: int
+
+    @property
+    def peak(self) -> int:
+        """The most at any moment."""
+        return max(self.alive, default=self.after)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """The memory of a forward and its backward, in bytes beyond what the caller holds."""
+
+    saved: int  # unique storages between the two
+    forward: Memory
+    backward: Memory
+
+    @property
+    def peak(self) -> int:
+        """The most at any moment of a training step."""
+        return max(self.forward.peak, self.backward.peak)
+
+
+def alive_over(
+    order: Sequence[int],
+    inputs: Sequence[Numbers],
+    holds: Sequence[Numbers],
+    makes: Sequence[Numbers],
+    sizes: Sequence[int],
+    given: Iterable[int],
+    returned: Iterable[int],
+    free: Collection[int],
+) -> Memory:
+    """Run a graph in thought.
+
+    Args:
+        order: the numbers of its nodes as they run; `inputs`, `holds` and `makes` are by number.
+        inputs: what each node reads.
+        holds: the storages that its value keeps alive.
+        makes: those of them that are new.
+        sizes: of all storages.
+        given: the graph's placeholders.
+        returned: what lives to the end.
+        free: storages that the caller holds in any case.
+    """
+    end = len(order)
+    last: dict[int, int] = dict.fromkeys(given, 0)
+    for position, i in enumerate(order):
+        last[i] = position
+        for item in inputs[i]:
+            last[item] = position
+    for i in returned:
+        last[i] = end
+    until: dict[int, int] = {}
+    for i, position in last.items():
+        for s in holds[i]:
+            if until.get(s, -1) < position:
+                until[s] = position
+    dying = [0] * (end + 1)
+    for s, position in until.items():
+        if s not in free:
+            dying[position] += sizes[s]
+    now = sum(sizes[s] for s in {s for i in given for s in holds[i]} if s not in free)
+    alive = []
+    for position, i in enumerate(order):
+        for s in makes[i]:
+            if s not in free:
+                now += sizes[s]
+        alive.append(now)
+        now -= dying[position]
+    return Memory(tuple(alive), now)
+
+
+def simulate(forward: Part, backward: Part, num_fwd_outputs: int) -> Simulation:
+    """The memory of two graphs as a partitioner emitted them; what is saved has the same name on both sides.
+
+    Args:
+        forward: returns its own results, then what is saved.
+        backward: takes what is saved, then tangents.
+        num_fwd_outputs: how many results are the forward's own.
+    """
+    nodes, inputs, index = _numbered(forward)
+    storages = Storages(nodes, inputs)
+    count = len(forward.placeholders)
+    pinned = {s for held in storages.holds[:count] for s in held}
+    own = [index[id(node)] for node in nodes_in(forward.outputs[:num_fwd_outputs])]
+    saved = [index[id(node)] for node in nodes_in(forward.outputs[num_fwd_outputs:])]
+    order = range(count, len(nodes))
+    first = alive_over(
+        order, inputs, storages.holds, storages.makes, storages.sizes, range(count), [*own, *saved], pinned
+    )
+    free = pinned | {s for i in own for s in storages.holds[i]}
+    by_name = {nodes[i].name: storages.holds[i] for i in saved}
+    nodes, inputs, index = _numbered(backward)
+    given = {i: by_name[node.name] for i, node in enumerate(backward.placeholders) if node.name in by_name}
+    later = Storages(nodes, inputs, given, storages.sizes)
+    count = len(backward.placeholders)
+    returned = [index[id(node)] for node in nodes_in(backward.outputs)]
+    order = range(count, len(nodes))
+    second = alive_over(order, inputs, later.holds, later.makes, later.sizes, range(count), returned, free)
+    unique = {s for held in by_name.values() for s in held} - free
+    return Simulation(sum(storages.sizes[s] for s in unique), first, second)
+
+
+def _numbered(part: Part) -> tuple[list[Node], list[Numbers], dict[int, int]]:
+    nodes = [*part.placeholders, *part.nodes]
+    index = {id(node): i for i, node in enumerate(nodes)}
+    return nodes, [tuple(dict.fromkeys([index[id(item)] for item in node.inputs()])) for node in nodes], index

@@ -1,0 +1,280 @@
+"""Fake tensors for the arguments of a program, with the Python attributes of the real ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._torch import (
+    FakeTensor,
+    copy_creation,
+    disable_modes,
+    dispatch_mode_depth,
+    fake_attribute_names,
+    is_backward_state,
+)
+from ..abstract.engine import Engine
+from ..errors import StateChangeError, UnsupportedError
+from ..ops import ViewStep, aten
+from ..slots import Primal, Root
+from ..subclasses.layout import Layout, is_wrapper, leaves_of, wrappers_in
+from ..values import is_plain
+from .alias_groups import Family, SharedMemory, root_of
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Python attributes of tensors: what the user, or the program, has put on them.
+#
+# The program sees an abstract tensor with the attributes of its argument, and the user's own object where it finds a
+# tensor by itself. Neither may leave a trace: what the program puts there is refused, for a compiled call would not
+# see what was there before.
+MARKS = ("_foregrad_", "_dynamo_", "_is_param")  # also hints for front ends, and what makes a tensor a parameter
+
+
+def own_attributes(tensor: Tensor) -> dict[str, Any]:
+    """Attributes that are not the recording's own."""
+    held = vars(tensor)
+    others = held.keys() - _not_the_users
+    if not others:
+        return {}
+    _not_the_users.update(name for name in others if name.startswith(MARKS) or name in fake_attribute_names())
+    return {name: held[name] for name in held if name not in _not_the_users}
+
+
+_not_the_users: set[str] = set()  # names that were seen on tensors, of what torch or Foregrad has put there
+
+
+class FoundAttributes:
+    """The attributes of the user's own tensors, as the recording found them."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Primal, Tensor, Tensor, dict[str, Any]]] = []
+
+    def note(self, slot: Primal, real: Tensor, seen: Tensor) -> None:
+        """A tensor becomes an input."""
+        self._before.append((slot, real, seen, own_attributes(real) if vars(real) else {}))
+
+    def put_back(self) -> StateChangeError | None:
+        """Undo what the program did to them; gives what is to be said about that."""
+        refusal = None
+        for slot, real, seen, before in self._before:
+            changed = [*_changed(own_attributes(real), before), *_changed(own_attributes(seen), before)]
+            for name in changed:
+                vars(real).pop(name, None)
+                if name in before:
+                    vars(real)[name] = before[name]
+                refusal = refusal or StateChangeError(
+                    f"the program changes the attribute {name!r} of {slot}: a compiled call would not see what it "
+                    "was before. Set it outside the program, or compile with fallback='eager'."
+                )
+        self._before.clear()
+        return refusal
+
+
+def _changed(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    """Attributes that are not what they were."""
+    return [name for name in {**now, **before} if now.get(name, _ABSENT) is not before.get(name, _ABSENT)]
+
+
+_ABSENT = object()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What stands for the arguments of a program while it is recorded.
+class Argument(NamedTuple):
+    """A value that goes into a recording: a tensor, or any Python object, which is a constant of the program."""
+
+    slot: Primal
+    value: Any
+    dynamic: bool = False  # sizes of a tensor, or an int, become symbols
+
+
+class Object(NamedTuple):
+    """Stands for an argument that is an object: it is not kept."""
+
+    kind: str
+
+    def __repr__(self) -> str:
+        return f"<{self.kind}>"
+
+
+class RecordedInput(NamedTuple):
+    """What stood for an argument while the program ran."""
+
+    slot: Primal
+    seen: Any  # what the program saw: an abstract tensor, a symbolic int, or the value itself if it is plain
+    leaf: Tensor | None = None  # what gradients are taken for
+    start_node: Any = None  # the autograd node of `seen` before the program ran
+    was_leaf: bool = False
+    was_inference: bool = False
+    required_grad: bool = False
+    same_as: RecordedInput | None = None  # an earlier input that is the same tensor
+    parent: RecordedInput | None = None  # the input whose memory it looks at
+    views: tuple[tuple[ViewStep, Tensor], ...] = ()  # that give it from there, each with its result
+    layout: Layout | None = None  # of a wrapper subclass
+    inner: tuple[RecordedInput, ...] = ()  # the plain tensors in it
+
+    @property
+    def is_tensor(self) -> bool:
+        return isinstance(self.seen, Tensor)
+
+    @property
+    def differentiated(self) -> Tensor | None:
+        """What gradients are taken for: also an input that the program itself made require grad, or a root of some."""
+        is_member = self.parent is not None and not isinstance(self.slot, Root)
+        if self.leaf is not None or not self.is_tensor or self.same_as or is_member:
+            return self.leaf
+        return self.seen if self.seen.requires_grad and self.seen.is_leaf else None
+
+
+class _NonLeaf(torch.autograd.Function):
+    """Makes a tensor that is no leaf out of one that is, without recording an operator."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, box: list[Tensor]) -> Tensor:
+        ctx.set_materialize_grads(False)  # no gradient gives none, not zeros
+        return box[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:
+        return gradient, None
+
+
+def is_start_node(node: Any) -> bool:
+    """Whether an autograd node belongs to an input that is no leaf."""
+    return type(node).__name__ == "_NonLeafBackward"
+
+
+def _as_inference_tensor(real: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """A twin is an inference tensor exactly if the real tensor is one."""
+    if real.is_inference() == torch.is_inference_mode_enabled():
+        return contextlib.nullcontext()
+    return torch.inference_mode(real.is_inference())
+
+
+def _made_to_require_grad(twin: Tensor) -> Tensor:
+    """An inference tensor may require grad: `.data =` can make one of a leaf, or it was made in inference mode."""
+    with _as_inference_tensor(twin):
+        return twin.requires_grad_()
+
+
+def require_shape(value: Tensor, slot: Primal) -> None:
+    """Refuse a lazy parameter: nothing else may be asked of it."""
+    if type(value) is not Tensor and torch.nn.parameter.is_lazy(value):
+        raise UnsupportedError(f"{slot} has no shape yet. Run the module once before you compile it.")
+
+
+def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
+    """Make what stands for an argument: not a view, and a leaf exactly if the argument is one."""
+    value = argument.value
+    if type(value) is int and argument.dynamic:
+        return RecordedInput(argument.slot, engine.symbol(value, argument.slot))
+    if not isinstance(value, Tensor):
+        if type(value) in (set, frozenset) and is_plain(value):
+            return RecordedInput(argument.slot, type(value)(list(value)))
+        kept = is_plain(value) or is_backward_state(value)
+        return RecordedInput(argument.slot, value if kept else Object(type(value).__qualname__))
+    require_shape(value, argument.slot)
+    if dispatch_mode_depth() or value.is_inference() != torch.is_inference_mode_enabled():
+        with disable_modes(), _as_inference_tensor(value):
+            seen = engine.twin(value, argument.slot, argument.dynamic)
+    else:
+        seen = engine.twin(value, argument.slot, argument.dynamic)
+    leaf = None
+    if value.requires_grad:
+        leaf = _made_to_require_grad(seen)
+        if not value.is_leaf:
+            with disable_modes(), _as_inference_tensor(value), torch.enable_grad():
+                seen = _NonLeaf.apply(leaf, [engine.twin(value, argument.slot, argument.dynamic)])
+    _copy_attributes(value, seen)
+    return _recorded(argument.slot, value, seen, leaf)
+
+
+def stand_in_for_wrapper(argument: Argument, layout: Layout, inner: Sequence[RecordedInput]) -> RecordedInput:
+    """A wrapper around what stands for the plain tensors in it. Autograd sees the wrapper only."""
+    value = argument.value
+
+    def twin() -> Tensor:
+        parts = [item.seen for item in inner]
+        with torch.no_grad():
+            built: Tensor = layout.build(parts)
+        if not is_wrapper(built) or any(a is not b for a, b in zip(leaves_of(built), parts, strict=True)):
+            raise UnsupportedError(
+                f"{layout.kind.__name__}.__tensor_unflatten__ must build a tensor around the very tensors that it is "
+                f"given; {argument.slot} cannot be compiled."
+            )
+        for part, real in zip(wrappers_in(built), wrappers_in(value), strict=True):
+            part.requires_grad_(real.requires_grad)  # what is differentiated for it is found on the tape
+        return built.requires_grad_(False) if built.requires_grad else built
+
+    leaf = None
+    with disable_modes(), _as_inference_tensor(value):
+        seen = twin()
+        if value.requires_grad:
+            leaf = seen.requires_grad_()
+            if not value.is_leaf:
+                with torch.enable_grad():
+                    seen = _NonLeaf.apply(leaf, [twin()])
+    for name, attribute in vars(value).items():
+        vars(seen).setdefault(name, attribute)
+    return _recorded(argument.slot, value, seen, leaf, layout=layout, inner=tuple(inner))
+
+
+def _recorded(slot: Primal, value: Tensor, seen: Tensor, leaf: Tensor | None = None, **more: Any) -> RecordedInput:
+    grad = value.requires_grad
+    return RecordedInput(slot, seen, leaf, seen.grad_fn, value.is_leaf, value.is_inference(), grad, **more)
+
+
+def _copy_attributes(value: Tensor, seen: Tensor) -> None:
+    if not isinstance(value, FakeTensor):
+        vars(seen).update(vars(value))  # that the user has put on the tensor
+    if isinstance(value, torch.nn.Parameter):
+        seen._is_param = True
+
+
+def stand_in_for_root(memory: RecordedInput, family: Family) -> RecordedInput:
+    """What autograd takes some inputs to be views of, where it is not the memory's own input: cut off from that."""
+    root = family.root
+    with disable_modes(), _as_inference_tensor(root), torch.no_grad():
+        views = _take_views(memory.seen, family.views)
+        seen, once_more = (views[-1][1].data if family.own_version else views[-1][1].detach() for _ in range(2))
+    leaf = None
+    if root.requires_grad:
+        leaf = _made_to_require_grad(seen)
+        if not root.is_leaf:
+            with disable_modes(), _as_inference_tensor(root), torch.enable_grad():
+                seen = _NonLeaf.apply(leaf, [once_more])
+    views.append((ViewStep(aten.detach.default, (), {}, None), seen))
+    return _recorded(family.slot, root, seen, leaf, parent=memory, views=tuple(views))
+
+
+def stand_in_for_member(
+    memory: RecordedInput, root: RecordedInput, argument: Argument, shared: SharedMemory
+) -> RecordedInput:
+    """An input that is a view, for autograd too, of something that stands in already."""
+    value = argument.value
+    steps = shared.views_from(root_of(value), value)
+    if not steps:
+        return _recorded(argument.slot, value, root.seen, parent=root)
+    made_with_grad = value.requires_grad or not root.required_grad
+    with disable_modes(), _as_inference_tensor(value):
+        with torch.set_grad_enabled(made_with_grad):
+            seen = _take_views(root.seen, steps)[-1][1]
+        with torch.no_grad():  # writes are carried back to the memory itself, wherever the root lies in it
+            views = _take_views(memory.seen, shared.views_from(shared.base, value))
+    if seen._is_view() and value._is_view():
+        copy_creation(seen, value)
+    _copy_attributes(value, seen)
+    views[-1] = views[-1][0], seen
+    return _recorded(argument.slot, value, seen, parent=memory, views=tuple(views))
+
+
+def _take_views(tensor: Tensor, steps: Sequence[ViewStep]) -> list[tuple[ViewStep, Tensor]]:
+    views: list[tuple[ViewStep, Tensor]] = []
+    for step in steps:
+        tensor = step.op(tensor, *step.args, **step.kwargs)
+        views.append((step, tensor))
+    return views

@@ -1,0 +1,423 @@
+"""Tensors that the program finds by itself (parameters, closures, globals) become inputs of the recording."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from .._torch import (
+    FAST_ATTENTION,
+    HANDS_OVER,
+    BackwardHook,
+    CheckpointFrame,
+    below_autograd,
+    counts_versions,
+    disable_modes,
+    function_that_asks,
+    is_functorch_wrapped,
+    set_version,
+    without_function_modes,
+)
+from ..abstract.engine import (
+    CHECKED_PROPERTIES,
+    FROM_BEFORE,
+    SIZES,
+    Engine,
+    follows_from_guards,
+    is_known,
+    refuse_plain_result,
+    refuse_property,
+    refuse_size_of_workspace,
+    who_asks,
+)
+from ..abstract.kernel_checks import VALUE_CHECKS
+from ..errors import DataDependentError, ForegradError, UnsupportedError
+from ..ops import aten
+from ..stack_traces import is_own_code, is_users_code, user_stack, where
+from ..subclasses.layout import is_wrapper
+from ..values import PLAIN
+from .borrowed import Borrowed, Caches
+from .hooks import REGISTERING, Hooks
+from .refusals import WAY_OUT, Refusals, explained
+from .tape import INNER_BACKWARDS
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Compositions that choose a kernel by whether an argument is a tensor subclass.
+#
+# While a program is recorded every tensor counts as one, and eager would take the other kernel, which lays its result
+# otherwise in memory or rounds it otherwise. Where no gradient is needed the composition stays whole: the graph then
+# chooses as eager does.
+CHOOSES_BY_SUBCLASS = frozenset({aten.max_pool1d.default, aten.linalg_svdvals.default, aten.linalg_eigvalsh.default})
+
+# What calls them. Below autograd a composition comes to the recorder before it is taken apart.
+_POOLING = (torch.max_pool1d, functional.max_pool1d, aten.max_pool1d, aten.max_pool1d.default)
+_SPECTRAL = (torch.linalg.svdvals, torch.linalg.eigvalsh, torch.linalg.cond, torch.linalg.matrix_rank)
+_NORMS = (torch.linalg.norm, torch.linalg.matrix_norm, torch.norm, torch.nuclear_norm, Tensor.norm)
+FUNCTIONS_THAT_CHOOSE = frozenset({*_POOLING, *_SPECTRAL, *_NORMS})
+
+
+def needs_no_gradient(given: Iterable[Any]) -> bool:
+    """Whether a call with these arguments, none of which is a subclass in eager, is not differentiated."""
+    tensors = [value for value in given if isinstance(value, Tensor)]
+    followed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return not followed and not any(map(is_wrapper, tensors))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Real tensors that the program finds by itself: parameters, closures, globals.
+#
+# They must never meet the recording as they are: `buf.add_(x)` on a real `buf` would change the user's tensor, and
+# autograd would run into the user's own tape. This mode sees every torch call before autograd does and puts an
+# abstract twin in the place of each real tensor. A call that gives back a twin (an in-place operator does) gives back
+# the real tensor, so that `self.count += 1` assigns to the module what was there before. Properties that read no data
+# and give no tensor are answered by the real tensor itself.
+_TENSOR_PROPERTIES = frozenset(getattr(Tensor, name).__get__ for name in ("data", "T", "mT", "H", "mH", "real", "imag"))
+_GRAD = vars(Tensor.__base__)["grad"].__get__
+_GRAD_FN = vars(Tensor.__base__)["grad_fn"].__get__
+_GRAD_SETTER = vars(Tensor.__base__)["grad"].__set__
+_DATA_SETTER = vars(Tensor.__base__)["data"].__set__
+_SETTERS = frozenset(getattr(Tensor, name).__set__ for name in ("data", "grad", "requires_grad"))
+
+# What asks for data, or for memory, of a tensor that has none.
+NEEDS_DATA: dict[Any, str] = {
+    Tensor.item: "item()",
+    Tensor.tolist: "tolist()",
+    Tensor.numpy: "numpy()",
+    Tensor.__array__: "numpy",
+    Tensor.__bool__: "bool()",
+    Tensor.__int__: "int()",
+    Tensor.__float__: "float()",
+    Tensor.__complex__: "complex()",
+    Tensor.__index__: "an index",
+    Tensor.data_ptr: "data_ptr()",
+    Tensor.untyped_storage: "untyped_storage()",
+    Tensor.storage: "storage()",
+    Tensor.__dlpack__: "dlpack",
+    Tensor.share_memory_: "share_memory_()",
+    Tensor.is_shared: "is_shared()",
+    Tensor.__deepcopy__: "a deep copy",
+    Tensor.__reduce_ex__: "pickle",
+    Tensor.__repr__: "the text",
+    Tensor.__format__: "the text",
+}
+_TEXT = (Tensor.__repr__, Tensor.__format__)
+
+
+# All functions that are looked at before they are called.
+_SPECIAL = frozenset(
+    {
+        *NEEDS_DATA,
+        *INNER_BACKWARDS,
+        *REGISTERING,
+        *VALUE_CHECKS,
+        *_SETTERS,
+        *(_GRAD_SETTER, _DATA_SETTER, Tensor.requires_grad_, Tensor.detach_, Tensor.set_),
+    }
+)
+
+
+# Functions that choose a kernel while the program is recorded, by settings that it does not see.
+_ATTENDS = frozenset(
+    {
+        *(torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.multi_head_attention_forward),
+        *FAST_ATTENTION,
+    }
+)
+
+
+class RealTensors(TorchFunctionMode):
+    """Replaces real tensors by their abstract twins before autograd sees them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        adopt: Callable[[Tensor], Tensor],
+        need_grad: Callable[[Tensor], None],
+        before_requiring_grad: Callable[[Tensor, Tensor], None],
+        before_detaching: Callable[[Tensor], None],
+        note_leaf_taken: Callable[[Tensor], None],
+        refusals: Refusals,
+    ) -> None:
+        super().__init__()
+        self._refusals = refusals
+        self._abstract = engine.is_abstract
+        self._value_of = engine.value_of
+        self._need_grad = need_grad  # raises if a tensor holds a gradient that is no input
+        self._before_requiring_grad = before_requiring_grad  # raises if eager's views would see it otherwise
+        self._before_detaching = before_detaching
+        self._note_leaf_taken = note_leaf_taken  # by a custom function
+        self.data_assigned: set[int] = set()  # ids of tensors that `.data =` moved last
+        self.made_to_require_grad: set[int] = set()  # ids of tensors that `requires_grad_()` was called on
+        self.grads_looked_at: set[int] = set()  # ids of what stands for tensors whose `.grad` was read or set
+        self._start_nodes: dict[int, Any] = {}  # of inputs that are no leaves, by id of what stands for them
+        self.attends = False  # a kernel for attention was chosen
+        self.properties_read: dict[int, set[str]] = {}  # by id of what stands for a tensor: compared at each call
+        self.hooks = Hooks()
+        self.caches = Caches()
+        self.borrowed = Borrowed()
+        self.applies_functions = False  # custom ones, torch's own included
+        self.reaches_into_tape = False  # the program may have put functions of its own into autograd's nodes
+        self.found_in_backward: set[int] = set()  # ids of twins of real tensors that were met since it began
+        self._adopt = adopt  # makes a hidden input of a tensor that was not known before
+        self._twins: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}  # by id of the real tensor
+        self._reals: dict[int, weakref.ref[Tensor]] = {}  # by id of the twin
+        self._arguments: dict[int, Tensor] = {}  # the real tensors of the arguments, by id of what the program sees
+
+    def register(self, real: Tensor, twin: Tensor) -> None:
+        """From now on `twin` stands for `real`."""
+        self._note(real, twin)
+        self._reals[id(twin)] = weakref.ref(real)
+
+    def _note(self, real: Tensor, twin: Tensor) -> None:
+        if real.requires_grad and not real.is_leaf:
+            self._start_nodes[id(twin)] = twin.grad_fn
+        if self._known_twin(real) is None:
+            self._twins[id(real)] = weakref.ref(real), twin
+
+    def _known_twin(self, real: Tensor) -> Tensor | None:
+        """The twin, unless the id belonged to a tensor that is gone."""
+        known = self._twins.get(id(real))
+        return known[1] if known is not None and known[0]() is real else None
+
+    def note_argument(self, real: Tensor, seen: Tensor) -> None:
+        """`seen` is what the program was given for `real`; the program finding `real` by itself finds the same."""
+        self._arguments[id(seen)] = real
+        self._note(real, seen)
+
+    def release_arguments(self) -> None:
+        """Forget the real tensors of the arguments."""
+        for real in self._arguments.values():
+            self._twins.pop(id(real), None)
+        self._arguments.clear()
+
+    @property
+    def held(self) -> Iterator[Tensor]:
+        """All tensors that are held here, once for each reference."""
+        for _, twin in self._twins.values():
+            yield twin
+        yield from self.hooks.held
+
+    def twin_of(self, real: Tensor) -> Tensor:
+        """The twin of a real tensor, adopted if it is met for the first time."""
+        twin = self._known_twin(real)
+        if twin is None:
+            twin = self._adopt(real)
+            self.register(real, twin)
+        self.found_in_backward.add(id(twin))
+        return twin
+
+    def note_applied(self, args: tuple[Any, ...]) -> None:
+        """A custom function takes real tensors as they are, and autograd's edge leads to them: they are inputs."""
+        self.applies_functions = True
+        with without_function_modes():
+            for value in args:
+                if not isinstance(value, Tensor) or is_functorch_wrapped(value):
+                    continue
+                twin = value if self._abstract(value) else self.twin_of(value)
+                if torch.is_grad_enabled() and twin.is_leaf and twin.requires_grad:  # a stale view raises
+                    self._note_leaf_taken(twin)
+
+    def note_saved_hooks(self, checkpoint: CheckpointFrame | None) -> None:
+        """Autograd will call the program back for what it saves."""
+        self.reaches_into_tape = True
+        if checkpoint is not None:
+            self.borrowed.note(checkpoint)
+
+    def note_module_hooks(self, hooks: BackwardHook) -> None:
+        """Autograd will call the backward hooks of a module."""
+        self.borrowed.note(hooks)
+
+    def note_cache(self, storage: dict[Any, Any]) -> None:
+        """A selective checkpoint keeps values."""
+        self.caches.add(storage)
+
+    def _swap(self, value: Any) -> Any:
+        if type(value) in PLAIN or self._abstract(value):
+            return value
+        if isinstance(value, Tensor):
+            return value if is_functorch_wrapped(value) else self.twin_of(value)
+        kind = type(value)
+        if kind is tuple or kind is list:
+            return kind([self._swap(item) for item in value])
+        return value
+
+    def _refuse_reading(self, func: Any, args: tuple[Any, ...]) -> None:
+        tensor = args[0] if args else None
+        if isinstance(tensor, Tensor) and (not self._abstract(tensor) or self._value_of(tensor) is None):
+            raise DataDependentError(
+                f"{NEEDS_DATA[func]} of a recorded tensor, at {where(user_stack(3))}. While a program is recorded its "
+                f"tensors have no data. {WAY_OUT}"
+            )
+
+    def _is_input(self, tensor: Tensor) -> bool:
+        return not self._abstract(tensor) or id(tensor) in self._arguments or id(tensor) in self._reals
+
+    def _look_at_grad(self, tensor: Tensor) -> Tensor:
+        """What stands for a tensor whose `.grad` is read or set; a gradient from before the call must be an input."""
+        real = self._arguments.get(id(tensor), tensor)
+        if not self._abstract(real):
+            self._need_grad(real)
+        seen = tensor if self._abstract(tensor) else self.twin_of(tensor)
+        self.grads_looked_at.add(id(seen))
+        return seen
+
+    def _read_property(self, func: Any, tensor: Any) -> Any:
+        """A property that gives no tensor, and that guards compare, if it follows from nothing else."""
+        if not isinstance(tensor, Tensor) or is_functorch_wrapped(tensor) or is_own_code(who_asks(func)):
+            return func(tensor)
+        seen = tensor if self._abstract(tensor) else self.twin_of(tensor)  # from now on an input, and checked as such
+        name = func.__self__.__name__
+        if name in CHECKED_PROPERTIES or not is_users_code(who_asks(func)):
+            return func(tensor)
+        real = self._real_of(seen)
+        value: Any = self.hooks.without_guards(func(seen)) if name == "_backward_hooks" else func(seen)
+        base = self._real_of(value) if name == "_base" and value is not None else None
+        if name == "grad_fn" and real is not None and value is self._start_nodes.get(id(seen)):
+            value = real.grad_fn  # what was computed before the call: its type is compared
+            self.properties_read.setdefault(id(seen), set()).add(name)
+        elif name == "_version" or not all(is_known(name, known) for known in (real, base) if known is not None):
+            refuse_property(name)
+        if name in FROM_BEFORE and real is not None:
+            self.properties_read.setdefault(id(seen), set()).add(name)
+        return value
+
+    def _real_of(self, seen: Tensor) -> Tensor | None:
+        """The tensor of the caller's that a recorded one stands for, if it does."""
+        found = self._reals.get(id(seen))
+        return self._arguments.get(id(seen)) if found is None else found()
+
+    def _require_grad(self, tensor: Tensor) -> None:
+        self.made_to_require_grad.add(id(tensor))
+        real = self._arguments.get(id(tensor), tensor)
+        if not self._abstract(real) and not is_functorch_wrapped(real):
+            self._before_requiring_grad(real, self.twin_of(real))
+
+    def _assign_data(self, target: Tensor, value: Tensor) -> None:
+        """`x.data = y` moves a tensor to other memory as `set_` does, without counting as a write."""
+        if target.dtype != value.dtype:
+            raise UnsupportedError(
+                f"assigning .data of another dtype, at {where(user_stack(3))}, cannot be compiled yet."
+            )
+        if target.is_inference() != value.is_inference():
+            raise UnsupportedError(
+                f"assigning .data, at {where(user_stack(3))}, makes an inference tensor of a normal one, or the other "
+                "way round, which cannot be compiled yet."
+            )
+        version = 0 if target.is_inference() else target._version
+        with torch.no_grad():
+            aten.set_.source_Tensor(target, value.detach())
+        if not target.is_inference():
+            set_version(target, version)
+        self.data_assigned.add(id(target))
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        calling = sys._getframe(1)
+        if calling.f_code is HANDS_OVER:
+            func = function_that_asks(func, calling)
+        try:
+            return self._handle(func, args, kwargs or {})
+        except ForegradError as error:
+            self._refusals.note(error)
+            raise
+        except RuntimeError as error:
+            refusal = explained(error)
+            if isinstance(refusal, DataDependentError):  # others may have to do with how inputs share memory
+                raise self._refusals.note(refusal) from error
+            if "inference tensor" in str(error) and self._meets_half_inference():
+                raise self._refusals.note(
+                    UnsupportedError(
+                        f"the program writes to a tensor that `.data =` has given an inference tensor, at "
+                        f"{where(user_stack(2))}: this cannot be compiled yet. Compile with fallback='eager'."
+                    )
+                ) from error
+            raise
+
+    def _meets_half_inference(self) -> bool:
+        """Whether an input says that it is an inference tensor and counts its versions like any other."""
+        known = (*self._arguments.values(), *(find() for find, _ in self._twins.values()))
+        return any(real is not None and real.is_inference() and counts_versions(real) for real in known)
+
+    def _handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in SIZES and args:
+            refuse_size_of_workspace(args[0])
+        if func not in _SPECIAL and getattr(func, "__name__", None) != "__get__":
+            return self._call(func, args, kwargs)
+        if func in NEEDS_DATA:
+            self._refuse_reading(func, args)
+            if func in _TEXT:
+                return func(self._value_of(args[0]), *args[1:], **kwargs)
+        elif getattr(func, "__name__", None) == "__get__" and func not in _TENSOR_PROPERTIES:
+            if func == _GRAD:
+                return func(self._look_at_grad(args[0]), *args[1:])
+            if func == _GRAD_FN:
+                self.reaches_into_tape = True
+            return self._read_property(func, args[0])
+        elif func == _DATA_SETTER:
+            self._assign_data(*self._swap(args))
+            return None
+        elif func == _GRAD_SETTER:
+            return func(self._look_at_grad(args[0]), self._swap(args[1]))
+        elif func in _SETTERS and not self._abstract(args[0]):
+            raise UnsupportedError(
+                f"assigning .{func.__self__.__name__}, at {where(user_stack(2))}, cannot be compiled yet. Write to the "
+                "tensor in place or pass it as an argument, or compile with fallback='eager'."
+            )
+        inner = INNER_BACKWARDS.get(func)
+        if inner is not None:
+            with self:
+                done = inner(*self._swap(args), **{name: self._swap(value) for name, value in kwargs.items()})
+            if done is not NotImplemented:
+                return done
+        if func in VALUE_CHECKS:
+            VALUE_CHECKS[func](*self._swap(args), **kwargs)
+        if func in REGISTERING:
+            return self.hooks.register(func, *self._swap(args), **kwargs)
+        if func is Tensor.requires_grad_:
+            self._require_grad(args[0])
+        elif func is Tensor.detach_ and self._arguments.get(id(args[0]), args[0])._is_view():
+            _a_view().detach_()  # raises eager's error: the recording does not know that it is a view
+        elif func is Tensor.detach_ and args[0].requires_grad:
+            if self._is_input(args[0]):
+                raise UnsupportedError(
+                    f"an input is detached in place, at {where(user_stack(2))}, which cannot be compiled yet. Use "
+                    "detach()."
+                )
+            self._before_detaching(args[0])
+        elif func is Tensor.set_:
+            self.data_assigned.discard(id(args[0]))
+        return self._call(func, args, kwargs)
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function with twins in the places of real tensors; a twin that comes back is the real tensor again."""
+        if func in _ATTENDS:
+            self.attends = True
+        given, named = self._swap(args), {name: self._swap(value) for name, value in kwargs.items()}
+        if func in FUNCTIONS_THAT_CHOOSE and needs_no_gradient((*given, *named.values())):
+            with below_autograd():
+                return func(*given, **named)
+        result = func(*given, **named)
+        if isinstance(result, Tensor) and id(result) in self._reals:
+            real = self._reals[id(result)]()
+            return result if real is None else real
+        if (
+            type(result) in PLAIN
+            and func not in NEEDS_DATA
+            and not follows_from_guards(func, result)
+            and is_users_code(who_asks(func))
+        ):
+            refuse_plain_result(func, result)
+        return result
+
+
+def _a_view() -> Tensor:
+    with disable_modes(), without_function_modes():
+        return torch.zeros(1).view(1)

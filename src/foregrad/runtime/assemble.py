@@ -1,0 +1,281 @@
+"""Put a program together: partition, compile, write the code of its call."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from .._torch import any_autocast_enabled, deterministic_enabled
+from ..codegen.writer import Writer
+from ..compat import ViewAndMutationMeta, describe
+from ..errors import ForegradError, InternalError, UnsupportedError
+from ..graph.fx import operator_of, to_fx
+from ..graph.graph import Node
+from ..graph.verify import verify_module
+from ..joint.build import Joint
+from ..joint.inputs import InputFacts
+from ..joint.outputs import Constant, Number, SameAsInput
+from ..logs import show_graph
+from ..options import AOTConfig
+from ..slots import Input, Output, Primal
+from ..subclasses.layout import spread
+from .autograd_function import TrainingCore
+from .backward import Backward
+from .call import Entry, InferenceCore
+from .compilers import Boxed, checked, compile_graph, example_values, partitioned
+from .double_backward import Orders
+from .effect_tokens import hiding_first_tokens, unlift_first_tokens, unlift_last_tokens
+from .rng import around_backward, around_forward
+from .saved_tensors import Saved, SavedValue, edges_of, origin_of, reread_by, saved_between, values_in_wrappers
+from .stages import stages_of
+from .subclasses import around_backward as wrappers_around_backward
+from .subclasses import around_forward as wrappers_around_forward
+from .subclasses import inference_edge
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Put a program together: partition, compile, write the code of its call.
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program: its graphs, its facts, its code."""
+
+    joint: Joint
+    config: AOTConfig
+    deterministic: bool  # torch's algorithms had to be, when it was compiled
+    forward_graph: fx.GraphModule
+    backward_graph: fx.GraphModule | None
+    source: str
+    call: Callable[..., Any]
+    strides: Sequence[Any] | None  # of what the forward graph returns, if its compiler reported them
+    backward: Backward | None
+
+    @cached_property
+    def metadata(self) -> ViewAndMutationMeta:
+        """The facts about inputs and outputs, put together when somebody looks at them."""
+        sizes = None if self.backward is None else self.backward.saved_sizes
+        return describe(self.joint, self.config, sizes, self.deterministic)
+
+    @property
+    def saved(self) -> tuple[SavedValue, ...]:
+        """What is kept between forward and backward, also for the higher orders that were asked for so far."""
+        return () if self.backward is None else tuple(self.backward.described())
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """The graphs of a program behind what runs them."""
+
+    core: InferenceCore | TrainingCore
+    forward: fx.GraphModule
+    backward_graph: fx.GraphModule | None
+    strides: Sequence[Any] | None
+    backward: Backward | None
+    counted: Mapping[Primal, int] = field(default_factory=dict)  # inputs whose changes count before they are made
+
+
+def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
+    """Compile a joint graph and write its call.
+
+    Whatever goes wrong is Foregrad's own fault, unless it is a compiler's: the program itself has run.
+    """
+    try:
+        return _assemble(joint, config, entry)
+    except ForegradError:
+        raise
+    except Exception as error:
+        raise InternalError(
+            f"Foregrad failed to put a program together: {type(error).__name__}: {error}. Please report it; "
+            "fallback='eager' runs the program as it is."
+        ) from error
+
+
+def _assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
+    if config.enable_log:
+        show_graph(lambda: joint.module, "joint", config.aot_id)
+    kind = "training" if joint.is_training else "inference"
+    writer = Writer(f"Foregrad program: {kind}, {len(joint.inputs)} inputs, {joint.visible} outputs.")
+    autocast = any_autocast_enabled()
+    made = (_training if joint.is_training else _inference)(joint, config, entry, writer, autocast)
+    _write(joint, config, entry, writer, made)
+    writer.run(f"<foregrad program {next(_numbers)}>")
+    return Program(
+        joint=joint,
+        config=config,
+        deterministic=deterministic_enabled(),
+        forward_graph=made.forward,
+        backward_graph=made.backward_graph,
+        source=writer.source,
+        call=writer.namespace["call"],
+        strides=made.strides,
+        backward=made.backward,
+    )
+
+
+def _install(writer: Writer, name: str) -> Callable[[Boxed], None]:
+    return lambda compiled: writer.rebind(name, compiled)
+
+
+def _install_forward(joint: Joint, config: AOTConfig, writer: Writer, name: str) -> Callable[[Boxed], None]:
+    count = 0 if config.options.unlift_effect_tokens else len(joint.signature.tokens)
+    return hiding_first_tokens(_install(writer, name), count)
+
+
+def _forward_examples(joint: Joint, config: AOTConfig) -> list[Any]:
+    hidden = len(joint.signature.tokens) if config.options.unlift_effect_tokens else 0
+    return example_values(joint.recording.engine, [*joint.primal_values[hidden:], *joint.random.values[:2]])
+
+
+def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool) -> _Compiled:
+    name, edge = around_forward(writer, "inference_graph", joint), inference_edge(joint)
+    if edge is None:
+        name = wrappers_around_forward(writer, name, joint)
+    module = joint.module
+    if config.options.unlift_effect_tokens and joint.signature.tokens:
+        module = to_fx(joint.part)
+        unlift_first_tokens(module, len(joint.signature.tokens))
+    if config.options.verify:
+        verify_module(module)
+    examples = _forward_examples(joint, config)
+    compiler = config.inference_compiler or config.fw_compiler
+    compiled, strides = compile_graph(compiler, module, examples, "inference", config)
+    install = _install_forward(joint, config, writer, name)
+    install(checked(compiled, "inference", module, install))
+    core = InferenceCore(joint, entry.guarded, autocast, entry.frees, edge)
+    return _Compiled(core, module, None, strides, None)
+
+
+def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool) -> _Compiled:
+    signature, unlifted = joint.signature, config.options.unlift_effect_tokens
+    tokens, backward_tokens = len(signature.tokens), len(signature.backward_tokens)
+    returned = tokens + len(spread(joint.returned_nodes)) + len(joint.random.forward_outputs)
+    gradients = sum(1 if layout is None else layout.leaves for layout in joint.grad_layouts)
+    gradients += len(joint.backward_writes) + len(joint.random.backward_outputs) + backward_tokens
+    forward, backward = partitioned(joint.part, returned, gradients, config, lambda: joint.module)
+    outcome = joint.part.outputs[returned:]
+    if unlifted:
+        unlift_first_tokens(forward, tokens)
+        unlift_last_tokens(backward, backward_tokens)
+        returned -= tokens
+    saved = saved_between(forward, returned)
+    counted = _changed_after_saving(joint, saved)
+    examples = _forward_examples(joint, config)
+    name = wrappers_around_forward(writer, around_forward(writer, "forward_graph", joint), joint)
+    compiled, strides = compile_graph(config.fw_compiler, forward, examples, "forward", config)
+    install = _install_forward(joint, config, writer, name)
+    install(checked(compiled, "forward", forward, install))
+    saved_strides = strides[returned : returned + len(saved.tensors)] if strides else None
+    runner = Backward(
+        joint.tape,
+        backward,
+        saved,
+        edges_of(joint, saved, counted),
+        config,
+        deterministic_enabled(),
+        Orders,
+        saved_strides,
+        joint.backward_writes,
+        joint.backward_errors,
+        joint.tape.frees_anything,
+        joint.grad_layouts,
+        values_in_wrappers(joint, saved),
+        joint.backward_state,
+        joint.emptied,
+        reread_by(joint, saved, backward, outcome),
+    )
+    around = around_backward(writer, "backward_graph", joint, backward)
+    runner.install(_install(writer, wrappers_around_backward(writer, around, joint, len(saved.names))))
+    core = TrainingCore(joint, saved, runner, entry.guarded, autocast, counted)
+    return _Compiled(core, forward, backward, strides, runner, counted)
+
+
+def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
+    """Inputs that the backward needs as they are, and that change their shape or their place: by how many versions."""
+    names = {origin_of(node).name for node in saved.tensors}
+    counted = {
+        facts.recorded.slot: facts.version_change
+        for node, facts in zip(joint.primal_nodes, joint.primals, strict=True)
+        if isinstance(node, Node) and node.name in names and facts.version_change and _changes_later(joint, facts)
+    }
+    nodes = zip(joint.primal_nodes, joint.primals, strict=True)
+    moving = {n.name for n, f in nodes if isinstance(n, Node) and f.recorded.slot in counted}
+    for node in saved.tensors:
+        if operator_of(node) is operator.getitem and node is not origin_of(node) and origin_of(node).name in moving:
+            raise UnsupportedError(
+                "the backward needs one of several views (of a split, an unbind) of an input whose shape the program "
+                "changes: this cannot be compiled yet. Take the views one by one, or of a clone."
+            )
+    return counted
+
+
+def _changes_later(joint: Joint, facts: InputFacts) -> bool:
+    """Whether the shape or place of an input, or of one that looks at its memory, changes once the graph has run."""
+    members = [f for f in joint.inputs if f.recorded.parent is facts.recorded]
+    return not facts.data_changed and any(f.reshapes or f.refitted or f.moved for f in (facts, *members))
+
+
+def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, made: _Compiled) -> None:
+    """The text of the program: stages in, the graphs, stages out."""
+    debug = config.options.debug_assert and not entry.guarded
+    noted = () if made.backward is None else made.backward.store.reread.returned
+    stages = stages_of(joint, debug, config.num_params_buffers, config.aot_id, made.counted, noted)
+    made.core.define(writer)
+    with writer.block(entry.open(writer)):
+        entry.enter(writer)
+        for stage in stages:
+            stage.enter(writer)
+        made.core.write(writer, [facts.recorded.slot for facts in joint.primals])
+        for stage in reversed(stages):
+            stage.leave(writer)
+        entry.leave(writer, joint.visible)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A first call that gives shapes and no data, for front ends that compile in stages (J-14).
+def fake_at_first(program: Program, boxed: bool) -> Callable[..., list[Any]]:
+    """A call that runs nothing the first time: its results are abstract, in the layout that the compiler reported."""
+    calls = itertools.count()  # taking the next number is atomic
+
+    def call(*args: Any) -> Any:
+        if next(calls):
+            return program.call(*args)
+        given = list(args[0]) if boxed else args
+        if boxed:
+            args[0].clear()
+        return abstract_results(program, given)
+
+    return call
+
+
+def abstract_results(program: Program, given: Any) -> list[Any]:
+    """What the program would return for these arguments, without data."""
+    joint = program.joint
+    inputs = {r.slot: n for n, r in enumerate(i for i in joint.recording.inputs if isinstance(i.slot, Input))}
+    places = {slot: n for n, slot in enumerate(joint.signature.returned)}
+    results: list[Any] = []
+    for i in range(joint.visible):
+        match joint.outputs.results[i]:
+            case Constant(value) | Number(value):
+                results.append(value)
+            case SameAsInput(recorded) if recorded.slot in inputs:
+                results.append(given[inputs[recorded.slot]])
+            case _:
+                tensor = joint.outputs.tensors[i]
+                assert tensor is not None
+                reported = program.strides[places[Output(i)]] if program.strides else None
+                results.append(_abstract(program, tensor, reported))
+    return results
+
+
+def _abstract(program: Program, tensor: Tensor, strides: Any) -> Tensor:
+    [shown] = example_values(program.joint.recording.engine, [tensor], [strides])
+    wants_grad = tensor.requires_grad and program.joint.is_training and torch.is_grad_enabled()
+    return shown.requires_grad_() if wants_grad else shown

@@ -1,0 +1,290 @@
+"""Where an operator comes from: the user's line, the modules around it, and what the program says about it.
+
+A frame is the user's if its file belongs neither to torch nor to Foregrad. Only code objects and positions are kept
+while recording (about a microsecond an operator); lines and text are found when a graph is shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import linecache
+import os
+import sys
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FrameType
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+import torch.fx.traceback as fx_traceback
+from torch import nn
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Which line of the user's program an operator comes from.
+#
+# A frame counts as the user's if its file belongs neither to torch nor to Foregrad. Only code objects and places in
+# them are kept while recording (about a microsecond an operator); lines and text are found when a graph is shown.
+P = ParamSpec("P")
+R = TypeVar("R")
+Stack = tuple[tuple[CodeType, int], ...] | str
+
+_NOT_THE_USERS = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, os.path.dirname(__file__))
+)
+GRADIENT_SUM = "Gradient addition node due to multiple use of tensor around:"
+
+
+# What is known about code, by id, since Python computes the hash of code anew each time: it, whether it is the user's
+# (None where programs start), and what is kept of it.
+_known: dict[int, tuple[weakref.ref[CodeType], bool | None, CodeType]] = {}
+DEEPEST = 6  # frames of a stack that are kept
+
+
+def _know(code: CodeType, users: bool | None) -> tuple[weakref.ref[CodeType], bool | None, CodeType]:
+    """Note what code is. Stacks keep a copy that tells lines and nothing else: the user's code is not kept alive."""
+    forget = functools.partial(_forget, id(code))
+    known = _known[id(code)] = weakref.ref(code, forget), users, code.replace(co_consts=()) if users else code
+    return known
+
+
+def _forget(identity: int, _: object) -> None:
+    _known.pop(identity, None)
+
+
+def is_users_code(code: CodeType) -> bool:
+    """Whether code belongs neither to torch nor to Foregrad."""
+    known = _known.get(id(code))
+    if known is None:
+        name = code.co_filename
+        known = _know(code, not name.startswith(_NOT_THE_USERS) and not name.startswith("<frozen"))
+    return bool(known[1])
+
+
+def is_own_code(code: CodeType) -> bool:
+    """Whether code belongs to Foregrad."""
+    return code.co_filename.startswith(_NOT_THE_USERS[1])
+
+
+def clear_own_frames(error: BaseException) -> None:
+    """Let the frames of Foregrad forget their variables, through which an error came.
+
+    One of them mostly has the error itself, which leads back to the frame: the user's objects, which are in the others,
+    would live on until a collection happens to come.
+    """
+    for one in errors_behind(error):
+        step = one.__traceback__
+        while step is not None:
+            if is_own_code(step.tb_frame.f_code):
+                with contextlib.suppress(RuntimeError):  # it still runs
+                    step.tb_frame.clear()
+            step = step.tb_next
+
+
+def errors_behind(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that led to it: each once, for one that was raised again may lead back to itself.
+
+    >>> first, second = ValueError(), KeyError()
+    >>> first.__context__, second.__context__ = second, first
+    >>> [type(one).__name__ for one in errors_behind(first)]
+    ['ValueError', 'KeyError']
+    """
+    pending, seen = [error], set[int]()
+    while pending:
+        one = pending.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            pending += [one.__context__, one.__cause__]
+            yield one
+
+
+def starts_programs(function: Callable[P, R]) -> Callable[P, R]:
+    """Frames below this function are not the program's own: stacks end there, if they have found anything by then."""
+    code: CodeType = function.__code__
+    _know(code, None)
+    return function
+
+
+def user_stack(depth: int = 1) -> Stack:
+    """The user's frames, innermost first."""
+    frame: FrameType | None = sys._getframe(depth)
+    found: list[tuple[CodeType, int]] = []
+    known = _known
+    while frame is not None and len(found) < DEEPEST:
+        code = frame.f_code
+        noted = known.get(id(code))
+        if noted is None:
+            is_users_code(code)
+            noted = known[id(code)]
+        if noted[1]:
+            found.append((noted[2], frame.f_lasti))
+        elif noted[1] is None and found:
+            break
+        frame = frame.f_back
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=8192)
+def show_stack(stack: Stack) -> str:
+    """The text of a stack, outermost first, as a traceback prints it."""
+    if isinstance(stack, str):
+        return stack
+    lines = []
+    for code, instruction in reversed(stack):
+        number = _line_of(code, instruction)
+        lines.append(f'  File "{code.co_filename}", line {number}, in {code.co_name}')
+        text = linecache.getline(code.co_filename, number).strip()
+        if text:
+            lines.append(f"    {text}")
+    return "\n".join(lines)
+
+
+def where(stack: Stack) -> str:
+    """One line for an error message: the innermost place in the user's program."""
+    if isinstance(stack, str):
+        return stack.strip().splitlines()[-1] if stack.strip() else "an unknown line"
+    if not stack:
+        return "an unknown line"
+    code, instruction = stack[0]
+    return _place(code, _line_of(code, instruction))
+
+
+def _line_of(code: CodeType, instruction: int) -> int:
+    """The line of an instruction; to ask a frame for it takes five times as long as for the instruction."""
+    position = next(itertools.islice(code.co_positions(), instruction // 2, None), None)
+    return code.co_firstlineno if position is None or position[0] is None else position[0]
+
+
+def _place(code: CodeType, number: int) -> str:
+    text = linecache.getline(code.co_filename, number).strip()
+    return f"{code.co_filename}:{number}" + (f": {text}" if text else "")
+
+
+def place_of(error: BaseException) -> str:
+    """The user's line on which an error came about: the innermost of its traceback, or of those who ask now."""
+    place, trace = None, error.__traceback__
+    while trace is not None:
+        if is_users_code(trace.tb_frame.f_code):
+            place = _place(trace.tb_frame.f_code, trace.tb_lineno)
+        trace = trace.tb_next
+    return place or where(user_stack(2))
+
+
+def passes_through(error: Exception, package: str) -> bool:
+    """Whether an error came out of, or through, a package."""
+    trace = error.__traceback__
+    while trace is not None and not str(trace.tb_frame.f_globals.get("__name__")).startswith(package):
+        trace = trace.tb_next
+    return trace is not None
+
+
+def caller_of(error: Exception, package: str) -> str:
+    """The function that the user called, and where, when an error came out of a package below it."""
+    name = place = None
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if is_users_code(frame.f_code):
+            name, place = None, _place(frame.f_code, trace.tb_lineno)
+        elif place is not None:
+            name = name or frame.f_code.co_name
+            if str(frame.f_globals.get("__name__")).startswith(package):
+                return f"{name}, at {place},"
+        trace = trace.tb_next
+    return f"at {place or 'an unknown line'}"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Where an operator comes from, besides its line: which modules were being called, and what the program says about it.
+#
+# Only references are kept while recording; names of modules are found when a graph is shown.
+class Called:
+    """A module that is being called, by another one perhaps."""
+
+    __slots__ = ("_class", "_stack", "module", "outer", "path")
+
+    def __init__(self, outer: Called | None, module: nn.Module, path: str | None) -> None:
+        self.outer = outer
+        self.module = weakref.ref(module)
+        self._class = type(module).__module__, type(module).__qualname__  # which may be its own, and go with it
+        self.path = path  # in the outermost module, once somebody has asked
+        self._stack: dict[str, tuple[str, str]] | None = None
+
+    def stack(self) -> dict[str, tuple[str, str]]:
+        """Paths and classes of the modules that are being called, outermost first."""
+        if self._stack is None:
+            path = self.find_path()
+            before = {} if self.outer is None else self.outer.stack()
+            self._stack = {**before, path: (path, ".".join(self._class))}
+        return dict(self._stack)
+
+    def find_path(self) -> str:
+        """Its name in the outermost module; one that is not found in the module that calls it goes by its class."""
+        if self.path is None:
+            outer, module = None if self.outer is None else self.outer.module(), self.module()
+            names = [] if outer is None or module is None else [n for n, m in outer.named_modules() if m is module]
+            before = self.outer.find_path() if self.outer is not None and names else ""
+            self.path = ".".join(filter(None, (before, *names[:1]))) if names else self._class[1].rpartition(".")[2]
+        return self.path
+
+
+class ModuleCalls:
+    """The modules that are being called, innermost first."""
+
+    def __init__(self) -> None:
+        self.innermost: Called | None = None
+        self.root: nn.Module | None = None  # the program, if it is one
+
+    def enter(self, module: nn.Module) -> Called | None:
+        """A module is called; gives what was innermost before."""
+        before = self.innermost
+        self.innermost = Called(before, module, "" if module is self.root else None)
+        return before
+
+
+Said = Mapping[str, Any]  # what `torch.fx.traceback` knows of an operator: annotations, and fields of a graph's node
+# Of an operator: autograd's number of its node; in backward, of the node that runs and its name; modules; what is said.
+Origin = tuple[int, str | None, Called | None, Said | None]
+
+
+def said_now() -> Said | None:
+    """What the program says about the operators that it calls now."""
+    meta = fx_traceback.current_meta
+    if not meta:
+        return None
+    return {**meta, "custom": dict(meta["custom"])} if "custom" in meta else meta
+
+
+class Known(NamedTuple):
+    """What is remembered of an operator of the forward, for its backward."""
+
+    stack: Stack = ()
+    modules: Called | None = None
+    said: Said | None = None
+
+
+_NOTHING = Known()
+_NO_NUMBER = 1 << 62  # nodes that add to gradients are numbered from the end
+
+
+class KnownOrigins:
+    """Operators of the forward, by autograd's number of the node that was made last when they ran."""
+
+    def __init__(self) -> None:
+        self._by_number: dict[int, Known] = {}
+        self._numbers: list[int] = []
+
+    def add(self, number: int, stack: Stack, modules: Called | None, said: Said | None) -> None:
+        if number not in self._by_number:
+            self._by_number[number] = Known(stack, modules, said)
+            self._numbers.append(number)
+
+    def find(self, number: int) -> Known:
+        """The operator that a node belongs to; some nodes are made behind it, as that of a write to a view."""
+        known = self._by_number.get(number)
+        if known is None and number < _NO_NUMBER:
+            before = bisect_right(self._numbers, number)
+            known = self._by_number[self._numbers[before - 1]] if before else None
+        return known or _NOTHING
