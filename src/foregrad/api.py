@@ -11,7 +11,7 @@ from torch import nn
 from ._torch import FakeTensor, boxed_graph_wrapper_type, first_call_is_fake, garbage_collection_paused
 from .capture.capture import Capture, capture_call, capture_flat, state_of
 from .capture.compiled import Compiled, Specialization
-from .capture.kinds import Lives
+from .capture.kinds import Lifetime
 from .errors import ConfigError, PartitionError
 from .options import AOTConfig, Compiler, Partitioner, config, next_aot_id
 from .partition import default_partition, min_cut_rematerialization_partition
@@ -218,7 +218,7 @@ def aot_module_simplified(
         program = assemble(captured.joint, resolved, entry)
     captured.joint.recording.release_arguments()
     call = fake_at_first(program, entry.boxed) if first_call_is_fake() else program.call
-    return _with_module_methods(call, mod, Specialization(program, Lives()), entry.boxed)
+    return _with_module_methods(call, mod, Specialization(program, Lifetime()), entry.boxed)
 
 
 def _wants_boxed_calls(mod: nn.Module) -> bool:

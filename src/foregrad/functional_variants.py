@@ -42,7 +42,7 @@ TRAINING_FLAG = {
     aten.miopen_batch_norm.default: 5,
 }
 # What such an operator is where it does not train, if its schema says that it writes all the same: the flag goes.
-IDLE_TWINS = {aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_no_training.default}
+IDLE_VARIANTS = {aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_no_training.default}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +134,12 @@ def idle_arguments(op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
 Call = tuple[OpOverload, Sequence[Any], dict[str, Any]]
 
 
-def call_of_twin(
+def call_of_variant(
     op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], device_of: Callable[[Tensor], torch.device]
 ) -> Call | None:
     """The functional operator that stands for a call of one that writes, and what it is called with."""
     if is_idle_batch_norm(op, args):
-        twin = IDLE_TWINS.get(op)
+        twin = IDLE_VARIANTS.get(op)
         return None if twin is None else (twin, idle_arguments(op, args), kwargs)
     variant = functional_variant(op)
     return None if variant is None else (variant.op, *variant_arguments(op, variant, args, kwargs, device_of))

@@ -42,7 +42,7 @@ class Buffer(NamedTuple):
         return f"buffer {self.path}"
 
 
-class Hidden(NamedTuple):
+class FreeTensor(NamedTuple):
     """A tensor that the program found in a closure, a global or a module."""
 
     path: str
@@ -53,7 +53,7 @@ class Hidden(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class SyntheticBase:
     """Memory that several inputs look at, where the program writes to it."""
 
     index: int
@@ -63,7 +63,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Root:
+class ViewRoot:
     """What some inputs of a shared memory are views of, beside other inputs that autograd does not relate to it."""
 
     memory: int
@@ -76,7 +76,7 @@ class Root:
 class GradOf(NamedTuple):
     """The gradient that an input holds before the call, where the program looks at it."""
 
-    of: Input | Param | Buffer | Hidden
+    of: Input | Param | Buffer | FreeTensor
     kind: Literal["grad of"] = "grad of"
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class Inner(NamedTuple):
         return f"{self.of}.{self.attr}"
 
 
-Primal = Input | Param | Buffer | Hidden | Memory | Root | GradOf | Inner
+Primal = Input | Param | Buffer | FreeTensor | SyntheticBase | ViewRoot | GradOf | Inner
 
 
 @dataclass(frozen=True, slots=True)

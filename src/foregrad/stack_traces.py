@@ -162,7 +162,7 @@ def _place(code: CodeType, number: int) -> str:
     return f"{code.co_filename}:{number}" + (f": {text}" if text else "")
 
 
-def place_of(error: BaseException) -> str:
+def source_of(error: BaseException) -> str:
     """The user's line on which an error came about: the innermost of its traceback, or of those who ask now."""
     place, trace = None, error.__traceback__
     while trace is not None:

@@ -8,7 +8,7 @@ from torch import nn
 
 import foregrad
 from checking import check_core
-from foregrad.codegen.writer import FEW, Row, Writer, few_or_row, spread
+from foregrad.codegen.writer import FEW, PackedArgs, Writer, pack_if_many, spread
 from foregrad.slots import Input, Output
 from helpers import leaf, nop, plain
 
@@ -146,12 +146,12 @@ def test_slots_in_a_row_get_names_where_they_are_asked_for():
 
 
 def test_values_side_by_side_are_taken_together():
-    row = Row("row", 100).items()
+    row = PackedArgs("row", 100).items()
     assert spread(row) == ["*row"] and spread(row[:FEW]) == [f"row[{i}]" for i in range(FEW)]
     assert spread([row[99], *row[10:50], "x", *row[51:]]) == ["row[99]", "*row[10:50]", "x", "*row[51:100]"]
     assert spread([]) == [] and spread(list(reversed(row)))[0] == "row[99]"
 
 
 def test_few_values_have_names():
-    assert few_or_row("s", "saved", FEW)[0] == [f"s{i}" for i in range(FEW)]
-    assert few_or_row("s", "saved", FEW + 1)[0] == ["*saved"] and few_or_row("s", "saved", 0) == ([], [])
+    assert pack_if_many("s", "saved", FEW)[0] == [f"s{i}" for i in range(FEW)]
+    assert pack_if_many("s", "saved", FEW + 1)[0] == ["*saved"] and pack_if_many("s", "saved", 0) == ([], [])

@@ -10,7 +10,7 @@ import pytest
 from foregrad._torch import ShapeEnv, new_fake_mode
 from foregrad.abstract.engine import FakeEngine
 from foregrad.abstract.lean_engine import LeanEngine
-from foregrad.abstract.symbolic_engine import WitnessedEngine
+from foregrad.abstract.symbolic_engine import SymbolicEngine
 from sweep.reality import Seen, observe, part_of_database
 
 pytestmark = [pytest.mark.sweep, pytest.mark.filterwarnings("ignore")]
@@ -34,5 +34,5 @@ def test_an_operator(info: Any) -> None:
 
 @pytest.mark.parametrize("info", part_of_database()[::10], ids=lambda info: info.full_name)
 def test_an_operator_of_symbolic_sizes(info: Any) -> None:
-    wrong = differences(info, lambda: WitnessedEngine(new_fake_mode(ShapeEnv())), dynamic=True, few=True)
+    wrong = differences(info, lambda: SymbolicEngine(new_fake_mode(ShapeEnv())), dynamic=True, few=True)
     assert not [text for text in wrong if "Error" not in text]  # not every kernel can compute with symbols

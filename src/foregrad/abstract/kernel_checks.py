@@ -20,7 +20,7 @@ from .lean_tensors import lies_alone
 # Abstract kernels do not look at memory as the real ones do. Where a written tensor shows an element twice, or
 # overlaps another argument in part, eager itself is asked: the operator runs on zeros that lie exactly as the
 # arguments do.
-def lies_awkwardly(written: Sequence[Any], arguments: Sequence[Any], pointwise: bool) -> bool:
+def may_self_overlap(written: Sequence[Any], arguments: Sequence[Any], pointwise: bool) -> bool:
     """Whether a written tensor shows an element twice, or shares memory with an argument that lies otherwise.
 
     Only pointwise operators may take what they write to as another argument as well.

@@ -33,18 +33,18 @@ from .._torch import (
 )
 from ..ops import Kind, op_info
 from .engine import EngineReport, FakeEngine
-from .lean_tensors import Maker, gate, genuine, is_lean, null_storage, run_mirrored
+from .lean_tensors import LeanTensorFactory, gate, is_lean, null_storage, run_mirrored, to_fake_tensors
 from .shape_rules import LOOSE_RULES, RULES, results_by_rule
 from .tensor_meta import (
     NOTHING_KNOWN,
     RESULTS,
     Fresh,
-    Meta,
     Part,
     Result,
     Same,
     Several,
     Shared,
+    TensorMeta,
     contiguous,
     described,
     intern,
@@ -70,7 +70,7 @@ class Kept:
         self.triable = may_be_tried(op)
         self.confirmed: set[tuple[Any, ...]] = set()  # mixtures of dtypes for which its kernel did as inferred
 
-    def believed(self, metas: Sequence[Meta]) -> bool:
+    def believed(self, metas: Sequence[TensorMeta]) -> bool:
         """Whether shape inference is known to be right for such arguments, or there is no kernel to ask."""
         if not self.triable or not can_be_tried(self.op, metas):
             return True
@@ -80,13 +80,13 @@ class Kept:
         # The table says nothing of mixtures: shape inference may let pass what raises, or give results another dtype.
         return mixture(self.op, metas) is None or _dtypes_and_layouts(metas) in self.confirmed
 
-    def confirm(self, metas: Sequence[Meta]) -> None:
+    def confirm(self, metas: Sequence[TensorMeta]) -> None:
         """The kernel has done with such arguments what shape inference says."""
         if mixture(self.op, metas) is not None:
             self.confirmed.add(_dtypes_and_layouts(metas))
 
 
-def _dtypes_and_layouts(metas: Sequence[Meta]) -> tuple[Any, ...]:
+def _dtypes_and_layouts(metas: Sequence[TensorMeta]) -> tuple[Any, ...]:
     return tuple((meta.dtype, meta.layout_class) for meta in metas)
 
 
@@ -149,7 +149,7 @@ class LeanEngine(FakeEngine):
         super().__init__(without_own_cache(mode), own=True)
         put_gate(mode, gate)
         self.counts = Counts()
-        self._maker = Maker(mode, self.withheld)
+        self._maker = LeanTensorFactory(mode, self.withheld)
 
     def report(self) -> EngineReport:
         counts = self.counts
@@ -167,7 +167,10 @@ class LeanEngine(FakeEngine):
     def shown(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if all(map(is_lean, tensors)):
             return self._maker.shown(tensors)  # type: ignore[arg-type]
-        return [self.shown([t])[0] if is_lean(t) else genuine(super(LeanEngine, self).shown([t])[0]) for t in tensors]
+        return [
+            self.shown([t])[0] if is_lean(t) else to_fake_tensors(super(LeanEngine, self).shown([t])[0])
+            for t in tensors
+        ]
 
     def strided(self, tensor: Tensor, stride: Sequence[int], device: torch.device) -> Tensor:
         return super()._strided(tensor.shape, tuple(stride), 0, tensor.dtype, device)
@@ -257,7 +260,7 @@ class LeanEngine(FakeEngine):
                 return False
         return True
 
-    def _meta_of(self, tensor: FakeTensor) -> Meta | None:
+    def _meta_of(self, tensor: FakeTensor) -> TensorMeta | None:
         """The metadata of a tensor, noted on it, if a `Meta` can hold it."""
         if tensor.constant is not None or tensor.layout is not torch.strided or tensor.is_inference():
             return None
@@ -319,7 +322,7 @@ class LeanEngine(FakeEngine):
         self, key: tuple[Any, ...], op: Any, types: Any, args: Any, kwargs: Any, tensors: Sequence[FakeTensor]
     ) -> Any:
         self.counts.misses += 1
-        metas: list[Meta] = [tensor._foregrad_meta for tensor in tensors]  # type: ignore[attr-defined]
+        metas: list[TensorMeta] = [tensor._foregrad_meta for tensor in tensors]  # type: ignore[attr-defined]
         believed = self._believes(key[0], metas)
         plain = key[0].ruled and not any(meta.has_bits for meta in metas)
         ruled = _by_rule(op, args, kwargs, tensors) if plain and believed else None
@@ -351,7 +354,7 @@ class LeanEngine(FakeEngine):
             self.counts.by_operator.setdefault(str(op), reason)
         return out if entry == inferred else self._corrected(out, inferred, entry, tensors)
 
-    def _believes(self, kept: Kept, metas: Sequence[Meta]) -> bool:
+    def _believes(self, kept: Kept, metas: Sequence[TensorMeta]) -> bool:
         """Whether what shape inference says needs no trial."""
         return kept.believed(metas)
 
@@ -360,7 +363,7 @@ class LeanEngine(FakeEngine):
         entry = tried_twice(case)
         return entry if entry is not None and why_unkept(entry) is None else None
 
-    def at(self, meta: Meta) -> FakeTensor:
+    def at(self, meta: TensorMeta) -> FakeTensor:
         """A fresh tensor with this metadata."""
         return self._maker.at(null_storage(meta.reach * meta.dtype.itemsize, meta.device), meta)
 
@@ -369,7 +372,7 @@ class LeanEngine(FakeEngine):
         tensors: list[FakeTensor] = []
 
         def lean(value: Any) -> Any:
-            if isinstance(value, Meta):
+            if isinstance(value, TensorMeta):
                 tensors.append(self.at(value))
                 return tensors[-1]
             return value
@@ -418,7 +421,7 @@ def _case(op: OpOverload, args: Any, kwargs: Any) -> Case:
 
 def _by_rule(op: OpOverload, args: Sequence[Any], kwargs: Any, tensors: Sequence[FakeTensor]) -> Fresh | Several | None:
     """What an operator gives by its own rule, if the case is plain."""
-    metas: list[Meta] = [tensor._foregrad_meta for tensor in tensors]  # type: ignore[attr-defined]
+    metas: list[TensorMeta] = [tensor._foregrad_meta for tensor in tensors]  # type: ignore[attr-defined]
     given = [arg._foregrad_meta if type(arg) is FakeTensor else arg for arg in args]  # type: ignore[attr-defined]
     sizes = results_by_rule(op, given, kwargs, metas) if metas else None
     if sizes is None:

@@ -39,7 +39,7 @@ from .._torch import (
     without_function_modes,
 )
 from ..ops import op_info
-from .tensor_meta import Meta, intern
+from .tensor_meta import TensorMeta, intern
 
 
 class Memory:
@@ -84,7 +84,7 @@ def lies_alone(tensor: Tensor) -> bool:
     return "_foregrad_maker" in known and "_foregrad_shares" not in known
 
 
-class Maker:
+class LeanTensorFactory:
     """Makes the tensors of one recording."""
 
     def __init__(self, mode: FakeTensorMode, withheld: Withheld) -> None:
@@ -96,11 +96,11 @@ class Maker:
         self._memories: dict[int, Memory] = {}  # that somebody has asked for, by the address of the storage
         self._left: list[torch.UntypedStorage] = []  # kept, so that their addresses stay their own
 
-    def __deepcopy__(self, memo: Any) -> Maker:
+    def __deepcopy__(self, memo: Any) -> LeanTensorFactory:
         return self
 
     # --------------------------------------------------------------------------------------------- lean tensors
-    def fresh(self, meta: Meta) -> FakeTensor:
+    def fresh(self, meta: TensorMeta) -> FakeTensor:
         """A tensor in memory of its own, which it fills."""
         if meta.has_bits or not meta.native:
             made = self._apart(meta)
@@ -108,7 +108,7 @@ class Maker:
             return made
         return self._lean(null_tensor(meta.size, meta.stride, meta.dtype, meta.device), meta)
 
-    def view(self, base: FakeTensor, meta: Meta) -> FakeTensor:
+    def view(self, base: FakeTensor, meta: TensorMeta) -> FakeTensor:
         """A tensor that looks at the memory of another one, and is as lean as that."""
         known = vars(base)
         if "_foregrad_maker" not in known:
@@ -120,16 +120,16 @@ class Maker:
             return self.at(base.untyped_storage(), meta)
         return self._sharing(null_view(base, meta.size, meta.stride, meta.offset), meta)
 
-    def at(self, storage: torch.UntypedStorage, meta: Meta) -> FakeTensor:
+    def at(self, storage: torch.UntypedStorage, meta: TensorMeta) -> FakeTensor:
         """A lean tensor that looks at a storage without data."""
         with _unseen(), below_autograd():  # views of plain tensors must not share a version counter
             return self._sharing(null_alias(_looking_at(storage, meta)), meta)
 
-    def _sharing(self, tensor: FakeTensor, meta: Meta) -> FakeTensor:
+    def _sharing(self, tensor: FakeTensor, meta: TensorMeta) -> FakeTensor:
         vars(tensor)["_foregrad_shares"] = True
         return self._lean(tensor, meta)
 
-    def _lean(self, tensor: FakeTensor, meta: Meta) -> FakeTensor:
+    def _lean(self, tensor: FakeTensor, meta: TensorMeta) -> FakeTensor:
         attributes = self._lean_attributes.get(meta.device)
         if attributes is None:
             known = self._genuine_attributes(meta.device)  # what kernels remember is for those that they see
@@ -154,7 +154,7 @@ class Maker:
             found = self._memories[storage._cdata] = Memory(storage)
         return found
 
-    def genuine(self, tensor: FakeTensor) -> FakeTensor:
+    def to_fake_tensors(self, tensor: FakeTensor) -> FakeTensor:
         """A genuine tensor that takes the place of a lean one; those of one memory share one too."""
         meta = vars(tensor)["_foregrad_meta"]
         with _unseen(), without_function_modes(), below_autograd():
@@ -178,10 +178,10 @@ class Maker:
             elif count[storage._cdata] == 1 and meta.fills(storage.nbytes()):
                 shown.append(self._apart(meta))
             else:
-                shown.append(self.genuine(tensor))
+                shown.append(self.to_fake_tensors(tensor))
         return shown
 
-    def _apart(self, meta: Meta) -> FakeTensor:
+    def _apart(self, meta: TensorMeta) -> FakeTensor:
         """A genuine tensor in memory of its own."""
         plain = torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device="meta")
         return self._around(set_lazy_bits(plain, meta.conj, meta.neg), meta)
@@ -198,7 +198,7 @@ class Maker:
             if tensor is not None and tensor.untyped_storage()._cdata == old._cdata:
                 put_into(tensor, memory.storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
-    def _around(self, plain: Tensor, meta: Meta) -> FakeTensor:
+    def _around(self, plain: Tensor, meta: TensorMeta) -> FakeTensor:
         tensor: FakeTensor = fake_shell(plain, meta.device)
         own = vars(tensor)
         own.update(self._genuine_attributes(meta.device))
@@ -218,7 +218,7 @@ def null_storage(nbytes: int, device: torch.device) -> torch.UntypedStorage:
     return storage
 
 
-def _looking_at(storage: torch.UntypedStorage, meta: Meta) -> Tensor:
+def _looking_at(storage: torch.UntypedStorage, meta: TensorMeta) -> Tensor:
     with _normal_tensors():
         plain = looking_at(storage, meta.dtype, meta.offset, meta.size, meta.stride)
     return set_lazy_bits(plain, meta.conj, meta.neg)
@@ -243,18 +243,20 @@ def _normal_tensors() -> contextlib.AbstractContextManager[Any]:
 Run = Callable[..., Any]
 
 
-def genuine(value: Any) -> Any:
+def to_fake_tensors(value: Any) -> Any:
     """A value of a graph as compilers see it: nothing in it is lean, and there is no tape behind it."""
     if is_lean(value):
-        shown = vars(value)["_foregrad_maker"].genuine(value)
+        shown = vars(value)["_foregrad_maker"].to_fake_tensors(value)
         leaf = value.requires_grad and not value._is_view() and value.is_leaf  # to ask a view for its node may raise
         return shown.requires_grad_() if leaf else shown
     if type(value) is list or type(value) is tuple:
-        return type(value)(map(genuine, value))
+        return type(value)(map(to_fake_tensors, value))
     return value
 
 
-def run_mirrored(maker: Maker, run: Run, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_mirrored(
+    maker: LeanTensorFactory, run: Run, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """What an operator gives to whoever knows genuine tensors only, as lean tensors where they can be."""
     crossing = Crossing(maker)
     given, named = crossing.over(args), crossing.over(kwargs)
@@ -294,7 +296,7 @@ def _lean_in(value: Any) -> Iterator[FakeTensor]:
 class Crossing:
     """One operator's way over, with its arguments, and back with its results."""
 
-    def __init__(self, maker: Maker) -> None:
+    def __init__(self, maker: LeanTensorFactory) -> None:
         self._maker = maker
         self._mirrors: dict[int, FakeTensor] = {}  # of arguments, by id of the lean tensor
         self._pairs: dict[int, tuple[FakeTensor, FakeTensor]] = {}  # by id of the genuine one: it, and the lean one
@@ -320,7 +322,7 @@ class Crossing:
             return tensor
         found = self._mirrors.get(id(tensor))
         if found is None:
-            found = self._mirrors[id(tensor)] = self._maker.genuine(tensor)
+            found = self._mirrors[id(tensor)] = self._maker.to_fake_tensors(tensor)
             self._pairs[id(found)] = found, tensor
             if tensor.requires_grad:
                 found.requires_grad_()

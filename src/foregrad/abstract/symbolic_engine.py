@@ -20,11 +20,11 @@ from ..slots import Primal
 from ..subclasses.layout import is_wrapper, leaves_of
 from .engine import WORKSPACE, FakeEngine
 from .lean_engine import LeanEngine, kept
-from .tensor_meta import Fresh, Meta, Other, Part, Result, Several, Shared, described, interned
+from .tensor_meta import Fresh, Other, Part, Result, Several, Shared, TensorMeta, described, interned
 from .trials import mixture, reconciled, strides_in_order
 
 
-class WitnessedEngine(FakeEngine):
+class SymbolicEngine(FakeEngine):
     """FakeTensorMode, whose results lie as they do in reality."""
 
     def _answer(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -33,7 +33,7 @@ class WitnessedEngine(FakeEngine):
 
     def _witnessed(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         tensors: list[FakeTensor] = []
-        metas: list[Meta] = []
+        metas: list[TensorMeta] = []
         try:
             given, named = _numbers((list(args), kwargs), tensors, metas)
         except NoNumber:
@@ -55,7 +55,7 @@ class WitnessedEngine(FakeEngine):
         twins: list[FakeTensor] = []
 
         def twin(value: Any) -> Any:
-            if isinstance(value, Meta):
+            if isinstance(value, TensorMeta):
                 twins.append(witness.at(value))
                 return twins[-1]
             if isinstance(value, dict):
@@ -97,7 +97,7 @@ class WitnessedEngine(FakeEngine):
             return real.kind([anew(*each) for each in zip(out, inferred.results, real.results, strict=True)])
         return anew(out, inferred, real)
 
-    def _relaid(self, item: Any, fact: Meta, tensors: Sequence[FakeTensor]) -> Tensor | None:
+    def _relaid(self, item: Any, fact: TensorMeta, tensors: Sequence[FakeTensor]) -> Tensor | None:
         """A result with the strides, and the dtype, that it really has."""
         if fact.offset or fact.has_bits:
             return None
@@ -119,7 +119,7 @@ class WitnessedEngine(FakeEngine):
         return self.infer(aten.as_strided.default, (FakeTensor,), given, {})
 
 
-def _workspace(item: Any, guess: Meta, fact: Meta) -> Tensor | None:
+def _workspace(item: Any, guess: TensorMeta, fact: TensorMeta) -> Tensor | None:
     """A result that is a library's own bytes, how many only the library knows: shape inference says none.
 
     Nothing follows from their number but what the library makes of them. What really is there is noted, so that a
@@ -136,7 +136,7 @@ class NoNumber(Exception):
     """There is no number behind a symbol, or no metadata for a tensor."""
 
 
-def _numbers(value: Any, tensors: list[FakeTensor], metas: list[Meta]) -> Any:
+def _numbers(value: Any, tensors: list[FakeTensor], metas: list[TensorMeta]) -> Any:
     """Arguments with metadata for tensors and numbers for symbols."""
     if isinstance(value, Tensor):
         if type(value) is not FakeTensor or value.layout is not torch.strided:
@@ -163,8 +163,8 @@ def _number(value: Any) -> int:
     return hint_of(value)
 
 
-def _meta_of(tensor: Any) -> Meta:
-    workspace: Meta | None = vars(tensor).get(WORKSPACE)
+def _meta_of(tensor: Any) -> TensorMeta:
+    workspace: TensorMeta | None = vars(tensor).get(WORKSPACE)
     if workspace is not None:
         return workspace
     size, stride = (tuple(map(_number, numbers)) for numbers in (tensor.shape, tensor.stride()))
@@ -194,14 +194,14 @@ def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool) -> FakeEngin
                 f"{fakes[0][0]} and {slot} belong to two fake modes. Make them under one FakeTensorMode and call again."
             )
     if fakes:
-        return WitnessedEngine(fakes[0][1].fake_mode, "the inputs are fake tensors of a mode of their own")
+        return SymbolicEngine(fakes[0][1].fake_mode, "the inputs are fake tensors of a mode of their own")
     mode = running_fake_mode()
     if mode is not None:
-        return WitnessedEngine(mode, "a front end has a fake mode of its own")
+        return SymbolicEngine(mode, "a front end has a fake mode of its own")
     if dynamic:
-        return WitnessedEngine(new_fake_mode(ShapeEnv()), "sizes are symbols", own=True)
+        return SymbolicEngine(new_fake_mode(ShapeEnv()), "sizes are symbols", own=True)
     if not DATA_CAN_BE_FORBIDDEN:
-        return WitnessedEngine(
+        return SymbolicEngine(
             new_fake_mode(None), "this build of torch has no storages that refuse to be read", own=True
         )
     return LeanEngine(new_fake_mode(None))

@@ -150,7 +150,7 @@ def is_native(device: torch.device) -> bool:
     return device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available())
 
 
-class Meta:
+class TensorMeta:
     """All that there is to know about a dense tensor. Equal ones are one object."""
 
     __slots__ = (
@@ -203,7 +203,7 @@ class Meta:
         """Whether a storage of this many bytes is the one that such a tensor has if it has one for itself."""
         return self.own_bytes == nbytes
 
-    def __deepcopy__(self, memo: Any) -> Meta:
+    def __deepcopy__(self, memo: Any) -> TensorMeta:
         return self
 
 
@@ -211,7 +211,7 @@ class Meta:
 class Fresh:
     """A result in memory of its own."""
 
-    meta: Meta
+    meta: TensorMeta
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class Shared:
     """A result that looks at the memory of a tensor among the arguments."""
 
     argument: int
-    meta: Meta
+    meta: TensorMeta
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class Part:
 
     number: int
     nbytes: int
-    meta: Meta
+    meta: TensorMeta
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,21 +289,21 @@ METAS = Table(LIMIT)
 RESULTS = Table(LIMIT)
 
 
-def intern(tensor: FakeTensor) -> Meta:
+def intern(tensor: FakeTensor) -> TensorMeta:
     """The one object for the metadata of a tensor."""
     size, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
     return interned(size, stride, offset, tensor.dtype, tensor.fake_device, tensor.is_conj(), tensor.is_neg())
 
 
-def interned(*key: Any) -> Meta:
+def interned(*key: Any) -> TensorMeta:
     """The one object for size, stride, offset, dtype, device, and conj and neg bits."""
     found = METAS.get(key)
-    return found if found is not None else METAS.add(key, Meta(*key))
+    return found if found is not None else METAS.add(key, TensorMeta(*key))
 
 
-def metas_in(value: Any) -> Iterator[Meta]:
+def metas_in(value: Any) -> Iterator[TensorMeta]:
     """Metadata among arguments or results."""
-    if isinstance(value, Meta):
+    if isinstance(value, TensorMeta):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
@@ -314,7 +314,7 @@ def metas_in(value: Any) -> Iterator[Meta]:
         yield value.meta
 
 
-def described(out: Any, tensors: Sequence[Tensor], meta_of: Callable[[Any], Meta]) -> Result | Several:
+def described(out: Any, tensors: Sequence[Tensor], meta_of: Callable[[Any], TensorMeta]) -> Result | Several:
     """What an operator gave to tensors, in the words of the table."""
     given = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(tensors)))}
     several = isinstance(out, (tuple, list))  # a decomposition gives a named tuple

@@ -15,7 +15,19 @@ from torch import Tensor
 from .._torch import OpOverload, kernels_only, quiet_inference, set_lazy_bits
 from ..errors import UnsupportedError
 from ..ops import Kind, op_info
-from .tensor_meta import DTYPES, Fresh, Meta, Other, Part, Result, Several, described, fills_memory, interned, metas_in
+from .tensor_meta import (
+    DTYPES,
+    Fresh,
+    Other,
+    Part,
+    Result,
+    Several,
+    TensorMeta,
+    described,
+    fills_memory,
+    interned,
+    metas_in,
+)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Smaller tensors that stand in for large ones of the same class of layout, and what they tell about those.
@@ -30,7 +42,7 @@ class NoStandIn(Exception):
     """Nothing smaller can stand in."""
 
 
-def shrinkings(metas: Sequence[Meta]) -> Iterator[Mapping[int, int]]:
+def shrinkings(metas: Sequence[TensorMeta]) -> Iterator[Mapping[int, int]]:
     """Ways to replace large sizes by small ones: by ones without a common factor, or by fractions of themselves."""
     large = sorted({n for meta in metas for n in meta.size if n > _KEPT})
     if large and len(large) <= len(_PRIMES):
@@ -46,12 +58,12 @@ def _halved(n: int) -> int:
 
 def smaller(value: Any, sizes: Mapping[int, int]) -> Any:
     """What takes the place of an argument: a tensor, or a number that is the size of one."""
-    if isinstance(value, Meta):
+    if isinstance(value, TensorMeta):
         return _smaller_tensor(value, sizes)
     return sizes.get(value, value) if type(value) is int else value
 
 
-def _smaller_tensor(meta: Meta, sizes: Mapping[int, int]) -> Meta:
+def _smaller_tensor(meta: TensorMeta, sizes: Mapping[int, int]) -> TensorMeta:
     if meta.dtype is torch.uint8 and len(meta.size) == 1:  # maybe a library's workspace, which it reads as it sees fit
         return meta
     size = tuple(sizes.get(n, n) for n in meta.size)
@@ -83,7 +95,7 @@ def alike(small: Any, large: Any) -> bool:
 
 
 def carried_over(
-    real: Any, guess: Any, given: Sequence[Meta], inferred: Any, large: Sequence[Meta]
+    real: Any, guess: Any, given: Sequence[TensorMeta], inferred: Any, large: Sequence[TensorMeta]
 ) -> Result | Several | None:
     """What an operator gives to large tensors if it gives `real` to small ones.
 
@@ -110,13 +122,13 @@ def carried_over(
     return Fresh(interned(size, stride, 0, meta.dtype, meta.device, meta.conj, meta.neg))
 
 
-def _strides_of_ones(given: Sequence[Meta], large: Sequence[Meta]) -> dict[int, int]:
+def _strides_of_ones(given: Sequence[TensorMeta], large: Sequence[TensorMeta]) -> dict[int, int]:
     """Strides of dimensions of size one: those in small tensors to those in large ones."""
     pairs = zip(given, large, strict=True)
     return {a.stride[d]: b.stride[d] for a, b in pairs for d, n in enumerate(a.size) if n == 1}
 
 
-def strides_in_order(like: Meta, size: Sequence[Any], ones: Mapping[int, Any]) -> tuple[Any, ...] | None:
+def strides_in_order(like: TensorMeta, size: Sequence[Any], ones: Mapping[int, Any]) -> tuple[Any, ...] | None:
     """The strides of a tensor of other sizes that lies as a tensor does, if that fills its memory.
 
     Args:
@@ -172,7 +184,7 @@ def may_be_tried(op: OpOverload) -> bool:
     return op.namespace == "aten" and computes and not special
 
 
-def can_be_tried(op: OpOverload, metas: Sequence[Meta]) -> bool:
+def can_be_tried(op: OpOverload, metas: Sequence[TensorMeta]) -> bool:
     """Whether there is a kernel to ask about tensors like these, for an operator that may be tried.
 
     Not every kernel of torch survives tensors without elements: some divide by their number.
@@ -187,7 +199,7 @@ def can_be_tried(op: OpOverload, metas: Sequence[Meta]) -> bool:
 FLOATS = frozenset(dtype for dtype in DTYPES if dtype.is_floating_point or dtype.is_complex)
 
 
-def mixture(op: OpOverload, metas: Sequence[Meta]) -> frozenset[torch.dtype] | None:
+def mixture(op: OpOverload, metas: Sequence[TensorMeta]) -> frozenset[torch.dtype] | None:
     """The different floating-point dtypes that an operator is given at once, if it is to look after them itself."""
     found = frozenset(meta.dtype for meta in metas if meta.dtype in FLOATS)
     return found if len(found) > 1 and not op_info(op).pointwise else None
@@ -221,7 +233,7 @@ class Case:
     kwargs: dict[str, Any]
 
     @property
-    def metas(self) -> list[Meta]:
+    def metas(self) -> list[TensorMeta]:
         """The metadata of its tensors, in their order; a tensor that is given twice is there twice."""
         return list(metas_in((self.args, list(self.kwargs.values()))))
 
@@ -245,7 +257,7 @@ class Case:
 
 
 _PLAIN: tuple[type, ...] = (
-    *(Meta, int, float, complex, str, type(None)),
+    *(TensorMeta, int, float, complex, str, type(None)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator),
 )
 
@@ -351,7 +363,7 @@ def _ones(flat: Tensor) -> Any:
     return flat.fill_(1)
 
 
-def fills(op: OpOverload, metas: Sequence[Meta]) -> list[Fill]:
+def fills(op: OpOverload, metas: Sequence[TensorMeta]) -> list[Fill]:
     """Values to try. Integers may be indices, and a kernel that is given one out of range may end the process."""
     in_range = op_info(op).pointwise or all(
         meta.device.type == "cpu" and min(meta.size, default=2) > 1 for meta in metas
@@ -365,7 +377,7 @@ def run_for_real(case: Case, fill: Fill) -> Answer:
     tensors: list[Tensor] = []
 
     def real(value: Any) -> Any:
-        if isinstance(value, Meta):
+        if isinstance(value, TensorMeta):
             tensors.append(_untouched(value) if views else _filled(value, fill))
             return tensors[-1]
         return torch.Generator(value.device) if isinstance(value, torch.Generator) else value
@@ -377,7 +389,7 @@ def run_for_real(case: Case, fill: Fill) -> Answer:
         return described(out, tensors, lambda tensor: _meta_of(tensor, metas[0].device if views else tensor.device))
 
 
-def _filled(meta: Meta, fill: Fill) -> Tensor:
+def _filled(meta: TensorMeta, fill: Fill) -> Tensor:
     offset = meta.offset % 4  # what a kernel makes anew does not depend on more of it
     flat = torch.zeros(meta.reach - meta.offset + offset, dtype=meta.dtype, device=meta.device)
     if meta.dtype in DTYPES:
@@ -385,20 +397,20 @@ def _filled(meta: Meta, fill: Fill) -> Tensor:
     return set_lazy_bits(flat.as_strided(meta.size, meta.stride, offset), meta.conj, meta.neg)
 
 
-def _untouched(meta: Meta) -> Tensor:
+def _untouched(meta: TensorMeta) -> Tensor:
     """Views look at no data, and are the same on all devices."""
     device = "cpu" if meta.reach <= LARGE else "meta"
     flat = torch.empty(meta.reach, dtype=meta.dtype, device=device)
     return set_lazy_bits(flat.as_strided(meta.size, meta.stride, meta.offset), meta.conj, meta.neg)
 
 
-def _meta_of(tensor: Tensor, device: torch.device) -> Meta:
+def _meta_of(tensor: Tensor, device: torch.device) -> TensorMeta:
     size, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
     return interned(size, stride, offset, tensor.dtype, device, tensor.is_conj(), tensor.is_neg())
 
 
 @contextlib.contextmanager
-def _unnoticed(metas: Sequence[Meta]) -> Iterator[None]:
+def _unnoticed(metas: Sequence[TensorMeta]) -> Iterator[None]:
     """No mode, no generator and no reader of warnings sees what is done. The grad mode stays: some kernels read it."""
     with kernels_only(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

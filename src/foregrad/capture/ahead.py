@@ -17,7 +17,7 @@ from .._torch import without_function_modes
 from ..errors import UnsupportedError
 from .code import is_library_function, names_in
 from .kinds import FUNCTION
-from .sources import Holder, Surroundings, Ts, looked_at, refuse_unknown
+from .sources import FreeVariables, Holder, Ts, looked_at, refuse_unknown
 from .state_guards import ModuleParts, StateGuard
 
 
@@ -31,7 +31,7 @@ class Reached(NamedTuple):
     modules_in_arguments: Mapping[int, ModuleParts]
 
 
-class Ahead(Surroundings):
+class Ahead(FreeVariables):
     """What the functions of a program lead to, each looked at before it first runs."""
 
     def __init__(self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]]) -> None:
@@ -120,7 +120,7 @@ class Ahead(Surroundings):
         return True
 
 
-class _Named(Surroundings):
+class _Named(FreeVariables):
     """What functions that have run lead to by names that stand in them, as far as these tell."""
 
     def _may_read(self, kind: type) -> Container[str] | None:

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from .._torch import PythonNode, Settings, custom_function_of
 from ..errors import BackwardError
 from ..record.hooks import Call, UserCode
-from ..slots import Hidden, Primal
+from ..slots import FreeTensor, Primal
 from ..values import PLAIN, Remembered, loosely
 from .code import in_a_library
 from .snapshot import Snapshot
-from .sources import Place, Surroundings, refuse_unknown
+from .sources import FreeVariables, Source, refuse_unknown
 from .state_guards import ModuleGuard
 
 _GONE = (KeyError, IndexError, AttributeError, ValueError, TypeError)  # what a place that is no longer there raises
@@ -36,42 +36,42 @@ class ReadInBackward:
     """What the functions that ran in a backward have read, as it was then."""
 
     def __init__(
-        self, calls: Sequence[Call], modules: Sequence[nn.Module], found: Iterable[tuple[Primal, Tensor, Place]]
+        self, calls: Sequence[Call], modules: Sequence[nn.Module], found: Iterable[tuple[Primal, Tensor, Source]]
     ) -> None:
         self._settings = Settings.now()
         alive, self._made = _functions_of(calls)
         functions = [*alive, *self._made]
         root = _holding(*functions, *_objects_of(calls), *modules)
         code = {id(c): c for c in (root.__code__, *(f.__code__ for f in functions))}
-        around = Surroundings(root, (), code)
+        around = FreeVariables(root, (), code)
         around.note_state()
         refuse_unknown(around.unknown)
-        self._places = {slot: around.place_of(t) if place.how == "argument" else place for slot, t, place in found}
+        self._sources = {slot: around.source_of(t) if source.how == "argument" else source for slot, t, source in found}
         self._checks = list(_checks(around, root))
-        self._lives = around.lives
-        self._lives.when_gone(self._checks.clear)
-        self._lives.when_gone(self._places.clear)
+        self._lifetime = around.lifetime
+        self._lifetime.when_gone(self._checks.clear)
+        self._lifetime.when_gone(self._sources.clear)
 
     @property
     def tensors(self) -> Sequence[Primal]:
         """Inputs that the functions found by themselves."""
-        return list(self._places)
+        return list(self._sources)
 
     def holds(self) -> bool:
         """Whether everything is as it was."""
         try:
             same = Settings.now() == self._settings and all(check() for check in self._checks)
-            return same and not self._lives.is_gone
+            return same and not self._lifetime.is_gone
         except _GONE:
             return False
 
     def require_same(self, tensors: Sequence[Tensor]) -> None:
         """Raise if the places of the inputs hold other tensors than the forward has found there."""
-        for tensor, place in zip(tensors, self._places.values(), strict=not self._lives.is_gone):
-            if _read_if_there(place) is not tensor:
+        for tensor, source in zip(tensors, self._sources.values(), strict=not self._lifetime.is_gone):
+            if _read_if_there(source) is not tensor:
                 raise BackwardError(
-                    f"The backward of a compiled program reads {place.path}, in which the tensor that was there in the "
-                    "forward is no more. Pass the tensor as an argument, or compile with fallback='eager'."
+                    f"The backward of a compiled program reads {source.path}, in which the tensor that was there in "
+                    "the forward is no more. Pass the tensor as an argument, or compile with fallback='eager'."
                 )
 
 
@@ -79,11 +79,15 @@ class BackwardGuards:
     """Guards what code of the user's does in the backwards of one program, those included that are recorded later."""
 
     def __init__(
-        self, function: Any, places: Mapping[Primal, Place], hidden: Mapping[Hidden, Place], around: Surroundings
+        self,
+        function: Any,
+        sources: Mapping[Primal, Source],
+        hidden: Mapping[FreeTensor, Source],
+        around: FreeVariables,
     ) -> None:
         self._function = loosely(function)
-        self._places, self._hidden = places, hidden
-        self._around: Surroundings | None = around
+        self._sources, self._hidden = sources, hidden
+        self._around: FreeVariables | None = around
 
     def settle(self) -> None:
         """The program is recorded: what is around it is let go, with the arguments that lead there."""
@@ -95,20 +99,22 @@ class BackwardGuards:
         modules = code.living_modules()
         if not calls and not modules:
             return None
-        places = [(slot, tensor, self._place_of(slot, tensor)) for slot, tensor in code.tensors.items()]
-        return ReadInBackward(calls, modules, [(s, tensor, place) for s, tensor, place in places if place is not None])
+        sources = [(slot, tensor, self._source_of(slot, tensor)) for slot, tensor in code.tensors.items()]
+        return ReadInBackward(
+            calls, modules, [(s, tensor, source) for s, tensor, source in sources if source is not None]
+        )
 
-    def _place_of(self, slot: Primal, tensor: Tensor) -> Place | None:
-        known = self._hidden.get(slot) if isinstance(slot, Hidden) else self._places.get(slot)
+    def _source_of(self, slot: Primal, tensor: Tensor) -> Source | None:
+        known = self._hidden.get(slot) if isinstance(slot, FreeTensor) else self._sources.get(slot)
         if known is None and self._around is not None:
-            known = self._around.place_of(tensor)
+            known = self._around.source_of(tensor)
         return None if known is None or known.how == "held" else known
 
     def before(self) -> Snapshot | None:
         """The user's objects, before a backward is recorded once more; what the first one changed was refused."""
         function = self._function()
         return (
-            Snapshot(Surroundings(function, follows_all=True))
+            Snapshot(FreeVariables(function, follows_all=True))
             if self._around is None and function is not None
             else None
         )
@@ -199,38 +205,38 @@ def _objects_of(calls: Iterable[Call]) -> Iterator[Any]:
                 yield part
 
 
-def _checks(around: Surroundings, root: types.FunctionType) -> Iterator[Callable[[], bool]]:
+def _checks(around: FreeVariables, root: types.FunctionType) -> Iterator[Callable[[], bool]]:
     own = set(map(id, root.__closure__ or ()))  # which hold everything, and nobody assigns
-    for place, value in around.plain:
-        if id(place.owner) not in own:
-            yield _comparing(place, Remembered(value).equals)
-    for place, value in around.fixed:
-        if id(place.owner) not in own:
-            yield _comparing(place, partial(operator.is_, value))
+    for source, value in around.plain:
+        if id(source.owner) not in own:
+            yield _comparing(source, Remembered(value).equals)
+    for source, value in around.fixed:
+        if id(source.owner) not in own:
+            yield _comparing(source, partial(operator.is_, value))
     if around.guards_state:
         yield around.state.holds
     if around.modules:
-        yield ModuleGuard(list(around.modules.values()), around.lives).holds
+        yield ModuleGuard(list(around.modules.values()), around.lifetime).holds
 
 
-def _comparing(place: Place, equals: Callable[[Any], bool]) -> Callable[[], bool]:
-    return lambda: equals(_read(place))
+def _comparing(source: Source, equals: Callable[[Any], bool]) -> Callable[[], bool]:
+    return lambda: equals(_read(source))
 
 
-def _read_if_there(place: Place) -> Any:
+def _read_if_there(source: Source) -> Any:
     try:
-        return _read(place)
+        return _read(source)
     except _GONE:
         return None
 
 
-def _read(place: Place) -> Any:
-    match place.how:
+def _read(source: Source) -> Any:
+    match source.how:
         case "cell":
-            return place.owner.cell_contents
+            return source.owner.cell_contents
         case "item":
-            return place.owner[place.key]
+            return source.owner[source.key]
         case "attribute":
-            return getattr(place.owner, place.key)
+            return getattr(source.owner, source.key)
         case "held" | "argument":
-            return place.owner
+            return source.owner

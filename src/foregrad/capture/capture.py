@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from .._torch import FakeTensor, garbage_collection_paused
 from ..abstract.engine import EngineReport
-from ..abstract.lean_tensors import genuine
+from ..abstract.lean_tensors import to_fake_tensors
 from ..abstract.symbolic_engine import engine_for
 from ..codegen.pytree import Flat, Items, Leaf, Tree, flatten, unflatten
 from ..errors import EscapeError, ForegradError, GraphOutputError, InternalError, StateChangeError, UnsupportedError
@@ -35,14 +35,14 @@ from ..record.fakify import Argument
 from ..record.recording import GradNeeded, InputsFoundLate, Recording
 from ..record.refusals import explained
 from ..record.survivors import Beginning, disown, escape_error, show
-from ..slots import Buffer, Hidden, Input, Param, Primal, Tangent
+from ..slots import Buffer, FreeTensor, Input, Param, Primal, Tangent
 from ..stack_traces import clear_own_frames, starts_programs
 from .ahead import Ahead
 from .backward_guards import BackwardGuards
 from .code import CodeThatRan, can_see_code_that_runs
-from .kinds import Lives
+from .kinds import Lifetime
 from .snapshot import Snapshot, assigned_buffers, refuse_private_state
-from .sources import Place, Surroundings, refuse_inputs_as_keys, refuse_unknown
+from .sources import FreeVariables, Source, refuse_inputs_as_keys, refuse_unknown
 from .state_guards import ModuleGuard
 
 P = ParamSpec("P")
@@ -58,9 +58,9 @@ class Capture:
     joint: Joint
     arguments: Flat
     result: Flat
-    state: tuple[tuple[Primal, Place], ...]
-    hidden: dict[Hidden, Place]
-    surroundings: Surroundings
+    state: tuple[tuple[Primal, Source], ...]
+    hidden: dict[FreeTensor, Source]
+    free_variables: FreeVariables
     modules: ModuleGuard | None  # as the recording found them
     shared: tuple[SharedMemory, ...]
 
@@ -73,7 +73,7 @@ class Capture:
     def example_inputs(self) -> tuple[Any, ...]:
         """Abstract values for the graph's primals and tangents, and for seeds and offsets behind them."""
         joint = self.joint
-        return genuine((list(joint.primal_values), list(joint.tangent_values), *joint.random.values))
+        return to_fake_tensors((list(joint.primal_values), list(joint.tangent_values), *joint.random.values))
 
     @property
     def engine(self) -> EngineReport:
@@ -83,8 +83,8 @@ class Capture:
     def return_borrowed(self) -> None:
         """Let no object of the user's live for the tape: the program depends on it, and ends with it."""
         recording = self.joint.recording
-        recording.return_borrowed(self.surroundings.knows)
-        self.surroundings.require(recording.borrowed.objects)
+        recording.return_borrowed(self.free_variables.knows)
+        self.free_variables.require(recording.borrowed.objects)
 
     def __str__(self) -> str:
         return show_joint(self.joint)
@@ -113,7 +113,7 @@ def _about_input(joint: Joint, index: int) -> str:
     return ": " + ", ".join(words)
 
 
-def _alone(capture: Callable[P, Capture]) -> Callable[P, Capture]:
+def _serialized(capture: Callable[P, Capture]) -> Callable[P, Capture]:
     """One thread at a time: what another recording has put into the user's objects must not be taken for theirs."""
 
     @functools.wraps(capture)
@@ -128,7 +128,7 @@ def _alone(capture: Callable[P, Capture]) -> Callable[P, Capture]:
     return locked
 
 
-@_alone
+@_serialized
 def capture_call(
     function: Callable[..., Any],
     args: tuple[Any, ...],
@@ -181,7 +181,7 @@ class Given:
             )
 
 
-@_alone
+@_serialized
 def capture_flat(module: nn.Module, args: Sequence[Any], config: AOTConfig) -> Capture:
     """Record a module on flat arguments; its result must be flat too."""
     inputs = [Argument(Input(f"args[{i}]"), value, config.dynamic_shapes) for i, value in enumerate(args)]
@@ -204,45 +204,45 @@ def _capture(
     program: Callable[[list[Any]], Any],
     flat: Flat,
     inputs: Sequence[Argument],
-    state: Sequence[tuple[Argument, Place]],
+    state: Sequence[tuple[Argument, Source]],
     config: AOTConfig,
     exact_guards: bool = False,
     given: Given | None = None,
 ) -> Capture:
     arguments = [(str(argument.slot), leaf) for argument, leaf in zip(inputs, flat.leaves, strict=True)]
-    surroundings = Surroundings(function, arguments)
+    free_variables = FreeVariables(function, arguments)
     ahead = None
     # Before anything runs: an iterator would be used up.
-    refuse_unknown(surroundings.changed_for_good(function, arguments))
-    if exact_guards or surroundings.needs_code_that_runs:
+    refuse_unknown(free_variables.changed_for_good(function, arguments))
+    if exact_guards or free_variables.needs_code_that_runs:
         if can_see_code_that_runs():
-            surroundings = ahead = Ahead(function, arguments)
+            free_variables = ahead = Ahead(function, arguments)
         else:
-            surroundings = Surroundings(function, arguments, follows_all=True)
-            refuse_unknown(surroundings.changed_for_good(function, arguments))
-    refuse_unknown(surroundings.unknown_arguments)
-    refuse_inputs_as_keys(surroundings.holders, flat.leaves)
+            free_variables = FreeVariables(function, arguments, follows_all=True)
+            refuse_unknown(free_variables.changed_for_good(function, arguments))
+    refuse_unknown(free_variables.unknown_arguments)
+    refuse_inputs_as_keys(free_variables.holders, flat.leaves)
     ran = None if ahead is None else CodeThatRan(ahead.look)
-    lives = Lives()
+    lifetime = Lifetime()
     modules = None
     if ran is None:  # before the program changes anything
-        surroundings.note_state()
-        modules = _guard_of(surroundings, lives)
-    compared = set(_found_elsewhere(surroundings, flat.leaves))
+        free_variables.note_state()
+        modules = _guard_of(free_variables, lifetime)
+    compared = set(_found_elsewhere(free_variables, flat.leaves))
     found = [argument for argument, _ in state]
-    hidden: dict[Hidden, Place] = {}
-    found_there: dict[Hidden, Tensor] = {}
+    hidden: dict[FreeTensor, Source] = {}
+    found_there: dict[FreeTensor, Tensor] = {}
     recordings: list[Recording] = []
 
-    def place_of(tensor: Tensor) -> Hidden:
-        place = surroundings.place_of(tensor)
-        slot = Hidden(place.path)
+    def source_of(tensor: Tensor) -> FreeTensor:
+        source = free_variables.source_of(tensor)
+        slot = FreeTensor(source.path)
         while slot in hidden:
-            slot = Hidden(f"{slot.path}'")
-        hidden[slot], found_there[slot] = place, tensor
+            slot = FreeTensor(f"{slot.path}'")
+        hidden[slot], found_there[slot] = source, tensor
         return slot
 
-    backward = BackwardGuards(function, {argument.slot: place for argument, place in state}, hidden, surroundings)
+    backward = BackwardGuards(function, {argument.slot: source for argument, source in state}, hidden, free_variables)
 
     def attempt(shared: Sequence[SharedMemory], early: Sequence[Tensor], grads: Sequence[Tensor]) -> Attempt:
         hidden.clear()
@@ -251,7 +251,7 @@ def _capture(
         taken, around = (inputs, found) if dynamic else (_with_fixed_sizes(inputs), _with_fixed_sizes(found))
         engine = engine_for([(argument.slot, argument.value) for argument in (*found, *inputs)], dynamic)
         beginning = Beginning()
-        snapshot = Snapshot(surroundings)
+        snapshot = Snapshot(free_variables)
         if ahead is not None:
             ahead.tell(snapshot.add)
         from_nodes = isinstance(function, fx.GraphModule)
@@ -264,11 +264,11 @@ def _capture(
         if ran is not None:
             recording.noting_code = ran.noting
         try:
-            recording.run(program, taken, around, place_of, shared, early, grads)
+            recording.run(program, taken, around, source_of, shared, early, grads)
             recording.arguments = () if given is None else given.held
             if ahead is not None:
                 ahead.raise_caught()
-            if not _found_elsewhere(surroundings, flat.leaves) <= compared:
+            if not _found_elsewhere(free_variables, flat.leaves) <= compared:
                 raise ArgumentsFoundElsewhere
             survivors = snapshot.survivors(recording)
             if survivors:
@@ -278,16 +278,16 @@ def _capture(
             escapes = snapshot.assigned(recording)
             recording.adopt_results([*result.leaves, *(leaf for escape in escapes for leaf in escape.leaves)])
             if config.is_export:
-                buffers = [place for argument, place in state if isinstance(argument.slot, Buffer)]
+                buffers = [source for argument, source in state if isinstance(argument.slot, Buffer)]
                 escapes = assigned_buffers(escapes, buffers)
             joint = build_joint(recording, result.leaves, result.paths, escapes, config)
             if given is not None:  # the backward has run as well
                 given.require_unchanged()
-            refuse_private_state(joint.hooks, surroundings, recording)
+            refuse_private_state(joint.hooks, free_variables, recording)
         except Exception as error:
             recording.arguments = () if given is None else given.held
             refused: Exception | None = None if ahead is None else ahead.refusal
-            elsewhere = _found_elsewhere(surroundings, flat.leaves)
+            elsewhere = _found_elsewhere(free_variables, flat.leaves)
             if not elsewhere <= compared:  # the program has taken them for others
                 compared.update(elsewhere)
                 refused = ArgumentsFoundElsewhere()
@@ -301,10 +301,10 @@ def _capture(
 
     with garbage_collection_paused():
         try:
-            joint, result, shared = settle(attempt)
+            joint, result, shared = retrace_until_stable(attempt)
             recordings.remove(joint.recording)
         except BaseException:
-            surroundings.release()
+            free_variables.release()
             raise
         finally:
             for unneeded in recordings:
@@ -313,40 +313,40 @@ def _capture(
                 ahead.release()
     backward.settle()
     if ran is not None:
-        ran.named_beside |= surroundings.named_by_getters
-        surroundings = Surroundings(function, arguments, ran)
-        surroundings.note_state()
-        modules = _guard_of(surroundings, lives)
-        refuse_inputs_as_keys(surroundings.holders, flat.leaves)
-        places_of_code = {slot: surroundings.place_of(tensor) for slot, tensor in found_there.items()}
-        hidden.update((slot, place) for slot, place in places_of_code.items() if place.how != "held")
+        ran.named_beside |= free_variables.named_by_getters
+        free_variables = FreeVariables(function, arguments, ran)
+        free_variables.note_state()
+        modules = _guard_of(free_variables, lifetime)
+        refuse_inputs_as_keys(free_variables.holders, flat.leaves)
+        sources_of_code = {slot: free_variables.source_of(tensor) for slot, tensor in found_there.items()}
+        hidden.update((slot, source) for slot, source in sources_of_code.items() if source.how != "held")
     found_there.clear()
-    refuse_unknown(surroundings.unknown)
-    surroundings.lives.join(lives)
-    surroundings.lives.when_gone(hidden.clear)
-    _hold_owners(joint, surroundings)
-    places = tuple((a.slot, place) for a, place in state)
-    return Capture(joint, flat, result, places, hidden, surroundings, modules, tuple(shared))
+    refuse_unknown(free_variables.unknown)
+    free_variables.lifetime.join(lifetime)
+    free_variables.lifetime.when_gone(hidden.clear)
+    _hold_owners(joint, free_variables)
+    sources = tuple((a.slot, source) for a, source in state)
+    return Capture(joint, flat, result, sources, hidden, free_variables, modules, tuple(shared))
 
 
-def _found_elsewhere(surroundings: Surroundings, arguments: Sequence[Any]) -> frozenset[int]:
+def _found_elsewhere(free_variables: FreeVariables, arguments: Sequence[Any]) -> frozenset[int]:
     """The ids of arguments that the program also finds by itself, if it may ask which object is which."""
-    if not surroundings.compares_objects:
+    if not free_variables.compares_objects:
         return frozenset()
     given = [leaf for leaf in arguments if isinstance(leaf, Tensor)]
-    return frozenset(id(tensor) for tensor in given if surroundings.places_of_argument(tensor))
+    return frozenset(id(tensor) for tensor in given if free_variables.sources_of_argument(tensor))
 
 
-def _guard_of(surroundings: Surroundings, lives: Lives) -> ModuleGuard | None:
-    return ModuleGuard(list(surroundings.modules.values()), lives) if surroundings.modules else None
+def _guard_of(free_variables: FreeVariables, lifetime: Lifetime) -> ModuleGuard | None:
+    return ModuleGuard(list(free_variables.modules.values()), lifetime) if free_variables.modules else None
 
 
-def _hold_owners(joint: Joint, surroundings: Surroundings) -> None:
+def _hold_owners(joint: Joint, free_variables: FreeVariables) -> None:
     """The objects that calls write to must be the very same ones, and are let go with the program."""
     owners = [effect.owner for effect in joint.effects if isinstance(effect, Assigned)]
-    surroundings.fix(owner.find() for owner in owners)
+    free_variables.fix(owner.find() for owner in owners)
     for owner in owners:
-        surroundings.lives.when_gone(owner.release)
+        free_variables.lifetime.when_gone(owner.release)
 
 
 def _failed(error: Exception, recording: Recording, snapshot: Snapshot) -> Attempt:
@@ -395,7 +395,7 @@ class Attempt:
     error: Exception | None = None  # what the program raised
 
 
-def settle(
+def retrace_until_stable(
     attempt: Callable[[Sequence[SharedMemory], Sequence[Tensor], Sequence[Tensor]], Attempt],
 ) -> tuple[Joint, Flat, Sequence[SharedMemory]]:
     """Record a program as if its inputs lay apart; once more where the record shows that they do not."""
@@ -469,8 +469,8 @@ def plan_memories(attempt: Attempt, needed: set[Primal]) -> list[SharedMemory]:
 
 def _in_larger_memory(recording: Recording) -> set[Primal]:
     """Inputs that are not all of their storage: what lies beside them may explain an error."""
-    reals = {slot: t for slot, t in recording.real_tensors.items() if not isinstance(t, FakeTensor)}
-    groups = groups_by_storage({slot: t for slot, t in reals.items() if t.layout is torch.strided})
+    lifted = {slot: t for slot, t in recording.real_tensors.items() if not isinstance(t, FakeTensor)}
+    groups = groups_by_storage({slot: t for slot, t in lifted.items() if t.layout is torch.strided})
     return {slot for group in groups for slot, tensor in group.items() if len(group) > 1 or lies_in_more(tensor)}
 
 
@@ -483,9 +483,9 @@ def _name(path: str) -> str:
     return f"args{path.removeprefix('[0]')}" if path.startswith("[0]") else f"kwargs{path.removeprefix('[1]')}"
 
 
-def state_of(module: nn.Module, dynamic: bool) -> list[tuple[Argument, Place]]:
+def state_of(module: nn.Module, dynamic: bool) -> list[tuple[Argument, Source]]:
     """Parameters, then buffers, each under every name that it has."""
-    found: list[tuple[Argument, Place]] = []
+    found: list[tuple[Argument, Source]] = []
     kinds: tuple[tuple[str, type[Param] | type[Buffer]], ...] = (("_parameters", Param), ("_buffers", Buffer))
     if any(isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
         raise UnsupportedError(
@@ -499,7 +499,7 @@ def state_of(module: nn.Module, dynamic: bool) -> list[tuple[Argument, Place]]:
             for key, tensor in list(table.items()):
                 if tensor is not None:
                     path = f"{prefix}.{key}" if prefix else key
-                    found.append((Argument(slot_type(path), tensor, dynamic), Place(table, "item", key, path)))
+                    found.append((Argument(slot_type(path), tensor, dynamic), Source(table, "item", key, path)))
     return found
 
 

@@ -65,7 +65,7 @@ def is_library_module(module: types.ModuleType) -> bool:
 
 _PYTHONS_OWN = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)})
 _OTHER_PACKAGES = tuple(
-    os.path.join(path, place) for path in _PYTHONS_OWN for place in ("site-packages", "dist-packages")
+    os.path.join(path, source) for path in _PYTHONS_OWN for source in ("site-packages", "dist-packages")
 )
 _OWN_PACKAGES = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep

@@ -34,7 +34,7 @@ from ..slots import Input
 from ..stack_traces import user_stack, where
 from .capture import Capture, capture_call, show_joint
 from .guards import MISS, GuardedEntry
-from .kinds import Lives
+from .kinds import Lifetime
 
 _TRIES = 3  # another thread may change what the guards look at, between the recording and the call
 
@@ -44,15 +44,15 @@ log = logging.getLogger("foregrad")
 class Specialization:
     """One compiled program of a callable, for one set of facts about its arguments."""
 
-    def __init__(self, program: Program, lives: Lives) -> None:
+    def __init__(self, program: Program, lifetime: Lifetime) -> None:
         self._program = program
-        self._lives = lives
+        self._lifetime = lifetime
         self.call = program.call
 
     @property
     def is_gone(self) -> bool:
         """Whether an object that the program depends on is gone, so that no call will ever fit."""
-        return self._lives.is_gone
+        return self._lifetime.is_gone
 
     @property
     def metadata(self) -> ViewAndMutationMeta:
@@ -126,12 +126,12 @@ class Compiled:
             result = call(args, kwargs)
             if result is not MISS:
                 return result
-        return self._new_facts(args, kwargs)
+        return self._on_guard_miss(args, kwargs)
 
     def __repr__(self) -> str:
         return f"<compiled {self._name}, {len(self.specializations)} programs>"
 
-    def _new_facts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _on_guard_miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that no program is for: compile one, or run the original where that is the only right thing."""
         for _ in range(_TRIES):
             if self._eager or recording_lock.is_mine or _inside_another_transform(args, kwargs):
@@ -188,8 +188,8 @@ class Compiled:
             capture.return_borrowed()
             program = assemble(capture.joint, self.config, guarded_entry(capture))
             capture.joint.recording.release_arguments()
-            capture.surroundings.release()
-        self.specializations.append(Specialization(program, capture.surroundings.lives))
+            capture.free_variables.release()
+        self.specializations.append(Specialization(program, capture.free_variables.lifetime))
         self._calls = (program.call, *self._calls)
         return program.call
 
@@ -266,7 +266,7 @@ def guarded_entry(capture: Capture) -> GuardedEntry:
         result=capture.result.tree,
         state=capture.state,
         hidden=capture.hidden,
-        surroundings=capture.surroundings,
+        free_variables=capture.free_variables,
         modules=capture.modules,
         shared=capture.shared,
     )

@@ -48,11 +48,11 @@ from ..runtime.call import (
     write_inner_tensors,
     write_shared_memory,
 )
-from ..slots import GradOf, Hidden, Inner, Output, Primal, Slot
+from ..slots import FreeTensor, GradOf, Inner, Output, Primal, Slot
 from ..subclasses.layout import Fixed, FromLeaf, Layout
 from ..values import Remembered, is_plain, same_value, weakly
 from .patterns import ObjectPattern
-from .sources import Place, Surroundings, is_users_wrapper, own_attributes
+from .sources import FreeVariables, Source, is_users_wrapper, own_attributes
 from .state_guards import ModuleGuard
 
 MISS = object()  # what a program returns when a call is not for it
@@ -66,9 +66,9 @@ class GuardedEntry:
     arguments: Tree  # of (args, kwargs)
     inputs: Sequence[Primal]  # its leaves
     result: Tree
-    state: Sequence[tuple[Primal, Place]]  # parameters and buffers
-    hidden: dict[Hidden, Place]
-    surroundings: Surroundings
+    state: Sequence[tuple[Primal, Source]]  # parameters and buffers
+    hidden: dict[FreeTensor, Source]
+    free_variables: FreeVariables
     modules: ModuleGuard | None
     shared: Sequence[SharedMemory] = ()
     guarded: bool = True
@@ -129,62 +129,62 @@ class GuardedEntry:
 
     def _look_around(self, writer: Writer, miss: str) -> None:
         """What the program finds by itself; a place that no longer exists is another fact too."""
-        around = self.surroundings
+        around = self.free_variables
         found = around.plain or around.fixed or around.guards_state
         held = self._held_arguments()
         if not (self.state or self.hidden or found or self.modules or held):
             return
         with writer.block("try:"):
-            self._check_surroundings(writer, miss)
+            self._check_free_variables(writer, miss)
             self._take_state(writer)
-            for slot, place in self.hidden.items():
-                writer.line(f"{writer.variable(slot)} = {self._read(writer, place)}")
-            same = [f"{self._read(writer, place)} is {writer.variable(slot)}" for place, slot in held]
+            for slot, source in self.hidden.items():
+                writer.line(f"{writer.variable(slot)} = {self._read(writer, source)}")
+            same = [f"{self._read(writer, source)} is {writer.variable(slot)}" for source, slot in held]
             _require(writer, same, miss)
             self._check_not_found(writer, miss)
         writer.line(f"except (KeyError, IndexError, AttributeError, ValueError, TypeError): {miss}")
 
-    def _held_arguments(self) -> list[tuple[Place, Primal]]:
+    def _held_arguments(self) -> list[tuple[Source, Primal]]:
         """Places in which the program finds a tensor that it is given too, or finds in an argument: with it."""
-        reals = self.joint.recording.real_tensors
-        read: list[tuple[Primal, Place | None]] = [
+        lifted = self.joint.recording.real_tensors
+        read: list[tuple[Primal, Source | None]] = [
             *((slot, None) for slot in self.inputs),
             *self.hidden.items(),
             *self.state,
         ]
         return [
-            (place, slot)
+            (source, slot)
             for slot, known in read
-            if slot in reals
-            for place in self.surroundings.places_of_argument(reals[slot])
-            if known is None or (place is not known and "argument" in (place.how, known.how))
+            if slot in lifted
+            for source in self.free_variables.sources_of_argument(lifted[slot])
+            if known is None or (source is not known and "argument" in (source.how, known.how))
         ]
 
     def _check_not_found(self, writer: Writer, miss: str) -> None:
         """A program that may compare tensors must not be given one that it finds by itself, unless it was then, too."""
-        if self.surroundings.compares_objects:
-            found, reals = self.surroundings.found_tensors(), self.joint.recording.real_tensors
-            given = [slot for slot in self.inputs if slot in reals and not found.holds(reals[slot])]
+        if self.free_variables.compares_objects:
+            found, lifted = self.free_variables.found_tensors(), self.joint.recording.real_tensors
+            given = [slot for slot in self.inputs if slot in lifted and not found.holds(lifted[slot])]
             if found and given:
                 known = writer.bind(found.holds, "found_by_itself")
                 _require(writer, [f"not {known}({writer.variable(slot)})" for slot in given], miss)
 
     def _take_state(self, writer: Writer) -> None:
         if len(self.state) <= FEW:
-            for slot, place in self.state:
-                writer.line(f"{writer.variable(slot)} = {self._read(writer, place)}")
+            for slot, source in self.state:
+                writer.line(f"{writer.variable(slot)} = {self._read(writer, source)}")
             return
-        tables = writer.bind(tuple([place.owner for _, place in self.state]), "tables")
-        keys = writer.bind(tuple([place.key for _, place in self.state]), "keys")
+        tables = writer.bind(tuple([source.owner for _, source in self.state]), "tables")
+        keys = writer.bind(tuple([source.key for _, source in self.state]), "keys")
         getitem = writer.bind(operator.getitem, "getitem")
         writer.row([slot for slot, _ in self.state], "state", f"[*map({getitem}, {tables}, {keys})]")
 
-    def _check_surroundings(self, writer: Writer, miss: str) -> None:
-        around = self.surroundings
-        conditions = [equality(writer, self._read(writer, place), value) for place, value in around.plain]
-        for place, value in around.fixed:
-            read = self._read(writer, place)
-            known = around.lives.knows(value)
+    def _check_free_variables(self, writer: Writer, miss: str) -> None:
+        around = self.free_variables
+        conditions = [equality(writer, self._read(writer, source), value) for source, value in around.plain]
+        for source, value in around.fixed:
+            read = self._read(writer, source)
+            known = around.lifetime.knows(value)
             conditions.append(f"id({read}) == {id(value)}" if known else f"{read} is {self._bind(writer, value)}")
         if around.guards_state:
             conditions.append(f"{writer.bind(around.state.holds, 'state_unchanged')}()")
@@ -194,7 +194,7 @@ class GuardedEntry:
 
     def _check_constants(self, writer: Writer, miss: str) -> None:
         conditions = []
-        objects = {self.inputs[i]: pattern for i, pattern in self.surroundings.patterns.items()}
+        objects = {self.inputs[i]: pattern for i, pattern in self.free_variables.patterns.items()}
         for facts in self.joint.inputs:
             slot, seen = facts.recorded.slot, facts.recorded.seen
             if isinstance(seen, SymInt):
@@ -260,17 +260,17 @@ class GuardedEntry:
             elif self.joint.recording.looks_at_grad(facts.recorded) and GradOf(slot) not in known:  # type: ignore[arg-type]
                 _require(writer, [f"{writer.variable(slot)}.grad is None"], miss)
 
-    def _read(self, writer: Writer, place: Place) -> str:
-        if place.how == "argument":
-            return place.expression(f"{writer.variable(self.inputs[place.owner])}_tensors", str(place.key))
-        if place.how == "attribute":  # of an object that is not kept alive
-            return place.expression(f"{writer.bind(self.surroundings.lives.hold(place.owner), 'place')}()", "")
-        return place.expression(self._bind(writer, place.owner), literal(writer, place.key))
+    def _read(self, writer: Writer, source: Source) -> str:
+        if source.how == "argument":
+            return source.expression(f"{writer.variable(self.inputs[source.owner])}_tensors", str(source.key))
+        if source.how == "attribute":  # of an object that is not kept alive
+            return source.expression(f"{writer.bind(self.free_variables.lifetime.hold(source.owner), 'source')}()", "")
+        return source.expression(self._bind(writer, source.owner), literal(writer, source.key))
 
     def _bind(self, writer: Writer, owner: Any) -> str:
         """A name for a place, which is let go when the program can no longer run."""
-        name = writer.bind(owner, "place")
-        self.surroundings.lives.when_gone(functools.partial(writer.rebind, name, None))
+        name = writer.bind(owner, "source")
+        self.free_variables.lifetime.when_gone(functools.partial(writer.rebind, name, None))
         return name
 
     def _real(self, facts: InputFacts) -> Tensor:
@@ -287,33 +287,35 @@ class GuardedEntry:
         if not tensors:
             return
         tensors = self._check_identities(writer, tensors, miss)
-        reals = [self._real(facts) for facts in tensors]
-        shapes = [_shape(facts, real) for facts, real in zip(tensors, reals, strict=True)]
-        check = tensor_guard(reals, [_fixed(size) for size, _ in shapes], [_fixed(stride) for _, stride in shapes])
+        lifted = [self._real(facts) for facts in tensors]
+        shapes = [_shape(facts, real) for facts, real in zip(tensors, lifted, strict=True)]
+        check = tensor_guard(lifted, [_fixed(size) for size, _ in shapes], [_fixed(stride) for _, stride in shapes])
         listed = writer.listed(facts.recorded.slot for facts in tensors)
         _require(writer, [f"{writer.bind(check, 'tensors_match')}({', '.join(listed)})"], miss)
-        self._check_places(writer, tensors, reals, miss)
-        self._check_attributes(writer, tensors, reals, miss)
+        self._check_sources(writer, tensors, lifted, miss)
+        self._check_attributes(writer, tensors, lifted, miss)
         self._check_sharing(writer, tensors, miss)
 
-    def _check_places(self, writer: Writer, tensors: Sequence[InputFacts], reals: Sequence[Tensor], miss: str) -> None:
+    def _check_sources(
+        self, writer: Writer, tensors: Sequence[InputFacts], lifted: Sequence[Tensor], miss: str
+    ) -> None:
         """Leaves, views, offsets; hooks that a backward inside the program would meet."""
         conditions = []
         if self.joint.recording.recorder.runs_backward:
             check = writer.bind(has_hooks, "has_hooks")
-            for facts, real in zip(tensors, reals, strict=True):
+            for facts, real in zip(tensors, lifted, strict=True):
                 if real.requires_grad:
                     conditions.append(f"{check}({writer.variable(facts.recorded.slot)}) is {has_hooks(real)}")
-        for facts, real in zip(tensors, reals, strict=True):
+        for facts, real in zip(tensors, lifted, strict=True):
             for read in sorted(self.joint.recording.properties_read(facts.recorded)):
                 found = f"{writer.variable(facts.recorded.slot)}.{read}"
                 kind = type(real.grad_fn)
                 conditions.append(
                     f"type({found}) is {writer.bind(kind, 'Node')}" if read == "grad_fn" else f"not {found}"
                 )
-        plainly = [lie_plainly(real) for real in reals] if not lie_plainly(*reals) else [True] * len(reals)
+        plainly = [are_base_leaves(real) for real in lifted] if not are_base_leaves(*lifted) else [True] * len(lifted)
         special = [i for i, facts in enumerate(tensors) if not plainly[i] or _has_symbolic_offset(facts)]
-        for facts, real in ((tensors[i], reals[i]) for i in special):
+        for facts, real in ((tensors[i], lifted[i]) for i in special):
             name = writer.variable(facts.recorded.slot)
             conditions.append(f"{name}.is_leaf" if real.is_leaf else f"not {name}.is_leaf")
             conditions.append(f"{name}._is_view()" if real._is_view() else f"not {name}._is_view()")
@@ -325,16 +327,18 @@ class GuardedEntry:
                 names = map(writer.variable, slots)
                 conditions += [f"{x}.is_leaf and not {x}._is_view() and not {x}.storage_offset()" for x in names]
             else:
-                conditions.append(f"{writer.bind(lie_plainly, 'lie_plainly')}({', '.join(writer.listed(slots))})")
+                conditions.append(
+                    f"{writer.bind(are_base_leaves, 'are_base_leaves')}({', '.join(writer.listed(slots))})"
+                )
         _require(writer, conditions, miss)
 
     def _check_attributes(
-        self, writer: Writer, tensors: Sequence[InputFacts], reals: Sequence[Tensor], miss: str
+        self, writer: Writer, tensors: Sequence[InputFacts], lifted: Sequence[Tensor], miss: str
     ) -> None:
         """What the user has put on tensors: nothing, on nearly all."""
         bare, conditions = [], []
-        arguments = {self.inputs[i] for i in self.surroundings.patterns}
-        for facts, real in zip(tensors, reals, strict=True):
+        arguments = {self.inputs[i] for i in self.free_variables.patterns}
+        for facts, real in zip(tensors, lifted, strict=True):
             slot, held = facts.recorded.slot, own_attributes(real)
             if isinstance(slot, Inner):  # what is on it is the wrapper's own matter
                 continue
@@ -383,12 +387,12 @@ class GuardedEntry:
         for memory in self.shared:
             for slot, real in self.joint.recording.real_tensors.items():
                 if any(real is member for member in memory.members):
-                    family = next(f for f in memory.families if f.root is root_of(real))
-                    root, name = source_expression(writer, family.source), writer.variable(slot)
+                    alias_group = next(f for f in memory.families if f.root is root_of(real))
+                    root, name = source_expression(writer, alias_group.source), writer.variable(slot)
                     found = name if root_of(real) is real else f"{name}._base"
                     conditions += [f"{found} is {root}"] if found != root else []
             for one, other in itertools.pairwise(memory.families):
-                first, second = (source_expression(writer, family.source) for family in (one, other))
+                first, second = (source_expression(writer, alias_group.source) for alias_group in (one, other))
                 conditions.append(f"{first} is not {second}")
         _require(writer, conditions, miss)
         write_shared_memory(writer, self.shared)
@@ -460,11 +464,11 @@ _WRITTEN_OUT = 3  # tensors that are asked one by one; for more a call is shorte
 _is_leaf, _offset = operator.attrgetter("is_leaf"), Tensor.storage_offset
 
 
-def lie_plainly(*tensors: Tensor) -> bool:
+def are_base_leaves(*tensors: Tensor) -> bool:
     """Whether tensors are leaves and no views, each at the start of its storage: nearly all are.
 
     >>> x = torch.ones(4)
-    >>> lie_plainly(x, torch.ones(2)), lie_plainly(x, x[1:])
+    >>> are_base_leaves(x, torch.ones(2)), are_base_leaves(x, x[1:])
     (True, False)
     """
     return all(map(_is_leaf, tensors)) and not any(map(is_view, tensors)) and not any(map(_offset, tensors))

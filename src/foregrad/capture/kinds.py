@@ -36,17 +36,17 @@ from ..values import PLAIN
 # A program whose guards have met an object can never run again once that object is gone: nothing else can be it. So
 # objects are referred to weakly and known by their ids, and when the first of them goes, whatever else was kept for
 # the program is let go with it: lists and dicts, to which Python knows no weak references.
-class Lives:
+class Lifetime:
     """The objects that one program depends on, as long as all of them live.
 
     >>> class Thing: pass
-    >>> thing, lives, said = Thing(), Lives(), []
-    >>> lives.when_gone(lambda: said.append("gone"))
-    >>> find = lives.hold(thing)
-    >>> find() is thing, lives.is_gone
+    >>> thing, lifetime, said = Thing(), Lifetime(), []
+    >>> lifetime.when_gone(lambda: said.append("gone"))
+    >>> find = lifetime.hold(thing)
+    >>> find() is thing, lifetime.is_gone
     (True, False)
     >>> del thing
-    >>> lives.is_gone, said
+    >>> lifetime.is_gone, said
     (True, ['gone'])
     """
 
@@ -57,9 +57,9 @@ class Lives:
         this = weakref.ref(self)
 
         def end(_: Any) -> None:
-            lives = this()
-            if lives is not None:
-                lives.end()
+            lifetime = this()
+            if lifetime is not None:
+                lifetime.end()
 
         self._callback = end
 
@@ -84,7 +84,7 @@ class Lives:
                 return None
         return known
 
-    def join(self, other: Lives) -> None:
+    def join(self, other: Lifetime) -> None:
         """Let both end when one does."""
         self.when_gone(other.end)
         other.when_gone(self.end)

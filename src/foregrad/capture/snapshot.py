@@ -72,7 +72,7 @@ from .kinds import (
     kinds_of,
     restore_dict,
 )
-from .sources import Holder, Place, Surroundings, own_attributes
+from .sources import FreeVariables, Holder, Source, own_attributes
 from .state_guards import ModuleParts
 
 _ABSENT = object()
@@ -170,7 +170,7 @@ def _is_pythons(key: Any, value: Any) -> bool:
     return key == "__warningregistry__" or is_a(value, types.ModuleType)
 
 
-class Noted:
+class ObjectSnapshot:
     """An object of the user's that holds values, as it was; the version of a table tells whether it still is."""
 
     __slots__ = ("_beside", "_version", "before", "in_argument", "kind", "name", "owner", "table")
@@ -256,7 +256,7 @@ class Noted:
 class Change:
     """One item of the user's that the recording changed."""
 
-    noted: Noted
+    noted: ObjectSnapshot
     key: Any
 
     @property
@@ -335,17 +335,17 @@ def _can_be_made_again(value: Any) -> bool:
 class Snapshot:
     """The user's objects around a program, before it is recorded."""
 
-    def __init__(self, surroundings: Surroundings | Reached) -> None:
+    def __init__(self, free_variables: FreeVariables | Reached) -> None:
         self._modules: list[tuple[ModuleParts, bool]] = []
         self._tables: list[tuple[ModuleParts, str, dict[Any, Any], int, dict[Any, Any], bool]] = []
-        self._noted: list[Noted] = []
+        self._noted: list[ObjectSnapshot] = []
         self._bare: list[tuple[str, Tensor]] = []
         self._caches: list[CacheBefore] = []
         self._known: set[Any] = set()  # ids of modules and tensors, and of holders with their kinds
         self._performed: dict[tuple[int, Any], int] = {}  # ids of the values that calls put there
-        self.add(surroundings)
+        self.add(free_variables)
 
-    def add(self, reached: Surroundings | Reached) -> None:
+    def add(self, reached: FreeVariables | Reached) -> None:
         """Note what is not known yet, each object once, by whatever name."""
         known = self._known
         tables = ((reached.modules, False), (reached.modules_in_arguments, True))
@@ -358,7 +358,7 @@ class Snapshot:
         ]
         found = {(id(holder.owner), holder.kind.name): holder for holder in _holders(reached, modules)}
         holders = {key: holder for key, holder in found.items() if key not in known} if known else found
-        self._noted += [Noted(holder) for holder in holders.values()]
+        self._noted += [ObjectSnapshot(holder) for holder in holders.values()]
         tensors = [(path, tensor) for path, tensor in reached.tensors if id(tensor) not in known]
         self._bare += [(path, tensor) for path, tensor in tensors if not vars(tensor)]  # most are
         self._caches += [CacheBefore(owner) for _, owner, kind, _ in reached.holders if kind is CACHE]
@@ -370,18 +370,18 @@ class Snapshot:
         """Everything that is not what it was."""
         return [Change(noted, key) for noted in self._perhaps_changed() for key in noted.changed()]
 
-    def _perhaps_changed(self) -> list[Noted]:
-        perhaps: list[Noted] = []  # attributes of modules first: what is in them has longer names
+    def _perhaps_changed(self) -> list[ObjectSnapshot]:
+        perhaps: list[ObjectSnapshot] = []  # attributes of modules first: what is in them has longer names
         for parts, name, table, version, before, in_argument in self._tables:
             if version != dict_version(table) or type(table) is not dict:  # the order of others may change alone
-                perhaps.append(Noted(Holder(_join(parts.path, name), table, _MODULE, in_argument), before))
+                perhaps.append(ObjectSnapshot(Holder(_join(parts.path, name), table, _MODULE, in_argument), before))
         perhaps += [noted for noted in self._noted if not noted.is_untouched]
         for parts, _ in self._modules:
             if any(parts.empty):
                 for filled in [container for container in parts.empty if container]:
                     kind = SET if isinstance(filled, set) else _MODULE
-                    perhaps.append(Noted(Holder(_join(parts.path, parts.name_of(filled)), filled, kind), {}))
-        perhaps += [Noted(Holder(path, vars(t), _TENSOR), {}) for path, t in self._bare if vars(t)]
+                    perhaps.append(ObjectSnapshot(Holder(_join(parts.path, parts.name_of(filled)), filled, kind), {}))
+        perhaps += [ObjectSnapshot(Holder(path, vars(t), _TENSOR), {}) for path, t in self._bare if vars(t)]
         return perhaps
 
     def assigned(self, recording: Recording) -> list[Escape]:
@@ -432,17 +432,17 @@ def _references(survivor: Survivor) -> int:
     return sum(id(item) == survivor.held for item in gc.get_referents(survivor.holder))
 
 
-def _holders(surroundings: Surroundings | Reached, modules: Sequence[tuple[ModuleParts, bool]]) -> Iterator[Holder]:
+def _holders(free_variables: FreeVariables | Reached, modules: Sequence[tuple[ModuleParts, bool]]) -> Iterator[Holder]:
     """Everything around a program that holds state which it can change, but for the dicts of modules."""
     for parts, in_argument in modules:
         for name, container in parts.containers:
             for kind in kinds_of(container) or ():
                 yield Holder(_join(parts.path, name), container, kind, in_argument)
-    yield from (holder for holder in surroundings.holders if holder.kind not in _UNCHANGING)
-    for path, tensor in surroundings.tensors:
+    yield from (holder for holder in free_variables.holders if holder.kind not in _UNCHANGING)
+    for path, tensor in free_variables.tensors:
         if vars(tensor) and own_attributes(tensor) is not None:
             yield Holder(path, vars(tensor), _TENSOR)
-    for path, namespace, name in surroundings.stored_globals:
+    for path, namespace, name in free_variables.stored_globals:
         yield Holder(path, _Global(namespace, name), _GLOBAL)
     yield from _global_generators()
 
@@ -475,9 +475,9 @@ def _refusal(change: Change, recording: Recording) -> Exception:
     )
 
 
-def assigned_buffers(escapes: Sequence[Escape], buffers: Iterable[Place]) -> list[Escape]:
+def assigned_buffers(escapes: Sequence[Escape], buffers: Iterable[Source]) -> list[Escape]:
     """An exported graph returns the new values of buffers; a tensor in any other place would be lost (X-12)."""
-    known = {(id(place.owner), place.key) for place in buffers}
+    known = {(id(source.owner), source.key) for source in buffers}
     kept = [e for e in escapes if e.leaves != (None,) and (id(e.owner), e.key) in known]
     others = [(path, leaf) for e in escapes if e not in kept for path, leaf in zip(e.paths, e.leaves, strict=True)]
     lost = [f"self.{path.removeprefix('_export_root.')}" for path, leaf in others if isinstance(leaf, Tensor | None)]
@@ -506,14 +506,14 @@ def find_abstract(value: Any, recording: Recording) -> Tensor | None:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Hooks that live on after the call must not depend on Python objects of the recording.
-def refuse_private_state(effects: Iterable[HookEffect], surroundings: Surroundings, recording: Recording) -> None:
+def refuse_private_state(effects: Iterable[HookEffect], free_variables: FreeVariables, recording: Recording) -> None:
     """Refuse hooks that change or hold what each run of the program makes anew, other than tensors."""
     for effect in effects:
         if isinstance(effect, HookAdded):
-            _check(effect.hook, effect, surroundings, recording, set())
+            _check(effect.hook, effect, free_variables, recording, set())
 
 
-def _check(value: Any, effect: HookAdded, around: Surroundings, recording: Recording, seen: set[int]) -> None:
+def _check(value: Any, effect: HookAdded, around: FreeVariables, recording: Recording, seen: set[int]) -> None:
     if id(value) in seen:
         return
     seen.add(id(value))

@@ -73,7 +73,7 @@ from .kinds import (
     VIEW,
     WEAK,
     Kind,
-    Lives,
+    Lifetime,
     attributes_of,
     class_dict,
     is_a,
@@ -90,7 +90,7 @@ _MOST_HOLDERS = 20_000  # that are walked before the code that runs has to tell 
 _MOST_BYTES = 1 << 20  # of an array of numbers that is compared at each call
 
 
-class Place(NamedTuple):
+class Source(NamedTuple):
     """A place that can be read again: a cell, an item of a container, an attribute, or the object itself.
 
     "argument" is a tensor in an argument that is an object: the owner is the number of the leaf, the key that of the
@@ -164,7 +164,7 @@ class Holder(NamedTuple):
     in_argument: bool = False  # it is reached through an argument only: each call has its own
 
 
-class Surroundings:
+class FreeVariables:
     """Everything that a function can reach without being given it.
 
     Which functions it calls is told from the names in their code: more than are called. `ran`, the code that did run by
@@ -180,12 +180,12 @@ class Surroundings:
         reads: Names | None = None,
         follows_all: bool = False,
     ) -> None:
-        self.plain: list[tuple[Place, Any]] = []  # containers of plain values, compared as a whole
+        self.plain: list[tuple[Source, Any]] = []  # containers of plain values, compared as a whole
         self.cells: list[tuple[str, types.CellType]] = []
-        self.fixed: list[tuple[Place, Any]] = []  # what is in cells
+        self.fixed: list[tuple[Source, Any]] = []  # what is in cells
         self.stored_globals: list[tuple[str, dict[str, Any], str]] = []
-        self.lives = Lives()
-        self.state = StateGuard(self.lives)
+        self.lifetime = Lifetime()
+        self.state = StateGuard(self.lifetime)
         self.holders: list[Holder] = []
         self.tensors: list[tuple[str, Tensor]] = []  # which the program may put attributes on
         self.modules: dict[int, ModuleParts] = {}  # by id
@@ -195,8 +195,8 @@ class Surroundings:
         self.unknown_arguments: list[tuple[str, str]] = []
         self._hidden_state: list[tuple[str, str]] = []  # those whose state nobody can see or put back
         self._used_up: list[tuple[str, str]] = []  # iterators and queues among them
-        self._tensors: dict[int, list[Place]] = {}  # by id: all places in which a tensor was found
-        self._state: dict[int, list[Place]] = {}  # parameters and buffers of modules, once somebody asks
+        self._tensors: dict[int, list[Source]] = {}  # by id: all places in which a tensor was found
+        self._state: dict[int, list[Source]] = {}  # parameters and buffers of modules, once somebody asks
         self._tables: list[
             tuple[str, dict[str, Any], list[tuple[str, int]]]
         ] = []  # those that are not in it yet, by id
@@ -239,7 +239,7 @@ class Surroundings:
         if isinstance(root, nn.Module):
             self._enter_module(root, "")
         else:
-            self._visit(Place(root, "held", None, ""), root)
+            self._visit(Source(root, "held", None, ""), root)
         self._look_at_functions()
         self._enter_hooks("all modules", global_module_hooks())  # the program may make a module and call it
         self._look_at_functions()
@@ -255,8 +255,8 @@ class Surroundings:
                 pattern = self.patterns[i] = ObjectPattern(looked_into, known)
                 self.unknown_arguments += [(path, f"is or holds a {kind.__name__}") for kind in pattern.unknown]
                 for j, tensor in enumerate(pattern.tensors):
-                    self._tensors.setdefault(id(tensor), []).append(Place(i, "argument", j, path))
-                self._visit(Place(value, "held", None, path), looked_into)
+                    self._tensors.setdefault(id(tensor), []).append(Source(i, "argument", j, path))
+                self._visit(Source(value, "held", None, path), looked_into)
             elif looked_into is not None:
                 self._note_containers(path, value)
         self._in_argument = False
@@ -300,11 +300,11 @@ class Surroundings:
         if self._is_of_no_use:
             return []
         named = Names(attributes=frozenset(self._names))
-        return Surroundings(root, arguments, reads=named)._hidden_state
+        return FreeVariables(root, arguments, reads=named)._hidden_state
 
     def fix(self, owners: Iterable[Any]) -> None:
         """What calls write to must be the very same object, however alike another one may be."""
-        tops = {id(value): place for place, value in self.plain}
+        tops = {id(value): source for source, value in self.plain}
         for owner in owners:
             while id(owner) in self._inside:
                 outer, key = self._inside[id(owner)]
@@ -312,12 +312,12 @@ class Surroundings:
                 owner = outer
             if id(owner) in tops:
                 self.state.add_identity(tops[id(owner)].read, owner)
-        self._relate_places()
+        self._relate_sources()
         self.note_state()
 
     def require(self, objects: Iterable[Any]) -> None:
         """The program is let go with any of some objects; in arguments, too, they must be the very same ones."""
-        fixed = {id(self.lives.hold(value)()) for value in objects}
+        fixed = {id(self.lifetime.hold(value)()) for value in objects}
         for pattern in self.patterns.values() if fixed else ():
             pattern.require(fixed)
 
@@ -349,50 +349,50 @@ class Surroundings:
         for pattern in self.patterns.values():
             pattern.release()
 
-    def place_of(self, tensor: Tensor) -> Place:
+    def source_of(self, tensor: Tensor) -> Source:
         """Where a tensor was found; one that is nowhere to be found is held as it is."""
-        found = self._known_place(tensor)
+        found = self._known_source(tensor)
         if found is None:  # a method was called by a name that stands nowhere
             for member in itertools.chain.from_iterable(self._unnamed.values()):
                 self._enter_function(member, "")
             self._unnamed.clear()
             self._look_at_functions()
-            found = self._known_place(tensor)
-        return found or Place(tensor, "held", None, f"a tensor of shape {tuple(tensor.shape)}")
+            found = self._known_source(tensor)
+        return found or Source(tensor, "held", None, f"a tensor of shape {tuple(tensor.shape)}")
 
-    def _known_place(self, tensor: Tensor) -> Place | None:
+    def _known_source(self, tensor: Tensor) -> Source | None:
         """A parameter or buffer belongs to its module, wherever else it is held."""
-        return next(iter(self._places(id(tensor))), None)
+        return next(iter(self._sources(id(tensor))), None)
 
-    def _places(self, identity: int) -> list[Place]:
+    def _sources(self, identity: int) -> list[Source]:
         """All places in which a tensor was found."""
         for path, table, before in self._tables:  # as they were found: the program may have exchanged them since
             for key, found in before:
-                self._state.setdefault(found, []).append(Place(table, "item", key, _join(path, key)))
+                self._state.setdefault(found, []).append(Source(table, "item", key, _join(path, key)))
         self._tables.clear()
         return [*self._state.get(identity, ()), *self._tensors.get(identity, ())]
 
     def found_tensors(self) -> FoundTensors:
         """All tensors that were found outside of arguments."""
-        self._places(0)
-        places = [place for found in self._tensors.values() for place in found if place.how != "argument"]
-        held = [id(place.held) for place in places if place.how == "held"]
-        readers = [place.reader() for place in places if place.how != "held"]
+        self._sources(0)
+        sources = [source for found in self._tensors.values() for source in found if source.how != "argument"]
+        held = [id(source.held) for source in sources if source.how == "held"]
+        readers = [source.reader() for source in sources if source.how != "held"]
         found = FoundTensors(frozenset((*self._state, *held)), readers)
-        self.lives.when_gone(readers.clear)
+        self.lifetime.when_gone(readers.clear)
         return found
 
-    def places_of_argument(self, tensor: Tensor) -> list[Place]:
+    def sources_of_argument(self, tensor: Tensor) -> list[Source]:
         """Places that must hold the tensor that an argument is; those outside of arguments hold the same one."""
-        found = [place for place in self._places(id(tensor)) if place.how != "held"]
-        inside = [place for place in found if place.how == "argument"]
-        return inside + [place for place in found if place.how != "argument"][:1]
+        found = [source for source in self._sources(id(tensor)) if source.how != "held"]
+        inside = [source for source in found if source.how == "argument"]
+        return inside + [source for source in found if source.how != "argument"][:1]
 
-    def _relate_places(self) -> None:
+    def _relate_sources(self) -> None:
         """Of a tensor that is found in several places one is read: the others must hold it too."""
-        self._places(0)
+        self._sources(0)
         for identity in [*self._state, *self._tensors.keys() - self._state.keys()]:
-            found = [place for place in self._places(identity) if place.how not in ("held", "argument")]
+            found = [source for source in self._sources(identity) if source.how not in ("held", "argument")]
             for other in found[1:] if len(found) > 1 else ():
                 self.state.add_same(found[0].reader(), other.reader())
 
@@ -470,16 +470,16 @@ class Surroundings:
         self.holders.append(Holder(path, cell, CELL, self._in_argument))
         if CELL.read(cell):
             self.cells.append((path, cell))
-            value, place = cell.cell_contents, Place(cell, "cell", None, path)
+            value, source = cell.cell_contents, Source(cell, "cell", None, path)
             if self._in_argument:
-                self._visit(place, value)
+                self._visit(source, value)
             elif is_plain(value):
-                self.plain.append((place, value))
+                self.plain.append((source, value))
                 self._note_containers(path, value)
             else:
                 if not is_a(value, Tensor):
-                    self.fixed.append((place, value))
-                self._visit(place, value)
+                    self.fixed.append((source, value))
+                self._visit(source, value)
 
     def _look_at_globals(self, namespace: dict[str, Any], names: Names) -> None:
         seen = self._seen_globals.setdefault(id(namespace), set())
@@ -490,7 +490,7 @@ class Surroundings:
                 if name in vars(builtins):
                     self._guard(StateGuard.add_item, vars(builtins), name, vars(builtins)[name])
             else:
-                self._visit_item(Place(namespace, "item", name, f"{name} (global)"), value)
+                self._visit_item(Source(namespace, "item", name, f"{name} (global)"), value)
         seen |= names.loaded
         if names.imported:
             self._computes_names |= ANY_MODULE in names.imported
@@ -512,7 +512,7 @@ class Surroundings:
         self._seen[id(module)] = module
         if not is_library_module(module):
             self.holders.append(Holder(path, module, NAMESPACE))
-            self.lives.hold(module)  # its namespace is kept, and may lead back to it
+            self.lifetime.hold(module)  # its namespace is kept, and may lead back to it
         self._namespaces.append((module, path, set()))
         self._look_up(*self._namespaces[-1])
 
@@ -523,25 +523,25 @@ class Surroundings:
         in_library = is_library_module(module)
         with self._outside_arguments():
             for name in sorted(new & table.keys()):
-                place = Place(table, "item", name, f"{path}.{name}")
+                source = Source(table, "item", name, f"{path}.{name}")
                 if in_library:
-                    self._look_up_in_library(place, table[name])
+                    self._look_up_in_library(source, table[name])
                 else:
-                    self._visit_item(place, table[name])
+                    self._visit_item(source, table[name])
             if not in_library:
                 self._guard(StateGuard.add_absent, table, frozenset(new - table.keys()))
                 if "__getattr__" in table:
-                    self._visit_item(Place(table, "item", "__getattr__", f"{path}.__getattr__"), table["__getattr__"])
+                    self._visit_item(Source(table, "item", "__getattr__", f"{path}.__getattr__"), table["__getattr__"])
 
-    def _look_up_in_library(self, place: Place, value: Any) -> None:
+    def _look_up_in_library(self, source: Source, value: Any) -> None:
         self._computes_names |= id(value) in _LOOK_UP
-        self._guard(StateGuard.add_item, place.owner, place.key, value)
+        self._guard(StateGuard.add_item, source.owner, source.key, value)
         if is_a(value, types.ModuleType):
-            self._enter_namespace(value, place.path)
+            self._enter_namespace(value, source.path)
         elif is_a(value, types.FunctionType) and is_library_function(value):
             self._enter_library(value.__module__)
         elif is_a(value, types.FunctionType):  # one of the user's has taken its place
-            self._visit(place, value)
+            self._visit(source, value)
 
     def _enter_library(self, name: str | None) -> None:
         """A namespace of torch that its own code uses: what is in it may be replaced."""
@@ -600,11 +600,11 @@ class Surroundings:
                 continue
             path = f"{kind.__qualname__}.{name}"
             if is_a(value, Tensor):
-                self._found(value, Place(weakly(kind), "attribute", name, path))
+                self._found(value, Source(weakly(kind), "attribute", name, path))
             elif self._ran is None and is_a(value, type):
                 self._later.append(functools.partial(self._enter_class, value, called=True))
             elif _may_hold_state(value) and not name.startswith("__"):
-                self._visit_value(Place(weakly(kind), "attribute", name, path), value)
+                self._visit_value(Source(weakly(kind), "attribute", name, path), value)
 
     def _enter_subclasses(self) -> None:
         """A program that asks classes for their subclasses finds those of any class of the user's."""
@@ -653,35 +653,35 @@ class Surroundings:
         for table in tables:
             for hook in list(table.values()):
                 if not is_plain(hook):
-                    self._visit(Place(hook, "held", None, f"a hook of {path}"), hook)
+                    self._visit(Source(hook, "held", None, f"a hook of {path}"), hook)
 
     def _visit_attribute(self, table: dict[str, Any], key: str, value: Any, path: str) -> None:
         """Attributes of modules are compared together; what they lead to is compared here."""
         if is_a(value, Tensor) or not is_plain(value):
-            self._visit(Place(table, "item", key, path), value)
+            self._visit(Source(table, "item", key, path), value)
         else:
             self._note_containers(path, value)
 
     # -------------------------------------------------------------------------------------------- values
-    def _visit_item(self, place: Place, value: Any) -> None:
+    def _visit_item(self, source: Source, value: Any) -> None:
         """An item of a dict of which other items do not count: it is compared here."""
         if is_a(value, Tensor):
-            self._guard(StateGuard.add_item, place.owner, place.key, value)
-            self._found(value, place)
+            self._guard(StateGuard.add_item, source.owner, source.key, value)
+            self._found(value, source)
         elif is_plain(value) and type(value) not in PLAIN:
-            self._visit_value(place, value)
+            self._visit_value(source, value)
         else:
-            self._guard(StateGuard.add_item, place.owner, place.key, value)
-            self._visit(place, value)
+            self._guard(StateGuard.add_item, source.owner, source.key, value)
+            self._visit(source, value)
 
-    def _visit_value(self, place: Place, value: Any) -> None:
+    def _visit_value(self, source: Source, value: Any) -> None:
         """Something that is compared here if it is a container of plain values, and by its owner if not."""
         if is_plain(value) and type(value) not in PLAIN:
             if not self._in_argument:
-                self.plain.append((place, value))
-            self._note_containers(place.path, value)
+                self.plain.append((source, value))
+            self._note_containers(source.path, value)
         else:
-            self._visit(place, value)
+            self._visit(source, value)
 
     def _note_containers(self, path: str, value: Any) -> None:
         """Containers of plain values: a program may write to them."""
@@ -694,32 +694,32 @@ class Surroundings:
                     self._inside.setdefault(id(item), (value, key))
                     self._note_containers(kind.path(path, key), item)
 
-    def _visit(self, place: Place, value: Any) -> None:
+    def _visit(self, source: Source, value: Any) -> None:
         """Whatever a value leads to; the value itself is compared by what holds it."""
         kind = type(value)
         if kind is types.FunctionType:
-            self._enter_function(value, place.path)
+            self._enter_function(value, source.path)
         elif kind in PLAIN:
             return
         elif issubclass(kind, Tensor):
-            self._found(value, place)
+            self._found(value, source)
         elif id(value) in self._seen:
             return
         elif issubclass(kind, nn.Module):
-            self._enter_module(value, place.path.split(" ")[0])
+            self._enter_module(value, source.path.split(" ")[0])
         elif issubclass(kind, types.ModuleType):
-            self._enter_namespace(value, place.path)
+            self._enter_namespace(value, source.path)
         elif issubclass(kind, type):
             self._enter_class(value, called=True)
         elif kind is types.CellType:
-            self._look_at_cell(place.path, value)
+            self._look_at_cell(source.path, value)
         elif issubclass(kind, enum.Enum):  # one for all calls, however it is reached
             self._seen[id(value)] = value
             with self._outside_arguments():
-                self._visit_object(place.path, value)
+                self._visit_object(source.path, value)
         else:
             self._seen[id(value)] = value
-            self._visit_object(place.path, value)
+            self._visit_object(source.path, value)
 
     def _visit_object(self, path: str, value: Any) -> None:
         kinds = kinds_of(value)
@@ -803,19 +803,19 @@ class Surroundings:
                 continue
             full = kind.path(path, key)
             if by_item:
-                place = Place(owner, "item", key, full)
+                source = Source(owner, "item", key, full)
             elif table is not None and key in table:
-                place = Place(table, "item", key, full)
+                source = Source(table, "item", key, full)
             elif kind.is_attribute and str(key).isidentifier():
-                place = Place(weakly(owner), "attribute", key, full)
+                source = Source(weakly(owner), "attribute", key, full)
             else:
-                place = Place(item, "held", None, full)
+                source = Source(item, "held", None, full)
             if kind is DICT or kind is OBJECT:
-                self._visit_value(place, item)
+                self._visit_value(source, item)
             else:
-                self._visit(place, item)
+                self._visit(source, item)
             if kind is DICT and type(key) not in SETTLED:
-                self._visit(Place(key, "held", None, full), key)
+                self._visit(Source(key, "held", None, full), key)
 
     def _enter_tensor(self, tensor: Tensor, path: str) -> None:
         """A tensor that a program may put attributes on; one of a class of the user's runs the code of that class."""
@@ -823,15 +823,15 @@ class Surroundings:
         if type(tensor) is not Tensor and type(tensor) is not nn.Parameter and not is_library_class(type(tensor)):
             self._enter_class(type(tensor))
 
-    def _found(self, tensor: Tensor, place: Place) -> None:
-        self._enter_tensor(tensor, place.path)
+    def _found(self, tensor: Tensor, source: Source) -> None:
+        self._enter_tensor(tensor, source.path)
         if not self._in_argument:
-            self._tensors.setdefault(id(tensor), []).append(place)
+            self._tensors.setdefault(id(tensor), []).append(source)
             attributes = vars(tensor) if is_users_wrapper(tensor) else own_attributes(tensor)
             if attributes is not None and id(tensor) not in self._seen:
                 self._seen[id(tensor)] = tensor
                 self._guard(_add_table, attributes)
-                self._visit_items(place.path, attributes, DICT)
+                self._visit_items(source.path, attributes, DICT)
             elif not vars(tensor):
                 self._guard(StateGuard.add_bare, tensor)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .._torch import dict_version, global_module_hooks
 from ..values import PLAIN, SETTLED, Remembered, is_plain, is_unchanged, weakly
 from .code import found_where_it_says
-from .kinds import ACCESSOR, DICT, Kind, Lives, attributes_of, class_dict, has_attributes, has_slots, is_a, slots_of
+from .kinds import ACCESSOR, DICT, Kind, Lifetime, attributes_of, class_dict, has_attributes, has_slots, is_a, slots_of
 
 # ---------------------------------------------------------------------------------------------------------------------
 # A module taken apart in one look, for everybody who asks about modules while a program is captured.
@@ -101,10 +101,10 @@ class _Made:
 
     __slots__ = ("kind", "parts")
 
-    def __init__(self, value: Any, lives: Lives) -> None:
-        lives.hold(type(value))
+    def __init__(self, value: Any, lifetime: Lifetime) -> None:
+        lifetime.hold(type(value))
         self.kind = id(type(value))
-        self.parts = [_note_held(part, lives) for part in _parts_of(value)]
+        self.parts = [_note_held(part, lifetime) for part in _parts_of(value)]
 
     def equals(self, value: Any) -> bool:
         """Whether another object is made in the same way of the same."""
@@ -134,7 +134,7 @@ def _never_changes(value: Any) -> bool:
     return kind in _ACCESSORS or kind in _OF_A_CLASS or kind is types.MethodType
 
 
-def note(value: Any, lives: Lives) -> Any:
+def note(value: Any, lifetime: Lifetime) -> Any:
     """What is kept of an item of a holder; neither tensors nor other objects are kept alive, if that can be."""
     if type(value) in PLAIN:
         return value
@@ -145,13 +145,13 @@ def note(value: Any, lives: Lives) -> Any:
     if is_plain(value):
         return value
     if _never_changes(value):
-        return _Made(value, lives)
-    return _Known(value) if lives.knows(value) else value
+        return _Made(value, lifetime)
+    return _Known(value) if lifetime.knows(value) else value
 
 
-def _note_held(value: Any, lives: Lives) -> Any:
+def _note_held(value: Any, lifetime: Lifetime) -> Any:
     """The same, where a call cannot ask the holder for a certain item: any tensor in it is known by its identity."""
-    return _TheVery(weakly(value)) if is_a(value, Tensor) else note(value, lives)
+    return _TheVery(weakly(value)) if is_a(value, Tensor) else note(value, lifetime)
 
 
 def still(now: Any, before: Any) -> bool:
@@ -173,8 +173,8 @@ def still(now: Any, before: Any) -> bool:
 class StateGuard:
     """State that a program reads, as it was when the program was recorded."""
 
-    def __init__(self, lives: Lives) -> None:
-        self._lives = lives
+    def __init__(self, lifetime: Lifetime) -> None:
+        self._lifetime = lifetime
         self._tables: dict[int, _Table] = {}  # by the id of the dict
         self._objects: list[Callable[[], Any]] = []
         self._functions: list[Callable[[], Any]] = []
@@ -194,7 +194,7 @@ class StateGuard:
         self._made_of: list[Any] = []
         self._derived: list[Any] = []
         self.holds: Callable[[], bool]  # once everything was added
-        lives.when_gone(self._release)
+        lifetime.when_gone(self._release)
 
     def _release(self) -> None:
         """Let go of everything: nothing is as it was."""
@@ -210,7 +210,7 @@ class StateGuard:
     # ------------------------------------------------------------------------------------------ collecting
     def add_item(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         """An item of a dict, or ABSENT."""
-        self._table(table).items[key] = note(value, self._lives)
+        self._table(table).items[key] = note(value, self._lifetime)
 
     def add_absent(self, table: dict[Any, Any], names: frozenset[str]) -> None:
         """Names that a program may look up in a dict and would not find."""
@@ -218,7 +218,7 @@ class StateGuard:
 
     def add_table(self, table: dict[Any, Any], without: Iterable[Any] = ()) -> None:
         """A whole dict, in its order; the values of some keys are compared elsewhere."""
-        self._table(table).note_all(frozenset(without), self._lives)
+        self._table(table).note_all(frozenset(without), self._lifetime)
 
     def add_library(self, table: dict[Any, Any]) -> None:
         """A namespace or a class of torch's, which holds no tensors; what was noted of it once serves all programs."""
@@ -237,39 +237,39 @@ class StateGuard:
         noting = note if is_a(owner, (list, collections.deque)) else _note_held
         base = next(base for base in type(owner).__mro__ if base in _ITERABLE)
         iterate: Callable[[Any], Iterator[Any]] = vars(base)["__iter__"]
-        items = tuple([noting(item, self._lives) for item in iterate(owner)])
-        self._sequences.append((self._lives.hold(owner), iterate, items))
+        items = tuple([noting(item, self._lifetime) for item in iterate(owner)])
+        self._sequences.append((self._lifetime.hold(owner), iterate, items))
 
     def add_object(self, owner: Any, without: Iterable[Any] = ()) -> None:
         """An object of a class of Python's: its class and its attributes."""
         slots = slots_of(owner)
-        self._lives.hold(type(owner))
-        self._objects.append(self._lives.hold(owner))
+        self._lifetime.hold(type(owner))
+        self._objects.append(self._lifetime.hold(owner))
         if has_attributes(type(owner)):
             self.add_table(attributes_of(owner), without)
         if slots or has_slots(type(owner)):
-            self._others.append((self._lives.hold(owner), slots_of, self._noted(slots)))
+            self._others.append((self._lifetime.hold(owner), slots_of, self._noted(slots)))
 
     def add_other(self, owner: Any, kind: Kind) -> None:
         """Anything else that can be read."""
-        items = {key: _note_held(value, self._lives) for key, value in kind.read(owner).items()}
-        self._others.append((self._lives.hold(owner), kind.read, items))
+        items = {key: _note_held(value, self._lifetime) for key, value in kind.read(owner).items()}
+        self._others.append((self._lifetime.hold(owner), kind.read, items))
 
     def add_function(self, function: types.FunctionType) -> None:
         """Code, defaults and attributes of a function."""
         if is_plain(function.__defaults__) and is_plain(function.__kwdefaults__):
-            self._functions.append(self._lives.hold(function))
+            self._functions.append(self._lifetime.hold(function))
             if function.__kwdefaults__:
                 self.add_table(function.__kwdefaults__)
         else:
-            self._others.append((self._lives.hold(function), _parts_in_code, self._noted(_parts_in_code(function))))
+            self._others.append((self._lifetime.hold(function), _parts_in_code, self._noted(_parts_in_code(function))))
         if vars(function):
             self.add_table(vars(function))
         else:
             self._empty.append(vars(function))
 
     def _noted(self, items: dict[Any, Any]) -> dict[Any, Any]:
-        return {key: note(value, self._lives) for key, value in items.items()}
+        return {key: note(value, self._lifetime) for key, value in items.items()}
 
     def add_class(self, kind: type) -> None:
         """What a class itself defines."""
@@ -279,7 +279,7 @@ class StateGuard:
             self._classes[id(kind)] = kind
             self.add_table(class_dict(kind))
         else:
-            self._loose[id(kind)] = _LooseClass(kind, self._lives)
+            self._loose[id(kind)] = _LooseClass(kind, self._lifetime)
 
     def add_hooks(self, tables: Iterable[dict[Any, Any]]) -> None:
         """Dicts of functions that are called in order; nearly always there are none."""
@@ -325,10 +325,10 @@ class StateGuard:
         """What every call asks: whether everything is as it was."""
         dicts, versions, empty = self._dicts, self._versions, self._empty
         functions, made_of, holds_more = self._functions, self._made_of, self._holds_more
-        classes, derived, lives = list(self._classes.values()), self._derived, self._lives
+        classes, derived, lifetime = list(self._classes.values()), self._derived, self._lifetime
 
         def holds() -> bool:
-            if lives.is_gone:
+            if lifetime.is_gone:
                 return False
             if list(map(dict_version, dicts)) != versions and not self._look_at_tables():
                 return False
@@ -413,10 +413,10 @@ class _Table:
         self.absent: frozenset[str] = frozenset()
         self.keys: Sequence[Any] | None = None  # in order, if the whole dict counts
 
-    def note_all(self, without: frozenset[Any], lives: Lives) -> None:
+    def note_all(self, without: frozenset[Any], lifetime: Lifetime) -> None:
         items = _copied(self.table)
         self.keys = list(items)
-        self.items.update((key, note(value, lives)) for key, value in items.items() if key not in without)
+        self.items.update((key, note(value, lifetime)) for key, value in items.items() if key not in without)
 
     def holds(self, table: dict[Any, Any] | None = None) -> bool:
         now = _copied(self.table if table is None else table)
@@ -433,14 +433,14 @@ class _LooseClass:
 
     __slots__ = ("_derived", "_find", "_noted", "_version")
 
-    def __init__(self, kind: type, lives: Lives) -> None:
-        self._find = lives.hold(kind)
+    def __init__(self, kind: type, lifetime: Lifetime) -> None:
+        self._find = lifetime.hold(kind)
         self._derived = _made_derived(kind)
         for base in kind.__mro__:
-            lives.hold(base)
+            lifetime.hold(base)
         self._noted = _Table(class_dict(kind))
         self._version = self._noted.version
-        self._noted.note_all(frozenset(), lives)
+        self._noted.note_all(frozenset(), lifetime)
         self._noted.table = {}
 
     def holds(self) -> bool:
@@ -475,9 +475,9 @@ class _Facts:
 
     __slots__ = ("_attributes", "_children", "_containers", "_find", "_hooks", "_state", "_tensors")
 
-    def __init__(self, parts: ModuleParts, lives: Lives) -> None:
+    def __init__(self, parts: ModuleParts, lifetime: Lifetime) -> None:
         module = parts.module
-        self._find = lives.hold(module)
+        self._find = lifetime.hold(module)
         self._tensors: list[str] = []  # which are inputs, too
         self._containers: dict[str, Any] = {}  # whose contents are compared apart
         self._attributes: dict[str, Any] = {}
@@ -490,9 +490,9 @@ class _Facts:
             elif isinstance(value, Tensor):
                 self._tensors.append(name)
             else:
-                self._attributes[name] = note(value, lives)
-        self._children = noted_items(module._modules, lives)
-        self._hooks = [noted_items(table, lives) for table in _hooks(parts)]
+                self._attributes[name] = note(value, lifetime)
+        self._children = noted_items(module._modules, lifetime)
+        self._hooks = [noted_items(table, lifetime) for table in _hooks(parts)]
         self._state = _state(module)
 
     def hold(self) -> bool:
@@ -529,9 +529,9 @@ def _containers_in(parts: ModuleParts) -> Iterator[Any]:
             yield value
 
 
-def noted_items(table: Mapping[Any, Any], lives: Lives) -> dict[Any, Any]:
+def noted_items(table: Mapping[Any, Any], lifetime: Lifetime) -> dict[Any, Any]:
     """What is kept of a table of modules or hooks."""
-    return {name: note(value, lives) for name, value in table.items()}
+    return {name: note(value, lifetime) for name, value in table.items()}
 
 
 def still_holds(table: Mapping[Any, Any], before: Mapping[Any, Any]) -> bool:
@@ -542,11 +542,11 @@ def still_holds(table: Mapping[Any, Any], before: Mapping[Any, Any]) -> bool:
 class ModuleGuard:
     """Facts about the modules that a program called, and a fast way to see that they still hold."""
 
-    def __init__(self, modules: Sequence[ModuleParts], lives: Lives) -> None:
-        self._lives = lives
+    def __init__(self, modules: Sequence[ModuleParts], lifetime: Lifetime) -> None:
+        self._lifetime = lifetime
         for parts in modules:
-            lives.hold(type(parts.module))
-        self._modules = [lives.hold(parts.module) for parts in modules]
+            lifetime.hold(type(parts.module))
+        self._modules = [lifetime.hold(parts.module) for parts in modules]
         self._types = [id(type(parts.module)) for parts in modules]
         self._attributes = [vars(parts.module) for parts in modules]
         self._tables: list[dict[Any, Any]] = []
@@ -554,10 +554,10 @@ class ModuleGuard:
         self._empty: list[dict[Any, Any] | set[Any]] = []
         self._global_hooks: list[dict[Any, Any]] = []
         self._note_tables(modules)
-        self._facts = [_Facts(parts, lives) for parts in modules]
+        self._facts = [_Facts(parts, lifetime) for parts in modules]
         values = [value for parts in modules for value in _containers_in(parts)]
         self._containers = [(value, Remembered(value)) for value in values if is_plain(value)]
-        lives.when_gone(self._release)
+        lifetime.when_gone(self._release)
 
     def _release(self) -> None:
         self._modules, self._attributes, self._facts, self._containers = [], [], [], []
@@ -565,7 +565,7 @@ class ModuleGuard:
 
     def _note_tables(self, modules: Sequence[ModuleParts]) -> None:
         hooks = global_module_hooks()
-        self._global_hooks = [noted_items(table, self._lives) for table in hooks]
+        self._global_hooks = [noted_items(table, self._lifetime) for table in hooks]
         filled = [(table, dict_version(table)) for table in hooks if table]
         filled += [(table, version) for parts in modules for _, table, version in parts.filled]
         self._tables, self._versions = [table for table, _ in filled], [version for _, version in filled]
@@ -575,7 +575,7 @@ class ModuleGuard:
 
     def holds(self) -> bool:
         """Whether every fact is as it was."""
-        if self._lives.is_gone:
+        if self._lifetime.is_gone:
             return False
         for container, before in self._containers:
             if not before.equals(container):

@@ -26,7 +26,7 @@ from ..slots import Slot
 FEW = 16
 
 
-class Row(NamedTuple):
+class PackedArgs(NamedTuple):
     """A variable that holds several values."""
 
     name: str
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 class Item(NamedTuple):
     """One value of a row."""
 
-    row: Row
+    row: PackedArgs
     position: int
 
     def __str__(self) -> str:
@@ -50,17 +50,17 @@ class Item(NamedTuple):
 Value = Item | str  # of generated code: in a row, or any other text
 
 
-def few_or_row(letter: str, name: str, count: int) -> tuple[list[str], Sequence[Value]]:
+def pack_if_many(letter: str, name: str, count: int) -> tuple[list[str], Sequence[Value]]:
     """Names to bind values to, and how each of the values is read: a few have names of their own.
 
-    >>> few_or_row("s", "saved", 2)
+    >>> pack_if_many("s", "saved", 2)
     (['s0', 's1'], ['s0', 's1'])
-    >>> names, values = few_or_row("s", "saved", 600)
+    >>> names, values = pack_if_many("s", "saved", 600)
     >>> names, str(values[599])
     (['*saved'], 'saved[599]')
     """
     if count > FEW:
-        return [f"*{name}"], Row(name, count).items()
+        return [f"*{name}"], PackedArgs(name, count).items()
     names = [f"{letter}{n}" for n in range(count)]
     return names, names
 
@@ -68,7 +68,7 @@ def few_or_row(letter: str, name: str, count: int) -> tuple[list[str], Sequence[
 def spread(values: Sequence[Value]) -> list[str]:
     """Text for values in a call or a list: many that lie side by side in a row are taken together.
 
-    >>> state = Row("state", 100).items()
+    >>> state = PackedArgs("state", 100).items()
     >>> spread(["x", *state]), spread([*state[:50], state[99], "x"])
     (['x', '*state'], ['*state[0:50]', 'state[99]', 'x'])
     """
@@ -91,7 +91,7 @@ def spread(values: Sequence[Value]) -> list[str]:
     return parts
 
 
-def _follows(value: Value, row: Row, position: int) -> bool:
+def _follows(value: Value, row: PackedArgs, position: int) -> bool:
     return isinstance(value, Item) and value.position == position and value.row is row
 
 
@@ -130,7 +130,7 @@ class Writer:
 
     def row(self, slots: Sequence[Slot], hint: str, text: str) -> None:
         """A line that gives many slots one variable; those that are asked for get their own behind it."""
-        row = Row(self.fresh(hint), len(slots))
+        row = PackedArgs(self.fresh(hint), len(slots))
         self.line(f"{row.name} = {text}")
         for slot, item in zip(slots, row.items(), strict=True):
             self._rows[slot] = item

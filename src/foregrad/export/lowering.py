@@ -20,7 +20,7 @@ from ..joint.side_effects import Assigned, GradAssigned, Moved
 from ..ops import Kind, aten, op_info
 from ..record.hooks import has_hooks
 from ..record.pre_dispatch import AboveAutograd
-from ..slots import Buffer, GradOf, Hidden, Inner, Input, Output, Param, Primal, Token, Updated
+from ..slots import Buffer, FreeTensor, GradOf, Inner, Input, Output, Param, Primal, Token, Updated
 from ..subclasses.layout import Wrapped, leaves_of, spread
 from .calling_convention import Inputs, Names, Outputs, argument_names, signature_of, structure_of
 from .signature import GraphSignature
@@ -59,7 +59,7 @@ def refuse_what_is_lost(capture: Capture, joint: bool) -> None:
             "tensors. Return the value beside the result."
         )
     for facts in program.inputs:
-        if isinstance(owner_of(facts.recorded.slot), Hidden):
+        if isinstance(owner_of(facts.recorded.slot), FreeTensor):
             _refuse_hidden(facts, joint)
     for name, error in program.backward_errors.items():
         assert isinstance(name, Output)
@@ -216,8 +216,8 @@ class _Lowering:
                 for node in (side.seed, side.base):
                     self.inputs.random[str(node.slot)] = self._placeholder(node, node.slot, str(node.slot), None)
         for hidden in capture.hidden:
-            reals = leaves_of(joint.recording.real_tensors[hidden])
-            for (place, _), real in zip(plain_slots(self._recorded[hidden]), reals, strict=True):
+            lifted = leaves_of(joint.recording.real_tensors[hidden])
+            for (place, _), real in zip(plain_slots(self._recorded[hidden]), lifted, strict=True):
                 if place in by_slot:
                     self._new[id(by_slot[place])] = self._constant(real.detach(), by_slot[place].value)
         for head in _last(heads, len(joint.signature.backward_tokens)):

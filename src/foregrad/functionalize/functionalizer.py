@@ -23,7 +23,7 @@ from ..graph.graph import FlatGraph, Node, Step
 from ..ops import Kind, ViewStep, aten, op_info, tensors_in
 from ..record.fakify import RecordedInput
 from ..record.recording import Recording
-from ..slots import Memory, Root
+from ..slots import SyntheticBase, ViewRoot
 from .effect_tokens import Tokens
 from .mutation import write
 from .operators import IN_GRAPHS
@@ -50,7 +50,7 @@ class Functionalizer(Walk):
     def add_input(self, recorded: RecordedInput) -> None:
         """Give an input of the recording its placeholder, or its place in memory that inputs share."""
         shape = self.shape_now(recorded.seen)
-        if recorded.parent is None or (isinstance(recorded.slot, Root) and recorded.differentiated is not None):
+        if recorded.parent is None or (isinstance(recorded.slot, ViewRoot) and recorded.differentiated is not None):
             self.graph.placeholder(recorded.slot, shape)
         if not isinstance(recorded.seen, Tensor) or recorded.same_as is not None:
             return
@@ -60,7 +60,9 @@ class Functionalizer(Walk):
             state = self.state_of(recorded.parent.seen)
             for step, tensor in recorded.views:
                 state = self.add_view(state, tensor, step)
-        if state.input is None or isinstance(state.input.slot, (Memory, Root)):  # the user's own name is better
+        if state.input is None or isinstance(
+            state.input.slot, (SyntheticBase, ViewRoot)
+        ):  # the user's own name is better
             state.input = recorded
         self._before[recorded.slot] = state
         self._states[id(recorded.seen)] = state

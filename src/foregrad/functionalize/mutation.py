@@ -19,7 +19,7 @@ from .._torch import OpOverload, auto_functionalizable, auto_functionalized, hin
 from ..abstract.engine import has_gaps, is_empty
 from ..errors import UnsupportedError
 from ..functional_variants import (
-    IDLE_TWINS,
+    IDLE_VARIANTS,
     TRAINING_FLAG,
     Variant,
     functional_variant,
@@ -60,7 +60,7 @@ def write(walk: Walk, step: Step) -> None:
 
 def _idle_batch_norm(walk: Walk, step: Step) -> None:
     """Batch norm that has or updates no running statistics, by an operator that does not even say that it writes."""
-    twin = IDLE_TWINS.get(step.op)
+    twin = IDLE_VARIANTS.get(step.op)
     if twin is None:
         walk.pure(step)
         return

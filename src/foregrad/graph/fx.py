@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch.fx.passes.shape_prop import TensorMetadata
 
 from .._torch import LazyGraphModule
-from ..abstract.lean_tensors import genuine
+from ..abstract.lean_tensors import to_fake_tensors
 from ..errors import VerificationError
 from ..slots import Token
 from ..stack_traces import show_stack
@@ -362,7 +362,7 @@ def _meta(node: Node) -> dict[str, Any]:
         return dict(node.meta)
     meta: dict[str, Any] = {}
     if node.slot is None or isinstance(node.value, (torch.Tensor, torch.SymInt)):
-        meta["val"] = genuine(node.value)
+        meta["val"] = to_fake_tensors(node.value)
     if node.written:
         meta["written"] = True
     if isinstance(node.slot, Token):

@@ -29,7 +29,7 @@ from .calling_convention import RandomFacts, forward_values, placeholder_names, 
 from .differentiate import BackwardWrite, Differentiated, Tape, copy_seen_constants
 from .hooks import HookEffect, HookEffects
 from .inputs import InputFacts, input_facts
-from .outputs import OutputClassifier, OutputFacts, refuse_renewed_views, refuse_reshaped_views
+from .outputs import OutputClassifier, OutputFacts, refuse_regenerated_views, refuse_reshaped_views
 from .side_effects import (
     AttributeSet,
     Effect,
@@ -192,7 +192,7 @@ def build_joint(
         outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay, shown).classify()
     targets = targets_of(config, list(facts.values()), outputs, len(leaves))
     refuse_reshaped_views(recording, outputs, list(targets.values()))
-    refuse_renewed_views(recording, outputs, list(targets.values()))
+    refuse_regenerated_views(recording, outputs, list(targets.values()))
     primal_nodes, primals = primals_of(graph, recording, facts, targets)
     written_views = [facts.recorded for facts in primals if _is_written_view(facts, recording)]
     views = frozenset(node for recorded in written_views for node in _nodes_of_writes(recorded))

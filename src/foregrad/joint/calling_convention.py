@@ -16,7 +16,7 @@ from ..graph.graph import FlatGraph, Node
 from ..options import AOTConfig, Loss
 from ..record.fakify import RecordedInput
 from ..record.recording import Recording
-from ..slots import Base, Grown, Memory, Output, Primal, Returned, Root, Updated
+from ..slots import Base, Grown, Output, Primal, Returned, SyntheticBase, Updated, ViewRoot
 from ..subclasses.layout import Wrapped
 from .inputs import InputFacts, is_stale
 from .outputs import Constant, Number, OutputFacts, Plain, SameAsInput
@@ -190,7 +190,7 @@ def forward_values(
         elif facts.refitted or facts.moved:
             if facts.written:
                 values[Updated(slot)] = functionalizer.read(functionalizer.state_before(facts.recorded))
-            grown = facts.refitted and not isinstance(slot, (Memory, Root))
+            grown = facts.refitted and not isinstance(slot, (SyntheticBase, ViewRoot))
             if grown and functionalizer.state_of(facts.recorded.seen).storage.writes:
                 values[Grown(slot)] = functionalizer.node_of(facts.recorded.seen)
         elif facts.written or facts.reshapes:

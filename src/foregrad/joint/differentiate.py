@@ -30,7 +30,7 @@ from ..record.hooks import BackwardState
 from ..record.recording import InputsFoundLate, Recording
 from ..record.refusals import without_frames
 from ..record.tape import tape_nodes
-from ..slots import Inner, Primal, Returned, Root, Tangent
+from ..slots import Inner, Primal, Returned, Tangent, ViewRoot
 from ..stack_traces import where
 from ..subclasses.layout import Layout, Wrapped, is_wrapper, layout_of, leaves_of, spread
 from .subclasses import tangent_like, wrapped_value
@@ -60,17 +60,17 @@ def copy_seen_constants(walk: Functionalizer, results: Sequence[Any]) -> None:
 
 def with_own_constants(walk: Functionalizer, results: Sequence[Any]) -> list[Any]:
     """The same results over copies of the constants that they show; graphs that were made before stay as they are."""
-    renewed: dict[int, Node] = {}
+    regenerated: dict[int, Node] = {}
 
     def again(node: Node) -> Node:
-        if id(node) not in renewed:
+        if id(node) not in regenerated:
             if node.op is get_constant:
-                renewed[id(node)] = _copy(walk, node)
+                regenerated[id(node)] = _copy(walk, node)
             else:
                 assert node.op is not None
                 args = (again(node.args[0]), *node.args[1:])
-                renewed[id(node)] = walk.graph.call(node.op, args, node.kwargs, node.value)
-        return renewed[id(node)]
+                regenerated[id(node)] = walk.graph.call(node.op, args, node.kwargs, node.value)
+        return regenerated[id(node)]
 
     return [again(r) if isinstance(r, Node) and _memory_of(r) is not None else r for r in results]
 
@@ -193,7 +193,7 @@ class BackwardWrites:
             known.append(storage)
             if not written and not reshapes:
                 continue
-            if isinstance(slot, Root):
+            if isinstance(slot, ViewRoot):
                 raise UnsupportedError(
                     "the backward writes to memory at which inputs with histories of their own look, which cannot be "
                     "compiled yet. Pass a clone, or compile with fallback='eager'."

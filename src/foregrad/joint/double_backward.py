@@ -21,7 +21,7 @@ from .subclasses import tangent_like, wrapped_value
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class HigherOrderGraph:
     """A backward that can be differentiated itself, with its own backward as one joint graph.
 
     The graph takes saved values, tangents, and the tangents of the gradients; it returns the gradients, then theirs.
@@ -49,7 +49,7 @@ class Order:
 
 def next_order(
     tape: Tape, slots: Sequence[Returned], with_grad: Sequence[bool], wanted: Sequence[bool], saved: Sequence[str]
-) -> Order:
+) -> HigherOrderGraph:
     """The backward of some of a tape's targets, to be differentiated itself.
 
     Args:
@@ -115,7 +115,7 @@ def _with_its_gradients(
     impure: Sequence[Node],
     state: BackwardState | None,
     emptied: frozenset[int],
-) -> Order:
+) -> HigherOrderGraph:
     """The joint graph of `results`, which are computed from saved values and tangents, and of their gradients.
 
     `tape` is that of the results, `impure` are nodes that must run with them, and `chain` has the tokens of those with
@@ -139,7 +139,7 @@ def _with_its_gradients(
     placeholders = [*chain.heads, *(given[i] for i in used), *(tangents[i] for i in used_tangents)]
     in_forward = {id(node) for node in ancestors([*nodes_in(returned), *impure])}
     part, tape.by_name = copied_part(placeholders, own, nodes, outputs, in_forward)
-    return Order(
+    return HigherOrderGraph(
         tape=tape,
         part=part,
         saved=tuple(used),

@@ -36,7 +36,7 @@ class HookAdded:
     how: Registering
     hook: Callable[..., Any]
     captured: tuple[tuple[int, int], ...]  # id of what the function holds, and the result that takes its place
-    early: bool  # before the input is written: autograd keeps it with the value from before
+    before_writes: bool  # before the input is written: autograd keeps it with the value from before
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +98,15 @@ class HookEffects:
                     f"view of was written: this cannot be compiled yet. {_WAY_OUT}"
                 )
             recorded = first[id(hook.tensor)]
-            early = hook.node is not hook.tensor.grad_fn
-            if early and (hook.node is not recorded.start_node or self._captured[hook]):
+            before_writes = hook.node is not hook.tensor.grad_fn
+            if before_writes and (hook.node is not recorded.start_node or self._captured[hook]):
                 raise UnsupportedError(
                     f"a hook on {recorded.slot}, at {where(hook.stack)}, between two writes to it, or with tensors of "
                     f"the program in it: this cannot be compiled yet. {_WAY_OUT}"
                 )
             if hook.node is not recorded.start_node:
                 self._refuse_inner_use(hook.tensor, str(recorded.slot), targets)
-            effects.append(HookAdded(recorded.slot, hook.how, hook.hook, self._captured[hook], early))
+            effects.append(HookAdded(recorded.slot, hook.how, hook.hook, self._captured[hook], before_writes))
         for recorded in first.values():
             if recorded.seen.retains_grad:
                 self._refuse_lost_gradient(recorded.seen, str(recorded.slot))
@@ -132,7 +132,7 @@ class HookEffects:
                         f"a hook on {paths[i]}, at {where(hook.stack)}, before a write to it: this cannot be compiled "
                         f"yet. {_WAY_OUT}"
                     )
-                effects.append(HookAdded(Output(i), hook.how, hook.hook, self._captured[hook], early=False))
+                effects.append(HookAdded(Output(i), hook.how, hook.hook, self._captured[hook], before_writes=False))
             if leaf.retains_grad:
                 self._refuse_lost_gradient(leaf, paths[i])
                 if isinstance(result, Plain) and is_hooked(leaf, self._recording.hooks.inside):

@@ -18,7 +18,7 @@ from ..functionalize.view_inverses import repeats_elements
 from ..graph.graph import Step
 from ..record.alias_groups import WholeMemoryNeeded
 from ..record.fakify import RecordedInput
-from ..slots import Memory, Root
+from ..slots import SyntheticBase, ViewRoot
 
 
 class InputFacts(NamedTuple):
@@ -45,7 +45,7 @@ class InputFacts(NamedTuple):
         """Whether its new data has the geometry that it came with: it is written before any shape is changed."""
         if self.refitted or self.moved is not None:
             return True
-        if self.geometry is None or not isinstance(self.recorded.slot, Memory):
+        if self.geometry is None or not isinstance(self.recorded.slot, SyntheticBase):
             return False
         return geometry_of(self.recorded.seen) == geometry_of(self.geometry)
 
@@ -72,7 +72,7 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
     if tracked and _must_be_a_view(functionalizer, recorded, writes):
         raise WholeMemoryNeeded(recorded.slot)
     without_grad = bool(writes) and not tracked and not any(write.step.grad_enabled for write in writes)
-    written = bool(writes) and (recorded.parent is None or (isinstance(recorded.slot, Root) and tracked))
+    written = bool(writes) and (recorded.parent is None or (isinstance(recorded.slot, ViewRoot) and tracked))
     in_graph = keep_writes and written and (without_grad or not seen.requires_grad)
     through = recorded.parent is None or any(write.goes_through(recorded) for write in writes)
     return InputFacts(
@@ -136,7 +136,7 @@ def _place(functionalizer: Functionalizer, recorded: RecordedInput, before: Tens
     if moves:  # away and back again
         steps = (*filter(resizes, steps), place_again(steps[-1], seen))
     # An input that is the root of shared memory changes its shape itself.
-    reshapes = () if moved or cancelled or isinstance(recorded.slot, (Memory, Root)) else steps
+    reshapes = () if moved or cancelled or isinstance(recorded.slot, (SyntheticBase, ViewRoot)) else steps
     if reshapes and not is_stale(seen) and seen.is_leaf and seen.requires_grad:
         raise UnsupportedError(
             f"the program changes the shape of the leaf {recorded.slot}, which cannot be compiled yet. Use a view."
@@ -229,7 +229,7 @@ def _is_made_to_require_grad(recorded: RecordedInput, written: bool) -> bool:
 
 def _is_own(recorded: RecordedInput) -> bool:
     """Whether autograd takes an input for itself, and not for a view of memory that inputs share."""
-    return recorded.parent is None or isinstance(recorded.slot, Root) or recorded.seen is recorded.parent.seen
+    return recorded.parent is None or isinstance(recorded.slot, ViewRoot) or recorded.seen is recorded.parent.seen
 
 
 def _requires_grad(recorded: RecordedInput) -> bool:
@@ -271,4 +271,4 @@ def is_stale(tensor: Tensor) -> bool:
 
 def has_version(facts: InputFacts) -> bool:
     """Whether anybody can look at the version counter."""
-    return not facts.recorded.was_inference and not isinstance(facts.recorded.slot, (Memory, Root))
+    return not facts.recorded.was_inference and not isinstance(facts.recorded.slot, (SyntheticBase, ViewRoot))

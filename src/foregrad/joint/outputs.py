@@ -37,15 +37,17 @@ KNOWN_CONSTANTS: tuple[type, ...] = (*PLAIN, torch.Size, slice, type(Ellipsis))
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuild:
+class ViewReplay:
     """How a view is taken again from its base: by the recorded views, or by the geometry of the graph's own result."""
 
     steps: tuple[ViewStep, ...] | None
     hides_base: bool  # autograd does not know that the view belongs to its base
     becomes_leaf: bool  # the program made the view itself require grad
     leaf_by_force: bool = False  # a view taken under no_grad seems to require grad already
-    renewed: bool = False  # autograd took it again by its geometry, for its memory changed after it was taken
-    early: bool = False  # it is taken before anything is written, and goes stale by the writes as it does in eager
+    regenerated: bool = False  # autograd took it again by its geometry, for its memory changed after it was taken
+    before_writes: bool = (
+        False  # it is taken before anything is written, and goes stale by the writes as it does in eager
+    )
     late: bool = False  # it is taken from the input when that has been moved to other memory
     conj: bool = False  # the geometry alone lacks the conj bit that the view has, or has not
     neg: bool = False
@@ -86,7 +88,7 @@ class ViewOfInput:
     """A view of the caller's tensor."""
 
     input: RecordedInput
-    rebuild: Rebuild
+    replay: ViewReplay
     one_of_many: bool  # made by `unbind` or `split`
 
 
@@ -96,7 +98,7 @@ class ViewOfBase:
 
     base: int
     first: bool
-    rebuild: Rebuild
+    replay: ViewReplay
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class ViewOfOutput:
     """A view of another output."""
 
     index: int
-    rebuild: Rebuild
+    replay: ViewReplay
 
 
 class PlainKind(Enum):
@@ -242,8 +244,8 @@ class OutputClassifier:
                 )
             earlier = (k for k in range(i) if isinstance(results[k], _TAKEN) and not is_stale(self._leaves[k]))
             twin = next((k for k in earlier if shares_version_counter(leaf, self._leaves[k])), None)
-            rebuild = getattr(result, "rebuild", None)
-            alone = rebuild is not None and any(step.counts_alone for step in rebuild.steps or ())
+            replay = getattr(result, "rebuild", None)
+            alone = replay is not None and any(step.counts_alone for step in replay.steps or ())
             if twin is not None:
                 yield CounterOf(i, twin)
             elif leaf._version or not alone:
@@ -252,7 +254,7 @@ class OutputClassifier:
     def _counts_with(self, i: int, result: Result, results: Sequence[Result]) -> list[Tensor]:
         """The tensors whose counter a result has when it is taken again, or may have if the graph gives it."""
         match result:
-            case ViewOfInput(recorded, rebuild, _) if not recorded.was_inference and not rebuild.late:
+            case ViewOfInput(recorded, replay, _) if not recorded.was_inference and not replay.late:
                 return [recorded.seen]
             case ViewOfBase(base, _, _):
                 return [self._bases[base]]
@@ -329,7 +331,7 @@ class OutputClassifier:
         for recorded in self._moved_inputs:
             steps = self._state(leaf).chain_from(self._state(recorded.seen))
             if steps is not None and shares_version_counter(leaf, recorded.seen):
-                return ViewOfInput(recorded, replace(self._rebuild(leaf, recorded.seen), late=True), False)
+                return ViewOfInput(recorded, replace(self._replay_of(leaf, recorded.seen), late=True), False)
         return None
 
     def _moved(self, leaf: Tensor) -> RecordedInput | None:
@@ -360,32 +362,32 @@ class OutputClassifier:
         owner = next((self._inputs[id(source)] for source in sources if id(source) in self._inputs), None)
         if is_stale(leaf):
             steps = None if owner is None else chain_to(self._recording, leaf, owner.seen)
-            return self._early(leaf, owner, steps, path)
+            return self._before_writes(leaf, owner, steps, path)
         if owner is not None and not is_custom_function_node(leaf.grad_fn):
             return ViewOfInput(owner, self._rebuild_wrapper(leaf, owner.seen, path), False)
         base = leaf._base
         siblings = [t for t in self._tensors if t is not leaf and base is not None and (t is base or t._base is base)]
         if base is not None and siblings and leaf.requires_grad and base.requires_grad and base.grad_fn is not None:
-            rebuild = self._rebuild_wrapper(leaf, base, path)
+            replay = self._rebuild_wrapper(leaf, base, path)
             if id(base) in self._position:
-                return ViewOfOutput(self._position[id(base)], rebuild)
+                return ViewOfOutput(self._position[id(base)], replay)
             known = next((n for n, b in enumerate(self._bases) if b is base), None)
             if known is None:
                 self._bases.append(base)
-            return ViewOfBase(len(self._bases) - 1 if known is None else known, known is None, rebuild)
+            return ViewOfBase(len(self._bases) - 1 if known is None else known, known is None, replay)
         refuse_lost_aliasing(self._functionalizer, leaf, path)
         differentiable = leaf.requires_grad and leaf.grad_fn is not None
         kind = PlainKind.FRESH if base is None else PlainKind.UNSAFE_VIEW
         return Plain(leaf, kind, differentiable, leaf.requires_grad and not differentiable, is_view=False)
 
-    def _rebuild_wrapper(self, leaf: Tensor, base: Tensor, path: str) -> Rebuild:
+    def _rebuild_wrapper(self, leaf: Tensor, base: Tensor, path: str) -> ViewReplay:
         steps = chain_to(self._recording, leaf, base)
         if steps is None or any(map(_is_symbolic, steps)):
             raise UnsupportedError(
                 f"{path} is a view of a tensor subclass, taken in a way that cannot be compiled yet. Return a clone."
             )
         cut_off = not leaf.requires_grad or leaf.grad_fn is None
-        return Rebuild(
+        return ViewReplay(
             steps=tuple(steps),
             hides_base=base.requires_grad and cut_off,
             becomes_leaf=leaf.requires_grad and cut_off,
@@ -407,15 +409,15 @@ class OutputClassifier:
             )
         siblings = self._by_storage[id(self._state(leaf).storage)]
         unbound = all(self._from_many(t) and not is_stale(t) and t.grad_fn is not None for t in siblings)
-        view = ViewOfInput(owner, self._rebuild(leaf, owner.seen, self._state_at_the_end(owner)), unbound)
-        if view.rebuild.hides_base and view.rebuild.steps is not None and is_stale(owner.seen):
-            view = replace(view, rebuild=replace(view.rebuild, early=True))  # no view is taken of it afterwards
+        view = ViewOfInput(owner, self._replay_of(leaf, owner.seen, self._state_at_the_end(owner)), unbound)
+        if view.replay.hides_base and view.replay.steps is not None and is_stale(owner.seen):
+            view = replace(view, replay=replace(view.replay, before_writes=True))  # no view is taken of it afterwards
         if (found := self._view_of_fresh_leaf(leaf) or self._view_of_moved(leaf)) is not None:
             return found
         custom = is_custom_function_node(leaf.grad_fn)
         if not custom and not (leaf.requires_grad and leaf.grad_fn is not None and self._has_own_history(leaf)):
             return view
-        if view.rebuild.steps is None and any(isinstance(n, SymInt) for n in leaf.shape):
+        if view.replay.steps is None and any(isinstance(n, SymInt) for n in leaf.shape):
             raise UnsupportedError("an alias of a symbolic size, with a history of its own, cannot be compiled yet.")
         kind = PlainKind.CUSTOM_FUNCTION_VIEW if custom else PlainKind.FRESH
         goes_stale = leaf._is_view() and creation_of(leaf) != "DEFAULT"
@@ -458,9 +460,9 @@ class OutputClassifier:
         steps = None
         if owner is not None:
             steps = self._state(leaf).chain_from(self._functionalizer.state_before(owner))
-        return self._early(leaf, owner, steps, path)
+        return self._before_writes(leaf, owner, steps, path)
 
-    def _early(
+    def _before_writes(
         self, leaf: Tensor, owner: RecordedInput | None, steps: Sequence[ViewStep] | None, path: str
     ) -> ViewOfInput:
         """A view that is taken from the caller's tensor before anything is written."""
@@ -474,7 +476,9 @@ class OutputClassifier:
                 f"{path} is a view that may not be used any more, because what it is a view of was written: this "
                 "cannot be compiled yet. Take the view after the write."
             )
-        return ViewOfInput(owner, Rebuild(tuple(steps), hides_base=False, becomes_leaf=False, early=True), False)
+        return ViewOfInput(
+            owner, ViewReplay(tuple(steps), hides_base=False, becomes_leaf=False, before_writes=True), False
+        )
 
     def _view_of_intermediate(self, leaf: Tensor) -> Result | None:
         base = leaf._base
@@ -492,14 +496,14 @@ class OutputClassifier:
         single = [t for t in siblings if not self._from_many(t)]
         if len(siblings) == 1 or (self._from_many(leaf) and len(single) <= 1) or base.grad_fn is None:
             return self._plain(leaf, PlainKind.UNSAFE_VIEW)
-        rebuild = self._rebuild(leaf, base)
+        replay = self._replay_of(leaf, base)
         if id(base) in self._position:
-            return ViewOfOutput(self._position[id(base)], rebuild)
+            return ViewOfOutput(self._position[id(base)], replay)
         known = next((n for n, b in enumerate(self._bases) if b is base), None)
         if known is not None:
-            return ViewOfBase(known, False, rebuild)
+            return ViewOfBase(known, False, replay)
         self._bases.append(base)
-        return ViewOfBase(len(self._bases) - 1, True, rebuild)
+        return ViewOfBase(len(self._bases) - 1, True, replay)
 
     def _view_of_moved(self, leaf: Tensor) -> Result | None:
         """A view, with a history, of an input that was moved to other memory before it was taken."""
@@ -508,13 +512,13 @@ class OutputClassifier:
             return None
         if self._state(leaf).chain_from(self._state(moved.seen)) is None:
             return None
-        return ViewOfInput(moved, replace(self._rebuild(leaf, moved.seen), late=True), self._from_many(leaf))
+        return ViewOfInput(moved, replace(self._replay_of(leaf, moved.seen), late=True), self._from_many(leaf))
 
     def _view_of_fresh_leaf(self, leaf: Tensor) -> Result | None:
         base = leaf_behind(self._recording, self._functionalizer, leaf)
         if base is None or id(base) not in self._position:
             return None
-        return ViewOfOutput(self._position[id(base)], self._rebuild(leaf, base))
+        return ViewOfOutput(self._position[id(base)], self._replay_of(leaf, base))
 
     def _twin_of_output(self, leaf: Tensor) -> Result | None:
         """A detached output beside the output itself."""
@@ -526,7 +530,7 @@ class OutputClassifier:
             if other is leaf or id(other) in self._inputs or is_stale(other):
                 continue
             if same and other.requires_grad and self._is_plain(other):
-                return ViewOfOutput(self._position[id(other)], self._rebuild(leaf, other))
+                return ViewOfOutput(self._position[id(other)], self._replay_of(leaf, other))
         return None
 
     def _is_plain(self, tensor: Tensor) -> bool:
@@ -541,7 +545,7 @@ class OutputClassifier:
         before, now = self._functionalizer.state_before(recorded), self._state(recorded.seen)
         return now if now.storage is before.storage else before
 
-    def _rebuild(self, leaf: Tensor, base: Tensor, start: TensorState | None = None) -> Rebuild:
+    def _replay_of(self, leaf: Tensor, base: Tensor, start: TensorState | None = None) -> ViewReplay:
         steps = self._state(leaf).chain_from(start or self._state(base))
         if steps is not None and any(map(_is_symbolic, steps)):
             if leaf.requires_grad and leaf.grad_fn is not None and not all(step.with_grad for step in steps):
@@ -563,19 +567,19 @@ class OutputClassifier:
         made_leaf = cut_off and self._recording.made_to_require_grad(leaf)
         # A view taken under no_grad requires grad if its base does. The caller's may itself be a view of another one.
         follows_base = cut_off and leaf.requires_grad and not made_leaf and leaf._is_view()
-        return Rebuild(
+        return ViewReplay(
             steps=None if steps is None else tuple(steps),
             hides_base=base.requires_grad and cut_off and not follows_base,
             becomes_leaf=leaf.requires_grad and cut_off and not follows_base,
             leaf_by_force=made_leaf,
-            renewed=not cut_off and self._is_renewed(leaf, steps or ()),
+            regenerated=not cut_off and self._is_regenerated(leaf, steps or ()),
             conj=steps is None and leaf.is_conj() != base.is_conj(),
             neg=steps is None and leaf.is_neg() != base.is_neg(),
             without_grad=follows_base,
             locked=steps is None and not cut_off and creation_of(leaf) in _LOCKED,
         )
 
-    def _is_renewed(self, leaf: Tensor, steps: Sequence[ViewStep]) -> bool:
+    def _is_regenerated(self, leaf: Tensor, steps: Sequence[ViewStep]) -> bool:
         """Whether the views that gave a tensor say less than its geometry: `as_strided` may reach beyond its base."""
         if not any(step.op is aten.as_strided.default for step in steps):
             return False
@@ -693,7 +697,7 @@ def _follow(views: set[int], steps: Sequence[Step], targets: Sequence[Tensor]) -
     return used or (unseen and _has_custom_function(targets))
 
 
-def refuse_renewed_views(recording: Recording, outputs: OutputFacts, targets: Sequence[Tensor]) -> None:
+def refuse_regenerated_views(recording: Recording, outputs: OutputFacts, targets: Sequence[Tensor]) -> None:
     """Refuse a program that differentiates a view beyond its base, after its memory was written.
 
     To return one is fine where it is taken again, by its geometry.

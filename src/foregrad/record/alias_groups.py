@@ -21,7 +21,7 @@ from torch import Tensor
 from .._torch import shares_version_counter
 from ..abstract.engine import has_gaps
 from ..ops import ViewStep, aten
-from ..slots import Memory, Primal, Root
+from ..slots import Primal, SyntheticBase, ViewRoot
 from ..subclasses.layout import is_wrapper
 
 
@@ -64,10 +64,10 @@ def over_storage(member: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class AliasGroup:
     """Inputs that are views of one root, which may be one of them."""
 
-    slot: Memory | Root
+    slot: SyntheticBase | ViewRoot
     root: Tensor
     source: Source
     own_version: bool  # its version counter is not that of the memory
@@ -75,17 +75,17 @@ class Family:
 
     @property
     def is_memory(self) -> bool:
-        return isinstance(self.slot, Memory)
+        return isinstance(self.slot, SyntheticBase)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedMemory:
     """A storage that is one input of the graph, and the inputs of the user that look at it."""
 
-    slot: Memory
+    slot: SyntheticBase
     base: Tensor
     source: Source
-    families: tuple[Family, ...]
+    families: tuple[AliasGroup, ...]
     members: tuple[Tensor, ...]
 
     def views_from(self, start: Tensor, member: Tensor) -> tuple[ViewStep, ...]:
@@ -173,7 +173,7 @@ def share(index: int, group: dict[Primal, Tensor], flat: bool = False) -> Shared
 
     `flat` asks for the whole storage where the root that would stand for it is only a part.
     """
-    slot = Memory(index)
+    slot = SyntheticBase(index)
     roots: dict[int, tuple[Primal, Tensor]] = {}
     for member, real in group.items():
         roots.setdefault(id(root_of(real)), (member, real))
@@ -188,15 +188,15 @@ def share(index: int, group: dict[Primal, Tensor], flat: bool = False) -> Shared
         source = Source(first_slot, "flat", first.dtype if len(sizes) == 1 else torch.uint8)
         base = source.find(first)
     counted = base if id(base) in roots else root_of(next(iter(group.values())))  # whose version the memory's is
-    families: list[Family] = []
+    families: list[AliasGroup] = []
     for number, (member, real) in enumerate(roots.values()):
         root = root_of(real)
         if root is base:
-            families.append(Family(slot, root, source, False, ()))
+            families.append(AliasGroup(slot, root, source, False, ()))
         else:
             own = root is not counted and not shares_version_counter(root, counted)
             views = views_between(base, root)
-            families.append(Family(Root(index, number), root, _source(member, real), own, views))
+            families.append(AliasGroup(ViewRoot(index, number), root, _source(member, real), own, views))
     return SharedMemory(slot, base, source, tuple(families), tuple(group.values()))
 
 

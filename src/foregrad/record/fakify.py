@@ -20,10 +20,10 @@ from .._torch import (
 from ..abstract.engine import Engine
 from ..errors import StateChangeError, UnsupportedError
 from ..ops import ViewStep, aten
-from ..slots import Primal, Root
+from ..slots import Primal, ViewRoot
 from ..subclasses.layout import Layout, is_wrapper, leaves_of, wrappers_in
 from ..values import is_plain
-from .alias_groups import Family, SharedMemory, root_of
+from .alias_groups import AliasGroup, SharedMemory, root_of
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Python attributes of tensors: what the user, or the program, has put on them.
@@ -124,7 +124,7 @@ class RecordedInput(NamedTuple):
     @property
     def differentiated(self) -> Tensor | None:
         """What gradients are taken for: also an input that the program itself made require grad, or a root of some."""
-        is_member = self.parent is not None and not isinstance(self.slot, Root)
+        is_member = self.parent is not None and not isinstance(self.slot, ViewRoot)
         if self.leaf is not None or not self.is_tensor or self.same_as or is_member:
             return self.leaf
         return self.seen if self.seen.requires_grad and self.seen.is_leaf else None
@@ -167,7 +167,7 @@ def require_shape(value: Tensor, slot: Primal) -> None:
         raise UnsupportedError(f"{slot} has no shape yet. Run the module once before you compile it.")
 
 
-def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
+def fakify(engine: Engine, argument: Argument) -> RecordedInput:
     """Make what stands for an argument: not a view, and a leaf exactly if the argument is one."""
     value = argument.value
     if type(value) is int and argument.dynamic:
@@ -193,7 +193,7 @@ def stand_in(engine: Engine, argument: Argument) -> RecordedInput:
     return _recorded(argument.slot, value, seen, leaf)
 
 
-def stand_in_for_wrapper(argument: Argument, layout: Layout, inner: Sequence[RecordedInput]) -> RecordedInput:
+def fakify_wrapper(argument: Argument, layout: Layout, inner: Sequence[RecordedInput]) -> RecordedInput:
     """A wrapper around what stands for the plain tensors in it. Autograd sees the wrapper only."""
     value = argument.value
 
@@ -235,12 +235,12 @@ def _copy_attributes(value: Tensor, seen: Tensor) -> None:
         seen._is_param = True
 
 
-def stand_in_for_root(memory: RecordedInput, family: Family) -> RecordedInput:
+def fakify_root(memory: RecordedInput, alias_group: AliasGroup) -> RecordedInput:
     """What autograd takes some inputs to be views of, where it is not the memory's own input: cut off from that."""
-    root = family.root
+    root = alias_group.root
     with disable_modes(), _as_inference_tensor(root), torch.no_grad():
-        views = _take_views(memory.seen, family.views)
-        seen, once_more = (views[-1][1].data if family.own_version else views[-1][1].detach() for _ in range(2))
+        views = _take_views(memory.seen, alias_group.views)
+        seen, once_more = (views[-1][1].data if alias_group.own_version else views[-1][1].detach() for _ in range(2))
     leaf = None
     if root.requires_grad:
         leaf = _made_to_require_grad(seen)
@@ -248,10 +248,10 @@ def stand_in_for_root(memory: RecordedInput, family: Family) -> RecordedInput:
             with disable_modes(), _as_inference_tensor(root), torch.enable_grad():
                 seen = _NonLeaf.apply(leaf, [once_more])
     views.append((ViewStep(aten.detach.default, (), {}, None), seen))
-    return _recorded(family.slot, root, seen, leaf, parent=memory, views=tuple(views))
+    return _recorded(alias_group.slot, root, seen, leaf, parent=memory, views=tuple(views))
 
 
-def stand_in_for_member(
+def fakify_member(
     memory: RecordedInput, root: RecordedInput, argument: Argument, shared: SharedMemory
 ) -> RecordedInput:
     """An input that is a view, for autograd too, of something that stands in already."""

@@ -132,7 +132,7 @@ _ATTENDS = frozenset(
 )
 
 
-class RealTensors(TorchFunctionMode):
+class LiftedTensors(TorchFunctionMode):
     """Replaces real tensors by their abstract twins before autograd sees them."""
 
     def __init__(
@@ -166,24 +166,24 @@ class RealTensors(TorchFunctionMode):
         self.reaches_into_tape = False  # the program may have put functions of its own into autograd's nodes
         self.found_in_backward: set[int] = set()  # ids of twins of real tensors that were met since it began
         self._adopt = adopt  # makes a hidden input of a tensor that was not known before
-        self._twins: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}  # by id of the real tensor
-        self._reals: dict[int, weakref.ref[Tensor]] = {}  # by id of the twin
+        self._fakes: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}  # by id of the real tensor
+        self._lifted: dict[int, weakref.ref[Tensor]] = {}  # by id of the twin
         self._arguments: dict[int, Tensor] = {}  # the real tensors of the arguments, by id of what the program sees
 
-    def register(self, real: Tensor, twin: Tensor) -> None:
+    def register(self, real: Tensor, fake: Tensor) -> None:
         """From now on `twin` stands for `real`."""
-        self._note(real, twin)
-        self._reals[id(twin)] = weakref.ref(real)
+        self._note(real, fake)
+        self._lifted[id(fake)] = weakref.ref(real)
 
-    def _note(self, real: Tensor, twin: Tensor) -> None:
+    def _note(self, real: Tensor, fake: Tensor) -> None:
         if real.requires_grad and not real.is_leaf:
-            self._start_nodes[id(twin)] = twin.grad_fn
-        if self._known_twin(real) is None:
-            self._twins[id(real)] = weakref.ref(real), twin
+            self._start_nodes[id(fake)] = fake.grad_fn
+        if self._known_fake(real) is None:
+            self._fakes[id(real)] = weakref.ref(real), fake
 
-    def _known_twin(self, real: Tensor) -> Tensor | None:
+    def _known_fake(self, real: Tensor) -> Tensor | None:
         """The twin, unless the id belonged to a tensor that is gone."""
-        known = self._twins.get(id(real))
+        known = self._fakes.get(id(real))
         return known[1] if known is not None and known[0]() is real else None
 
     def note_argument(self, real: Tensor, seen: Tensor) -> None:
@@ -194,24 +194,24 @@ class RealTensors(TorchFunctionMode):
     def release_arguments(self) -> None:
         """Forget the real tensors of the arguments."""
         for real in self._arguments.values():
-            self._twins.pop(id(real), None)
+            self._fakes.pop(id(real), None)
         self._arguments.clear()
 
     @property
     def held(self) -> Iterator[Tensor]:
         """All tensors that are held here, once for each reference."""
-        for _, twin in self._twins.values():
-            yield twin
+        for _, fake in self._fakes.values():
+            yield fake
         yield from self.hooks.held
 
-    def twin_of(self, real: Tensor) -> Tensor:
+    def fake_of(self, real: Tensor) -> Tensor:
         """The twin of a real tensor, adopted if it is met for the first time."""
-        twin = self._known_twin(real)
-        if twin is None:
-            twin = self._adopt(real)
-            self.register(real, twin)
-        self.found_in_backward.add(id(twin))
-        return twin
+        fake = self._known_fake(real)
+        if fake is None:
+            fake = self._adopt(real)
+            self.register(real, fake)
+        self.found_in_backward.add(id(fake))
+        return fake
 
     def note_applied(self, args: tuple[Any, ...]) -> None:
         """A custom function takes real tensors as they are, and autograd's edge leads to them: they are inputs."""
@@ -220,9 +220,9 @@ class RealTensors(TorchFunctionMode):
             for value in args:
                 if not isinstance(value, Tensor) or is_functorch_wrapped(value):
                     continue
-                twin = value if self._abstract(value) else self.twin_of(value)
-                if torch.is_grad_enabled() and twin.is_leaf and twin.requires_grad:  # a stale view raises
-                    self._note_leaf_taken(twin)
+                fake = value if self._abstract(value) else self.fake_of(value)
+                if torch.is_grad_enabled() and fake.is_leaf and fake.requires_grad:  # a stale view raises
+                    self._note_leaf_taken(fake)
 
     def note_saved_hooks(self, checkpoint: CheckpointFrame | None) -> None:
         """Autograd will call the program back for what it saves."""
@@ -242,7 +242,7 @@ class RealTensors(TorchFunctionMode):
         if type(value) in PLAIN or self._abstract(value):
             return value
         if isinstance(value, Tensor):
-            return value if is_functorch_wrapped(value) else self.twin_of(value)
+            return value if is_functorch_wrapped(value) else self.fake_of(value)
         kind = type(value)
         if kind is tuple or kind is list:
             return kind([self._swap(item) for item in value])
@@ -257,14 +257,14 @@ class RealTensors(TorchFunctionMode):
             )
 
     def _is_input(self, tensor: Tensor) -> bool:
-        return not self._abstract(tensor) or id(tensor) in self._arguments or id(tensor) in self._reals
+        return not self._abstract(tensor) or id(tensor) in self._arguments or id(tensor) in self._lifted
 
     def _look_at_grad(self, tensor: Tensor) -> Tensor:
         """What stands for a tensor whose `.grad` is read or set; a gradient from before the call must be an input."""
         real = self._arguments.get(id(tensor), tensor)
         if not self._abstract(real):
             self._need_grad(real)
-        seen = tensor if self._abstract(tensor) else self.twin_of(tensor)
+        seen = tensor if self._abstract(tensor) else self.fake_of(tensor)
         self.grads_looked_at.add(id(seen))
         return seen
 
@@ -272,7 +272,7 @@ class RealTensors(TorchFunctionMode):
         """A property that gives no tensor, and that guards compare, if it follows from nothing else."""
         if not isinstance(tensor, Tensor) or is_functorch_wrapped(tensor) or is_own_code(who_asks(func)):
             return func(tensor)
-        seen = tensor if self._abstract(tensor) else self.twin_of(tensor)  # from now on an input, and checked as such
+        seen = tensor if self._abstract(tensor) else self.fake_of(tensor)  # from now on an input, and checked as such
         name = func.__self__.__name__
         if name in CHECKED_PROPERTIES or not is_users_code(who_asks(func)):
             return func(tensor)
@@ -290,14 +290,14 @@ class RealTensors(TorchFunctionMode):
 
     def _real_of(self, seen: Tensor) -> Tensor | None:
         """The tensor of the caller's that a recorded one stands for, if it does."""
-        found = self._reals.get(id(seen))
+        found = self._lifted.get(id(seen))
         return self._arguments.get(id(seen)) if found is None else found()
 
     def _require_grad(self, tensor: Tensor) -> None:
         self.made_to_require_grad.add(id(tensor))
         real = self._arguments.get(id(tensor), tensor)
         if not self._abstract(real) and not is_functorch_wrapped(real):
-            self._before_requiring_grad(real, self.twin_of(real))
+            self._before_requiring_grad(real, self.fake_of(real))
 
     def _assign_data(self, target: Tensor, value: Tensor) -> None:
         """`x.data = y` moves a tensor to other memory as `set_` does, without counting as a write."""
@@ -343,7 +343,7 @@ class RealTensors(TorchFunctionMode):
 
     def _meets_half_inference(self) -> bool:
         """Whether an input says that it is an inference tensor and counts its versions like any other."""
-        known = (*self._arguments.values(), *(find() for find, _ in self._twins.values()))
+        known = (*self._arguments.values(), *(find() for find, _ in self._fakes.values()))
         return any(real is not None and real.is_inference() and counts_versions(real) for real in known)
 
     def _handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -405,8 +405,8 @@ class RealTensors(TorchFunctionMode):
             with below_autograd():
                 return func(*given, **named)
         result = func(*given, **named)
-        if isinstance(result, Tensor) and id(result) in self._reals:
-            real = self._reals[id(result)]()
+        if isinstance(result, Tensor) and id(result) in self._lifted:
+            real = self._lifted[id(result)]()
             return result if real is None else real
         if (
             type(result) in PLAIN

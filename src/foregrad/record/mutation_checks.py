@@ -14,7 +14,7 @@ from torch import SymInt, Tensor
 
 from .._torch import OpOverload, disable_modes, pytree, without_function_modes
 from ..abstract.engine import Engine
-from ..abstract.kernel_checks import ask_eager, lies_awkwardly, overlap_in_part, reads_what_it_writes, storage_of
+from ..abstract.kernel_checks import ask_eager, may_self_overlap, overlap_in_part, reads_what_it_writes, storage_of
 from ..errors import UnsupportedError
 from ..graph.graph import Step
 from ..ops import Kind, aten, op_info, tensors_in, written_arguments
@@ -65,7 +65,7 @@ class Changes:
         if (info.pointwise or op._schema.name.startswith("aten::_foreach_")) and not info.random:
             _refuse_narrowing(op, args, kwargs)
         scattered = not info.pointwise and op._schema.name in _SCATTERED and reads_what_it_writes(written, others)
-        if scattered or lies_awkwardly(written, others, info.pointwise):
+        if scattered or may_self_overlap(written, others, info.pointwise):
             ask_eager(op, args, kwargs)
             if scattered or overlap_in_part(written, others):
                 raise UnsupportedError(

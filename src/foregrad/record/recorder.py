@@ -37,7 +37,7 @@ from .._torch import (
 from ..abstract.engine import Engine, is_empty
 from ..abstract.kernel_checks import can_be_asked, error_missed, error_of_eager, may_miss_errors, twin_of_refused
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
-from ..functional_variants import call_of_twin
+from ..functional_variants import call_of_variant
 from ..graph.graph import Step
 from ..ops import Kind, OpInfo, op_info, tensors_in, written_arguments
 from ..stack_traces import (
@@ -165,7 +165,7 @@ class Recorder(TorchDispatchMode):
         if changes:
             self.foreign.refuse_write(written_arguments(op, args, kwargs), stack)
         shapes = self.changes.before(op, args, kwargs, stack) if changes else ()
-        computed = self._by_twin(op, args, kwargs) if self._twins_decompose and info.kind is Kind.WRITE else None
+        computed = self._by_variant(op, args, kwargs) if self._twins_decompose and info.kind is Kind.WRITE else None
         given, named = self.objects.replaced((args, kwargs), stack) if info.takes_objects else (args, kwargs)
         out = self._result(op, types, given, named, stack)
         missed = error_missed(op, args, kwargs, out)
@@ -291,9 +291,9 @@ class Recorder(TorchDispatchMode):
             return None
         return NotImplemented
 
-    def _by_twin(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any] | None:
+    def _by_variant(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any] | None:
         """What an operator that writes would write, by the user's decomposition of its functional twin."""
-        call = call_of_twin(op, args, kwargs, self._engine.device_of)
+        call = call_of_variant(op, args, kwargs, self._engine.device_of)
         decomposition = None if call is None else self._decompositions.get(call[0])
         if call is None or decomposition is None:
             return None

@@ -42,7 +42,7 @@ from ..abstract.engine import Engine
 from ..errors import StateChangeError, UnsupportedError
 from ..graph.graph import Step
 from ..ops import tensors_in
-from ..slots import GradOf, Hidden, Inner, Input, Primal
+from ..slots import FreeTensor, GradOf, Inner, Input, Primal
 from ..stack_traces import caller_of, is_users_code, passes_through, user_stack, where
 from ..subclasses.layout import is_jagged, is_wrapper, layout_of, leaves_of, require_comparable, with_symbols
 from .alias_groups import SharedMemory, in_order, root_of
@@ -52,13 +52,13 @@ from .fakify import (
     FoundAttributes,
     Object,
     RecordedInput,
-    stand_in,
-    stand_in_for_member,
-    stand_in_for_root,
-    stand_in_for_wrapper,
+    fakify,
+    fakify_member,
+    fakify_root,
+    fakify_wrapper,
 )
 from .hooks import BackwardGuards, BackwardState, Hooks, UserCode, has_hooks, user_code_seen
-from .lift import RealTensors
+from .lift import LiftedTensors
 from .pre_dispatch import AboveAutograd
 from .recorder import Recorder
 from .survivors import Beginning, References, escape_error
@@ -135,7 +135,7 @@ class Recording:
         program: Callable[[list[Any]], Any],
         arguments: Sequence[Argument],
         state: Sequence[Argument],
-        place_of: Callable[[Tensor], Hidden],
+        source_of: Callable[[Tensor], FreeTensor],
         shared: Sequence[SharedMemory] = (),
         early: Sequence[Tensor] = (),
         with_grads: Sequence[Tensor] = (),
@@ -148,29 +148,29 @@ class Recording:
         self._with_grads = {id(tensor) for tensor in with_grads}
         for memory in shared:
             self._adopt_memory(memory)
-        reals = RealTensors(
+        lifted = LiftedTensors(
             self.engine,
-            lambda real: self._adopt(Argument(place_of(real), real)),
+            lambda real: self._adopt(Argument(source_of(real), real)),
             self._need_grad,
             self._refuse_late_requires_grad,
             self.recorder.changes.note_detached,
             self.recorder.changes.note_taken,
             self.recorder.refusals,
         )
-        self._reals = reals
+        self._lifted = lifted
         for argument in state:
-            reals.register(argument.value, self._adopt(argument))
+            lifted.register(argument.value, self._adopt(argument))
         seen = [self._adopt(argument) for argument in arguments]
         for argument, value in zip(arguments, seen, strict=True):
             if isinstance(value, Tensor) and id(argument.value) not in self.found_elsewhere:
-                reals.note_argument(argument.value, value)
+                lifted.note_argument(argument.value, value)
             elif isinstance(value, Tensor):
-                reals.register(argument.value, value)
+                lifted.register(argument.value, value)
         seen = [a.value if id(a.value) in self.found_elsewhere else s for a, s in zip(arguments, seen, strict=True)]
         for real in early:
-            reals.twin_of(real)
+            lifted.fake_of(real)
         settings, changed, attributes = Settings.now(), None, None
-        with self._modes(reals):
+        with self._modes(lifted):
             self.recorder.generators.begin()
             try:
                 with self.recorder.running(), module_calls_seen(self.recorder.calls), self.noting_code():
@@ -195,9 +195,9 @@ class Recording:
             )
         if attributes is not None:
             raise attributes
-        reals.hooks.finish({id(recorded.seen) for recorded in self.inputs})
+        lifted.hooks.finish({id(recorded.seen) for recorded in self.inputs})
         self.require_known_grads()
-        reals.caches.finish()
+        lifted.caches.finish()
         self.forward_end = len(self.steps)
         self.finished = True
 
@@ -211,10 +211,10 @@ class Recording:
             if is_wrapper(argument.value):
                 return self._adopt_wrapper(argument)
             if memory is None:
-                recorded = stand_in(self.engine, argument)
+                recorded = fakify(self.engine, argument)
             else:
                 base = next(i for i in self.memories if i.slot == memory.slot)
-                recorded = stand_in_for_member(base, self._roots[id(root_of(argument.value))], argument, memory)
+                recorded = fakify_member(base, self._roots[id(root_of(argument.value))], argument, memory)
             self._by_identity[id(argument.value)] = recorded
         self.inputs.append(recorded)
         return self._keep(argument, recorded)
@@ -228,7 +228,7 @@ class Recording:
             self._adopt(Argument(slot, tensor, argument.dynamic and not is_jagged(wrapper)))
         inner = [recorded for recorded in self.inputs[place:] if isinstance(recorded.slot, Inner)]
         layout = with_symbols(layout, leaves_of(wrapper), [recorded.seen for recorded in inner])
-        recorded = stand_in_for_wrapper(argument, layout, inner)
+        recorded = fakify_wrapper(argument, layout, inner)
         self._relate_wrapper(wrapper, recorded.seen)
         self._by_identity[id(wrapper)] = recorded
         self.inputs.insert(place, recorded)
@@ -248,7 +248,7 @@ class Recording:
         first = recorded.same_as
         if isinstance(argument.value, Tensor):
             if recorded.required_grad and first is None and has_hooks(argument.value):
-                self._reals.hooks.guard(recorded)
+                self._lifted.hooks.guard(recorded)
             self.real_tensors[argument.slot] = argument.value
             if recorded.layout is None and first is None:
                 self._attributes.note(argument.slot, argument.value, recorded.seen)
@@ -285,14 +285,14 @@ class Recording:
     @property
     def hooks(self) -> Hooks:
         """What the program did with hooks."""
-        return self._reals.hooks
+        return self._lifted.hooks
 
     @property
     def held_beside(self) -> Iterator[Tensor]:
         """What is held beside steps and inputs, once for each reference."""
         yield from self._grads_before.values()
         if hasattr(self, "_reals"):  # it has begun
-            yield from self._reals.held
+            yield from self._lifted.held
 
     def grad_before(self, recorded: RecordedInput) -> Tensor | None:
         """What stood for the gradient of an input before the program ran."""
@@ -302,25 +302,25 @@ class Recording:
         """Whether the program read or set the gradient of an input."""
         if not recorded.is_tensor or recorded.parent is not None:
             return False
-        touched = id(recorded.seen) in self._reals.grads_looked_at
+        touched = id(recorded.seen) in self._lifted.grads_looked_at
         return touched or (recorded.seen.is_leaf and recorded.seen.grad is not None)
 
     @property
     def attends(self) -> bool:
         """Whether a kernel for attention was chosen while recording."""
-        return self._reals.attends
+        return self._lifted.attends
 
     def properties_read(self, recorded: RecordedInput) -> set[str]:
         """Properties of an input, beside what is always compared, that the program read and found empty."""
-        return self._reals.properties_read.get(id(recorded.seen), set())
+        return self._lifted.properties_read.get(id(recorded.seen), set())
 
     def moves_uncounted(self, recorded: RecordedInput) -> bool:
         """Whether an input was moved to other memory by `.data =`, which does not count as a write."""
-        return id(recorded.seen) in self._reals.data_assigned
+        return id(recorded.seen) in self._lifted.data_assigned
 
     def made_to_require_grad(self, tensor: Tensor) -> bool:
         """Whether the program called `requires_grad_()` on a tensor, and did not take it back."""
-        return id(tensor) in self._reals.made_to_require_grad and tensor.requires_grad
+        return id(tensor) in self._lifted.made_to_require_grad and tensor.requires_grad
 
     def require_known_grads(self) -> None:
         """A gradient that the program has added to, or replaced, must have been there when it started."""
@@ -335,13 +335,13 @@ class Recording:
 
     def _adopt_memory(self, memory: SharedMemory) -> None:
         """Memory that inputs share is seen before the inputs are."""
-        base = stand_in(self.engine, Argument(memory.slot, memory.base))
+        base = fakify(self.engine, Argument(memory.slot, memory.base))
         self.memories.append(base)
-        for family in memory.families:
-            root = base if family.is_memory else stand_in_for_root(base, family)
+        for alias_group in memory.families:
+            root = base if alias_group.is_memory else fakify_root(base, alias_group)
             if root is not base:
                 self.memories.append(root)
-            self._roots[id(family.root)] = root
+            self._roots[id(alias_group.root)] = root
         self._shared.update((id(member), memory) for member in memory.members)
 
     @property
@@ -360,18 +360,18 @@ class Recording:
         self.real_tensors.clear()
         self._by_identity.clear()
         self._shared.clear()
-        self._reals.release_arguments()
+        self._lifted.release_arguments()
         self.recorder.foreign.release()
 
     @property
     def borrowed(self) -> Borrowed:
         """The user's objects that were taken off the tape."""
-        return self._reals.borrowed
+        return self._lifted.borrowed
 
     def return_borrowed(self, is_users: Callable[[Any], bool]) -> None:
         """Take the user's own objects off the tape, so that they need not live as long as the program."""
         nodes = []
-        if self._reals.applies_functions:
+        if self._lifted.applies_functions:
             ends = [node_of(tensor) for step in self.steps for tensor in tensors_in([step.out])]
             starts = list(dict.fromkeys(node for node in ends if node is not None))
             every = dict.fromkeys([*starts, *(node for _, node in edges_from(list(starts)))])
@@ -383,7 +383,7 @@ class Recording:
         self.recorder.refusals.clear()
         self.real_tensors.clear()  # which the joint graph has as well
         if hasattr(self, "_reals"):  # it has begun
-            vars(self._reals).clear()
+            vars(self._lifted).clear()
         vars(self).clear()
 
     def _real(self, slot: Primal) -> Tensor | None:
@@ -392,7 +392,7 @@ class Recording:
         return self.real_tensors.get(slot) if found is None else found()
 
     @contextlib.contextmanager
-    def _modes(self, reals: RealTensors) -> Iterator[None]:
+    def _modes(self, lifted: LiftedTensors) -> Iterator[None]:
         with ambient_state_kept(), contextlib.ExitStack() as symbols:
             if self.engine.symbolic:
                 for context in sizes_like_numbers(is_users_code):
@@ -404,8 +404,8 @@ class Recording:
                     storages_asked_first,
                     self.engine.withheld.while_running(),
                     dynamo_aside(),
-                    autograd_watched(reals),
-                    reals,
+                    autograd_watched(lifted),
+                    lifted,
                     overrides_told_as_in_eager(),
                     self.recorder,
                 ):
@@ -422,7 +422,7 @@ class Recording:
 
     def seen(self, tensor: Tensor) -> Tensor:
         """The abstract tensor for a tensor of the result: itself, or the twin of a real one that was passed through."""
-        return tensor if self.engine.is_abstract(tensor) else self._reals.twin_of(tensor)
+        return tensor if self.engine.is_abstract(tensor) else self._lifted.fake_of(tensor)
 
     def differentiate(
         self,
@@ -461,24 +461,24 @@ class Recording:
         gradients are taken for both, and added.
         """
         self.recorder.backward = True
-        self._reals.caches.refill()
-        self._reals.found_in_backward.clear()
+        self._lifted.caches.refill()
+        self._lifted.found_in_backward.clear()
         self.recorder.refusals.clear()
         self.recorder.objects.rewind(self.steps)
         self.recorder.watch_gradient_sums(self._edges(targets))
         differentiable = self.differentiable_inputs
         leaves = [i.differentiated for i in differentiable if i.differentiated is not None]
-        reals: dict[Primal, Tensor] = {}
+        lifted: dict[Primal, Tensor] = {}
         for i in differentiable:
             real = None if isinstance(i.slot, Input) else self._real(i.slot)
             if real is not None and real.requires_grad:  # the user may have frozen it since the forward
-                reals[i.slot] = real
-        hidden = [i for i in differentiable if i.slot in reals]
+                lifted[i.slot] = real
+        hidden = [i for i in differentiable if i.slot in lifted]
         casts = contextlib.nullcontext() if autocast else autocast_off()
         watched = self._watching_code() if self._may_run_user_code(targets) else contextlib.nullcontext()
-        with self._modes(self._reals), torch.set_grad_enabled(create_graph), casts, watched as code:
+        with self._modes(self._lifted), torch.set_grad_enabled(create_graph), casts, watched as code:
             self.recorder.generators.resume()
-            wanted = [*leaves, *others, *reals.values()]
+            wanted = [*leaves, *others, *lifted.values()]
             pairs = [(t, g) for t, g in zip(targets, tangents, strict=True) if not _refuse_dead_end(t, g)]
             ends, given = [target for target, _ in pairs], [tangent for _, tangent in pairs]
             # Leaves of the program's own get gradients too: what eager runs on the way to them is run, or refused.
@@ -499,7 +499,7 @@ class Recording:
         self.recorder.refusals.raise_caught()
         self.recorder.foreign.require_unchanged(None)
         self.backward_state = None if code is None else self._state_read_by(code)
-        self.emptied = self._reals.caches.emptied()
+        self.emptied = self._lifted.caches.emptied()
         return by_slot, beside
 
     @contextlib.contextmanager
@@ -519,13 +519,13 @@ class Recording:
 
     def _may_run_user_code(self, targets: Sequence[Tensor]) -> bool:
         """Whether a backward may call functions of the user's."""
-        if self._reals.hooks.inside or self._reals.reaches_into_tape or self.recorder.wrappers.runs_user_code:
+        if self._lifted.hooks.inside or self._lifted.reaches_into_tape or self.recorder.wrappers.runs_user_code:
             return True
         nodes = [*(target.grad_fn for target in targets), *(node for _, node in self._edges(targets))]
         return any(isinstance(node, PythonNode) for node in nodes)
 
     def _state_read_by(self, code: UserCode) -> BackwardState | None:
-        found = self._reals.found_in_backward
+        found = self._lifted.found_in_backward
         code.tensors = {
             i.slot: real
             for i in self.inputs

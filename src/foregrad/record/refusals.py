@@ -7,7 +7,7 @@ from typing import Any
 
 from .._torch import NO_DATA
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
-from ..stack_traces import errors_behind, place_of
+from ..stack_traces import errors_behind, source_of
 
 WAY_OUT = (
     "Compute with the tensor instead of reading it (torch.where for a condition), pass the value as a plain Python "
@@ -73,7 +73,7 @@ def explained(error: BaseException) -> ForegradError | None:
     text = str(error)
     for words, (kind, message) in _WORDS.items():
         if words in text:
-            return kind(message.format(place=place_of(error)))
+            return kind(message.format(place=source_of(error)))
     return None
 
 

@@ -18,7 +18,7 @@ from ..abstract.lean_tensors import kept_by_objects
 from ..errors import CaptureError
 from ..graph.graph import Step
 from ..ops import tensors_in
-from ..slots import Hidden
+from ..slots import FreeTensor
 from ..stack_traces import Stack, where
 
 
@@ -54,7 +54,7 @@ class ScriptObjects:
         return self._states[key]
 
     def _tensor(self, real: Tensor) -> Tensor:
-        self._held.append(self._engine.twin(real, Hidden("state of a script object"), dynamic=False))
+        self._held.append(self._engine.twin(real, FreeTensor("state of a script object"), dynamic=False))
         return self._held[-1]
 
     def rewind(self, steps: Sequence[Step]) -> None:

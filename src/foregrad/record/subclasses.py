@@ -103,16 +103,16 @@ class WrapperCalls:
 
     def relate(self, wrapper: Tensor, others: Sequence[Tensor]) -> None:
         """Let writes to some inputs count for each other, as they do for what they stand for."""
-        family = next((f for f in self._families if any(o is member for o in others for member in f)), None)
-        if family is None:
-            self._families.append(family := list(others))
-        family.append(wrapper)
+        alias_group = next((f for f in self._families if any(o is member for o in others for member in f)), None)
+        if alias_group is None:
+            self._families.append(alias_group := list(others))
+        alias_group.append(wrapper)
 
     def _count(self, target: Tensor) -> None:
         """Count a write to an input, or to a view of it, for the others of its family."""
-        for family in self._families:
-            own = [shares_version_counter(target, member) for member in family]
-            for member, counts_already in zip(family, own, strict=True):
+        for alias_group in self._families:
+            own = [shares_version_counter(target, member) for member in alias_group]
+            for member, counts_already in zip(alias_group, own, strict=True):
                 if any(own) and not counts_already:
                     set_version(member, member._version + 1)
                     self._borrowed[id(member)] = self._borrowed.get(id(member), 0) + 1

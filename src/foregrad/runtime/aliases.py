@@ -16,13 +16,13 @@ from ..joint.outputs import (
     OutputFacts,
     OwnCounter,
     Plain,
-    Rebuild,
     Result,
     SameAsInput,
     SameAsOutput,
     ViewOfBase,
     ViewOfInput,
     ViewOfOutput,
+    ViewReplay,
 )
 from ..ops import aten
 from ..slots import Base, Output, Slot
@@ -45,8 +45,8 @@ class Aliases(Stage):
 
     def enter(self, writer: Writer) -> None:
         for i, result in enumerate(self.outputs.results):
-            if isinstance(result, ViewOfInput) and result.rebuild.early:
-                self._take(writer, Output(i), result.input.slot, result.rebuild, Taken())
+            if isinstance(result, ViewOfInput) and result.replay.before_writes:
+                self._take(writer, Output(i), result.input.slot, result.replay, Taken())
 
     def leave(self, writer: Writer) -> None:
         taken = Taken()
@@ -58,8 +58,8 @@ class Aliases(Stage):
                     writer.variables[Output(i)] = literal(writer, value)
                 case SameAsInput(recorded):
                     writer.variables[Output(i)] = writer.variable(recorded.slot)
-                case Plain(memory=ViewOfInput(recorded, rebuild, _)):
-                    self._lie_in_memory(writer, Output(i), recorded.slot, rebuild)
+                case Plain(memory=ViewOfInput(recorded, replay, _)):
+                    self._lie_in_memory(writer, Output(i), recorded.slot, replay)
                 case Plain(inference=bool(inference)):
                     name, make = writer.variable(Output(i)), writer.bind(made_in_mode, "made_in_mode")
                     writer.line(f"{name} = {make}({name}, inference={inference})")
@@ -71,14 +71,14 @@ class Aliases(Stage):
                     writer.variable(Output(i))
         for i, result in results:
             match result:
-                case ViewOfInput(recorded, rebuild, _) if not (rebuild.early or rebuild.late):
-                    self._take(writer, Output(i), recorded.slot, rebuild, taken)
-                case ViewOfBase(base, _, rebuild):
-                    self._take(writer, Output(i), Base(base), rebuild, taken)
+                case ViewOfInput(recorded, replay, _) if not (replay.before_writes or replay.late):
+                    self._take(writer, Output(i), recorded.slot, replay, taken)
+                case ViewOfBase(base, _, replay):
+                    self._take(writer, Output(i), Base(base), replay, taken)
         for i, result in results:
             match result:
-                case ViewOfOutput(index, rebuild):
-                    self._take(writer, Output(i), Output(index), rebuild, taken)
+                case ViewOfOutput(index, replay):
+                    self._take(writer, Output(i), Output(index), replay, taken)
         for counter in self.outputs.counters:
             name = writer.variable(Output(counter.index))
             match counter:
@@ -99,58 +99,58 @@ class Aliases(Stage):
         taken = Taken()
         for i, result in enumerate(self.outputs.results):
             match result:
-                case ViewOfInput(recorded, Rebuild(late=True) as rebuild, _):
-                    self._take(writer, Output(i), recorded.slot, rebuild, taken)
+                case ViewOfInput(recorded, ViewReplay(late=True) as replay, _):
+                    self._take(writer, Output(i), recorded.slot, replay, taken)
                 case SameAsOutput(index) if is_late(self.outputs.results[index]):
                     writer.variables[Output(i)] = writer.variable(Output(index))
 
-    def _lie_in_memory(self, writer: Writer, output: Output, base: Slot, rebuild: Rebuild) -> None:
+    def _lie_in_memory(self, writer: Writer, output: Output, base: Slot, replay: ViewReplay) -> None:
         """Give a result that autograd takes for computed the memory of the input that it is an alias of."""
         name = writer.variables[output]
         del writer.variables[output]
         with writer.block(f"with {writer.bind(torch.no_grad, 'no_grad')}():"):
-            self._take(writer, output, base, replace(rebuild, becomes_leaf=False), Taken())
+            self._take(writer, output, base, replace(replay, becomes_leaf=False), Taken())
         writer.line(f"{name}.data = {writer.variables[output]}")
         writer.variables[output] = name
 
-    def _take(self, writer: Writer, output: Output, base: Slot, rebuild: Rebuild, taken: Taken) -> None:
+    def _take(self, writer: Writer, output: Output, base: Slot, replay: ViewReplay, taken: Taken) -> None:
         """Write the lines that take a view from its base again."""
         source = writer.variable(base)
-        if rebuild.steps is None:
+        if replay.steps is None:
             name = writer.variable(output)
             geometry = f"{name}.size(), {name}.stride(), {name}.storage_offset()"
             tensor = self.outputs.tensors[output.index]
             if tensor is not None and not is_symbolic(tensor):
                 size, stride = tuple(tensor.shape), tensor.stride()
                 geometry = f"{size}, {stride}, {tensor.storage_offset()}"
-            detached = ".detach()" if rebuild.hides_base else ""
+            detached = ".detach()" if replay.hides_base else ""
             taken_again = f"{source}.as_strided({geometry}){detached}"
-            if rebuild.conj or rebuild.neg:
+            if replay.conj or replay.neg:
                 bits = writer.bind(set_lazy_bits, "set_lazy_bits")
-                taken_again = f"{bits}({taken_again}, conj={rebuild.conj}, neg={rebuild.neg})"
-            with grad_mode(writer, self.grad_enabled and not rebuild.without_grad, self.grad_enabled):
+                taken_again = f"{bits}({taken_again}, conj={replay.conj}, neg={replay.neg})"
+            with grad_mode(writer, self.grad_enabled and not replay.without_grad, self.grad_enabled):
                 writer.line(f"{name} = {taken_again}")
-            if rebuild.locked:
+            if replay.locked:
                 writer.line(f"{writer.bind(lock_view, 'lock_view')}({name})")
         else:
             name = writer.variables[output] = writer.fresh(str(output))
-            self._replay(writer, name, source, rebuild, taken)
-            is_cut = any(step.op is aten.detach.default for step in rebuild.steps)
-            if rebuild.hides_base and not rebuild.becomes_leaf and not is_cut:
+            self._replay(writer, name, source, replay, taken)
+            is_cut = any(step.op is aten.detach.default for step in replay.steps)
+            if replay.hides_base and not replay.becomes_leaf and not is_cut:
                 writer.line(f"{name} = {name}.detach()")
-        if rebuild.renewed:
+        if replay.regenerated:
             setter = writer.bind(set_version, "set_version")
             writer.line(f"{setter}({name}, {name}._version + 1)")
             _take_back_version(writer, name, followed=True)
-        if rebuild.leaf_by_force:
+        if replay.leaf_by_force:
             writer.line(f"{name}.requires_grad_()")
-        elif rebuild.becomes_leaf:  # a view made under no_grad requires grad already, and has nothing to differentiate
+        elif replay.becomes_leaf:  # a view made under no_grad requires grad already, and has nothing to differentiate
             writer.line(f"if not {name}.requires_grad: {name}.requires_grad_()")
 
-    def _replay(self, writer: Writer, name: str, source: str, rebuild: Rebuild, taken: Taken) -> None:
+    def _replay(self, writer: Writer, name: str, source: str, replay: ViewReplay, taken: Taken) -> None:
         """Call the recorded views one after another; a split is called once for all its pieces."""
-        current, steps = source, rebuild.steps or ()
-        followed = not (rebuild.early or rebuild.hides_base or rebuild.becomes_leaf or rebuild.without_grad)
+        current, steps = source, replay.steps or ()
+        followed = not (replay.before_writes or replay.hides_base or replay.becomes_leaf or replay.without_grad)
         for step in steps:
             arguments = [current, *arguments_text(writer, step.args, step.kwargs)]
             # Under no_grad a change of shape leaves the history of the tensor alone, where a view would have none.
@@ -191,7 +191,7 @@ def counted_with(tensor: Tensor, other: Tensor) -> Tensor:
 
 def is_late(result: Result) -> bool:
     """Whether a result is taken only when inputs have been moved."""
-    return isinstance(result, ViewOfInput) and result.rebuild.late
+    return isinstance(result, ViewOfInput) and result.replay.late
 
 
 def _take_back_version(writer: Writer, name: str, followed: bool) -> None:

@@ -20,7 +20,7 @@ from .._torch import (
     single_gradients_asked,
     under_vmap,
 )
-from ..codegen.writer import FEW, Row, Value, Writer, few_or_row, spread, tuple_of
+from ..codegen.writer import FEW, PackedArgs, Value, Writer, pack_if_many, spread, tuple_of
 from ..graph.fx import operator_of
 from ..graph.graph import Node
 from ..joint.build import Joint
@@ -62,7 +62,7 @@ class TrainingCore:
         self._beside = [i for i in range(len(joint.primals)) if i not in through]
         self._tangents = [tangent.of for tangent in joint.signature.tangents]
         tracked = set(self._tangents)
-        self._aside = [slot for slot in values_needed(joint) if slot not in tracked]
+        self._nondiff_args = [slot for slot in values_needed(joint) if slot not in tracked]
         self._watched = wrappers_saved(joint, saved)
         slots = [facts.recorded.slot for facts in joint.primals]
         state = backward.state
@@ -89,24 +89,24 @@ class TrainingCore:
 
     # ------------------------------------------------------------------------------------------- forward
     def _all_through(self) -> bool:
-        return not self._beside and not self._aside and not self._alone
+        return not self._beside and not self._nondiff_args and not self._alone
 
     def _forward(self, writer: Writer) -> None:
         joint = self._joint
         returned = {slot: f"o{n}" for n, slot in enumerate(joint.signature.returned)}
-        parameters, through = few_or_row("i", "through", len(self._through))
-        rest, beside = few_or_row("j", "aside", len(self._beside))
+        parameters, through = pack_if_many("i", "through", len(self._through))
+        rest, beside = pack_if_many("j", "nondiff_args", len(self._beside))
         places = dict(zip((*self._through, *self._beside), (*through, *beside), strict=True))
         inputs = [places[i] for i in range(len(joint.primals))]
         names = [str(value) for value in inputs]
-        spark = ["spark"] if self._alone else []
-        head = ", ".join(["ctx", *(() if self._all_through() else ("aside",)), *parameters, *spark])
+        dummy_leaf = ["spark"] if self._alone else []
+        head = ", ".join(["ctx", *(() if self._all_through() else ("nondiff_args",)), *parameters, *dummy_leaf])
         with writer.block(f"def forward({head}):"):
             if 0 < len(self._beside) <= FEW:  # many are read where they are
-                writer.take_apart(rest, "aside")
-            kept, saved = few_or_row("s", "saved", len(self._saved.tensors))
+                writer.take_apart(rest, "nondiff_args")
+            kept, saved = pack_if_many("s", "saved", len(self._saved.tensors))
             sizes = [f"n{n}" for n in range(len(self._saved.sizes))]
-            used = {*self._tangents, *self._aside}
+            used = {*self._tangents, *self._nondiff_args}
             heads = [returned[slot] if slot in used else "_" for slot in joint.signature.returned]
             call = f"forward_graph([{', '.join(spread(inputs))}])"
             write_graph_call(writer, [*heads, *kept, *sizes], call, self._autocast)
@@ -117,8 +117,8 @@ class TrainingCore:
                 is_plain = isinstance(joint.primal_nodes[self._through[edge]], Node)
                 make = writer.bind(anchor if is_plain else anchor_of_any, "anchor")
                 writer.line(f"{name} = {make}({through[edge]})")
-            watched = [names[n] for n in self._watched[0]] + [returned[slot] for slot in self._watched[1]]
-            self._save(writer, names, saved, sizes, [*anchors, *watched])
+            with_nan_checks = [names[n] for n in self._watched[0]] + [returned[slot] for slot in self._watched[1]]
+            self._save(writer, names, saved, sizes, [*anchors, *with_nan_checks])
             if self._found:
                 writer.line(f"ctx.found = {tuple_of([names[n] for n in self._found])}")
             if joint.recording.borrowed:
@@ -129,7 +129,7 @@ class TrainingCore:
             if joint.backward_errors:
                 writer.line(f"ctx.hooked = {writer.bind(saved_hooks_are_on, 'saved_hooks_are_on')}()")
             if not self._all_through():
-                writer.line(f"aside[:] = [{', '.join(self._aside_values(returned))}]")
+                writer.line(f"nondiff_args[:] = [{', '.join(self._nondiff_values(returned))}]")
             results = [self._differentiable(writer, slot, returned[slot]) for slot in self._tangents]
             writer.line(f"return {', '.join([*results, *anchors])}")
 
@@ -200,15 +200,15 @@ class TrainingCore:
             return f"{writer.bind(aten.alias.default, 'alias')}({name})"
         return f"{name}.detach()" if self._is_view(slot) or isinstance(slot, Updated) else name
 
-    def _aside_values(self, returned: dict[Returned, str]) -> list[str]:
+    def _nondiff_values(self, returned: dict[Returned, str]) -> list[str]:
         """A result that autograd does not track must be a tensor of its own beside one that it does."""
         alike = repeated_results(self._joint)
         node = dict(zip(self._joint.signature.returned, self._joint.returned_nodes, strict=True))
         tracked = {id(node[slot]) for slot in self._tangents}
         results = self._joint.outputs.results
         shapes = {Output(i) for i, result in enumerate(results) if gives_geometry(result)}
-        apart = [s in alike or s in shapes or id(node[s]) in tracked or self._is_view(s) for s in self._aside]
-        return [f"{returned[s]}.detach()" if a else returned[s] for s, a in zip(self._aside, apart, strict=True)]
+        apart = [s in alike or s in shapes or id(node[s]) in tracked or self._is_view(s) for s in self._nondiff_args]
+        return [f"{returned[s]}.detach()" if a else returned[s] for s, a in zip(self._nondiff_args, apart, strict=True)]
 
     def _is_view(self, slot: Returned) -> bool:
         if isinstance(slot, Base):
@@ -241,7 +241,7 @@ class TrainingCore:
                 refuse = writer.bind(refusing_whole_gradients(joint.inner_results), "refuse_whole_gradients")
                 writer.line(f"if ctx.watched: {refuse}(ctx.watched, {tuple_of(tangents)})")
             lead = "" if self._all_through() else "None, "
-            gradients = Row("g", len(joint.primals) + len(joint.backward_writes)).items()
+            gradients = PackedArgs("g", len(joint.primals) + len(joint.backward_writes)).items()
             picked = ", ".join(spread([gradients[i] for i in self._through])) or "None"
             if not self._backward.deterministic:
                 check = writer.bind(deterministic_enabled, "deterministic_algorithms_enabled")
@@ -255,9 +255,11 @@ class TrainingCore:
                 assert self._backward.state is not None
                 writer.line(f"{writer.bind(self._backward.state.require_same, 'require_same')}(ctx.found)")
             with writer.block(f"if {' or '.join(self._unusual(writer, tangents, anchors))}:"):
-                rare = writer.bind(self._backward.rare, "rare_backward")
-                spark = "None, " if self._alone else ""
-                writer.line(f"return ({lead}*{rare}(ctx, {tuple_of(tangents)}, {tuple_of(anchors)}), {spark})")
+                slow_backward = writer.bind(self._backward.slow_backward, "slow_backward")
+                dummy_leaf = "None, " if self._alone else ""
+                writer.line(
+                    f"return ({lead}*{slow_backward}(ctx, {tuple_of(tangents)}, {tuple_of(anchors)}), {dummy_leaf})"
+                )
             if joint.backward_writes:
                 writer.line(f"given = {tuple_of(tangents)}")
             for name, (slot, value) in zip(tangents, joint.tape.tangents.items(), strict=True):
@@ -351,7 +353,7 @@ class TrainingCore:
         with writer.block(f"if {writer.bind(torch.is_grad_enabled, 'is_grad_enabled')}():"):
             self._apply(writer, inputs)
         with writer.block("else:"):
-            needed = {*self._tangents, *self._aside}
+            needed = {*self._tangents, *self._nondiff_args}
             names = [writer.variable(slot) if slot in needed else "_" for slot in joint.signature.returned]
             saved = len(self._saved.tensors) + len(self._saved.sizes)
             rest = ["*_"] if saved else []
@@ -372,10 +374,10 @@ class TrainingCore:
             writer.line(f"{left} = apply({', '.join(through)})")
             return
         rest = writer.listed(inputs[i] for i in self._beside)
-        aside = writer.fresh("aside")
-        writer.line(f"{aside} = [{', '.join(rest)}]")
+        nondiff_args = writer.fresh("nondiff_args")
+        writer.line(f"{nondiff_args} = [{', '.join(rest)}]")
         # Autograd makes a node only if some input requires grad.
-        spark = [writer.bind(torch.empty(0, requires_grad=True), "spark")] if self._alone else []
-        writer.line(f"{left} = apply({', '.join([aside, *through, *spark])})")
-        if self._aside:
-            writer.take_apart([writer.variable(slot) for slot in self._aside], aside)
+        dummy_leaf = [writer.bind(torch.empty(0, requires_grad=True), "spark")] if self._alone else []
+        writer.line(f"{left} = apply({', '.join([nondiff_args, *through, *dummy_leaf])})")
+        if self._nondiff_args:
+            writer.take_apart([writer.variable(slot) for slot in self._nondiff_args], nondiff_args)

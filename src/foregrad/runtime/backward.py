@@ -33,7 +33,7 @@ from ..record.hooks import BackwardState
 from ..record.recording import InputsFoundLate
 from ..slots import Primal, Returned, Tangent
 from ..subclasses.layout import Layout
-from .compilers import Boxed, batched, checked, compile_graph, example_values, watched
+from .compilers import Boxed, batched, checked, compile_graph, example_values, with_nan_checks
 from .effect_tokens import count_tokens, hiding_last_tokens, unlift_last_tokens, without_last_tokens
 from .rng import with_state
 from .saved_tensors import (
@@ -127,16 +127,16 @@ def _refuse_write_to_locked(target: Tensor | None) -> None:
 
 def refusing_second_order(gradients: Sequence[Any], require_grad: Sequence[bool]) -> list[Any]:
     """Gradients of which some require grad, as in eager, but refuse to be differentiated."""
-    spark = torch.empty(0, requires_grad=True)
+    dummy_leaf = torch.empty(0, requires_grad=True)
     pairs = zip(gradients, require_grad, strict=False)
-    return [_NoSecondOrder.apply(spark, gradient) if required else gradient for gradient, required in pairs]
+    return [_NoSecondOrder.apply(dummy_leaf, gradient) if required else gradient for gradient, required in pairs]
 
 
 class _NoSecondOrder(torch.autograd.Function):
     """Marks a gradient as differentiable, and refuses to differentiate it."""
 
     @staticmethod
-    def forward(ctx: Any, spark: Tensor, gradient: Tensor) -> Tensor:
+    def forward(ctx: Any, dummy_leaf: Tensor, gradient: Tensor) -> Tensor:
         return gradient.detach()
 
     @staticmethod
@@ -180,7 +180,7 @@ def _holds(state: BackwardState | None) -> bool:
 
 
 class Backward:
-    """Compiles backward graphs when they are first needed, and runs the rare ones."""
+    """Compiles backward graphs when they are first needed, and runs the slow backward."""
 
     def __init__(
         self,
@@ -274,8 +274,10 @@ class Backward:
         examples = example_values(self._tape.recording.engine, values, strides)
         return compile_graph(self._config.bw_compiler, module, examples, "backward", self._config)[0]
 
-    # ----------------------------------------------------------------------------------------- the rare ones
-    def rare(self, ctx: Any, tangents: Sequence[Tensor | None], anchored: Sequence[Tensor | None]) -> list[Any]:
+    # ----------------------------------------------------------------------------------------- the slow backward
+    def slow_backward(
+        self, ctx: Any, tangents: Sequence[Tensor | None], anchored: Sequence[Tensor | None]
+    ) -> list[Any]:
         """A gradient for each edge: where outputs take no part, under `create_graph`, vmap or autocast.
 
         An input that only the missing outputs depend on gets None; under autocast the backward itself is cast.
@@ -317,7 +319,7 @@ class Backward:
         if any(values[i] is None for i in graph.saved):
             raise backward_again(self._config.name)
         arguments = [values[i] for i in graph.saved]
-        arguments += [self._tangents.stand_in(i) if t is None else t for i, t in enumerate(given)]
+        arguments += [self._tangents.missing_tangent(i) if t is None else t for i, t in enumerate(given)]
         run = self._runner(graph)
         with autocast_off(), torch.no_grad():  # the casts are in the graph
             found: Sequence[Any] = run(arguments)
@@ -337,7 +339,7 @@ class Backward:
         if under_vmap():
             run = self._without_extras(batched(graph.module), graph.module)
         elif torch.is_anomaly_enabled():
-            run = self._without_extras(watched(graph.module), graph.module)
+            run = self._without_extras(with_nan_checks(graph.module), graph.module)
         if self._tape.has_wrappers:
             run = WrapperEdge(len(graph.saved), self._tangents.tensors, graph.layouts).around(run)
         return run

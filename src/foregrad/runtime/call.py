@@ -39,8 +39,8 @@ def values_needed(joint: Joint) -> list[Returned]:
 def gives_geometry(result: Result) -> bool:
     """Whether the graph's own result only says where a view lies; it may be an input that changes its shape later."""
     match result:
-        case ViewOfInput(rebuild=r) | ViewOfBase(rebuild=r) | ViewOfOutput(rebuild=r):
-            return r.steps is None and not r.early
+        case ViewOfInput(replay=r) | ViewOfBase(replay=r) | ViewOfOutput(replay=r):
+            return r.steps is None and not r.before_writes
         case _:
             return False
 
@@ -103,7 +103,10 @@ def source_expression(writer: Writer, source: Source) -> str:
 def write_shared_memory(writer: Writer, shared: Sequence[SharedMemory]) -> None:
     """Lines that give shared memory, and the roots in it, their variables."""
     for memory in shared:
-        sources = {memory.slot: memory.source, **{family.slot: family.source for family in memory.families}}
+        sources = {
+            memory.slot: memory.source,
+            **{alias_group.slot: alias_group.source for alias_group in memory.families},
+        }
         for slot, source in sources.items():
             writer.line(f"{writer.variable(slot)} = {source_expression(writer, source)}")
 

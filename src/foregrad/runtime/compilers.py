@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from .._torch import FakeTensor, TracingContext, ambient_state_kept, autocast_off, garbage_collection_paused
 from ..abstract.engine import Engine
-from ..abstract.lean_tensors import genuine
+from ..abstract.lean_tensors import to_fake_tensors
 from ..errors import CompilerError, UnsupportedError
 from ..graph.fx import Part, outputs_of, to_fx, value_of
 from ..graph.verify import verify_module
@@ -160,7 +160,7 @@ def example_values(engine: Engine, values: Sequence[Any], strides: Sequence[Any]
 #
 # `torch.autograd.detect_anomaly()` looks at what each autograd node returns. A compiled backward is one node, so under
 # anomaly mode its graph is run operator by operator instead, and looked at wherever one of the recorded nodes ends.
-def watched(module: fx.GraphModule) -> Boxed:
+def with_nan_checks(module: fx.GraphModule) -> Boxed:
     """A backward graph that is run operator by operator."""
 
     def run(args: list[Any]) -> Any:
@@ -265,7 +265,7 @@ def partitioned(
         primals = [node.value for node in rest if "tangents" not in node.name]
         with torch.no_grad():
             joint = module() if module is not None else to_fx(part)
-            examples = genuine((primals, tangents, *random))
+            examples = to_fake_tensors((primals, tangents, *random))
             forward, backward = partition_fn(joint, examples, num_fwd_outputs=returned)
     if len(outputs_of(backward)) != gradients:
         raise CompilerError("The partitioner returned a backward that does not give one gradient for each input.")

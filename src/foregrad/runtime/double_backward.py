@@ -23,7 +23,7 @@ from .._torch import (
 from ..errors import UnsupportedError
 from ..graph.fx import outputs_of, placeholders_of, value_of
 from ..joint.differentiate import Tape
-from ..joint.double_backward import Order, next_order
+from ..joint.double_backward import HigherOrderGraph, next_order
 from ..locks import Lock
 from ..options import AOTConfig
 from ..subclasses.layout import is_wrapper, leaves_of
@@ -33,12 +33,12 @@ from .effect_tokens import count_tokens, unlift_first_tokens, unlift_last_tokens
 from .saved_tensors import Edges, SavedValue, Store, anchor_of_any, run_once, saved_between, saved_origin
 
 
-class RunningOrder:
+class CompiledOrder:
     """An order, compiled: gradients from saved values and tangents, and the backward of these gradients."""
 
     def __init__(
         self,
-        order: Order,
+        order: HigherOrderGraph,
         lower_gradients: int,
         tangents: Sequence[Tensor],
         wrappers: Sequence[frozenset[int]],
@@ -164,7 +164,7 @@ class RunningOrder:
         return (*(g for g, tracked in zip(results, self._is_tracked, strict=True) if tracked), *anchors)
 
 
-def _graphs(order: Order, config: AOTConfig) -> tuple[fx.GraphModule, fx.GraphModule]:
+def _graphs(order: HigherOrderGraph, config: AOTConfig) -> tuple[fx.GraphModule, fx.GraphModule]:
     returned = order.tokens + order.returned
     forward, backward = partitioned(order.part, returned, len(order.part.outputs) - returned, config, higher=True)
     if config.options.unlift_effect_tokens:
@@ -177,7 +177,7 @@ class Gradients(torch.autograd.Function):
     """The gradients of a compiled program, as autograd sees them."""
 
     @staticmethod
-    def forward(ctx: Any, order: RunningOrder, box: list[Any], *through: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, order: CompiledOrder, box: list[Any], *through: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         return order.run(ctx, box, through)
 
@@ -187,7 +187,7 @@ class Gradients(torch.autograd.Function):
         if deterministic_enabled() and not backward.deterministic:
             backward.refuse_nondeterminism()
         count = len(tangents) - len(backward.edges.anchors)
-        return None, None, *backward.rare(ctx, tangents[:count], tangents[count:])
+        return None, None, *backward.slow_backward(ctx, tangents[:count], tangents[count:])
 
 
 _apply = boundary_apply(Gradients)
@@ -206,7 +206,7 @@ class Orders:
         self._recorded_tangents = recorded_tangents
         self._config = config
         self._lock = lock  # of all who ask the tape
-        self._running: dict[Any, list[RunningOrder]] = {}
+        self._running: dict[Any, list[CompiledOrder]] = {}
 
     def described(self, order: int) -> list[SavedValue]:
         """What is saved for those that were asked for so far, and for the orders above them."""
@@ -240,7 +240,7 @@ class Orders:
 
     def _for(
         self, tangents: Sequence[Tensor | None], wanted: Sequence[bool], is_linked: Sequence[bool]
-    ) -> RunningOrder:
+    ) -> CompiledOrder:
         """The order for these tangents, those gradients, and the edges that lead somewhere."""
         mask = tuple(t is not None for t in tangents)
         with_grad = tuple(t.requires_grad for t in tangents if t is not None)
@@ -253,7 +253,7 @@ class Orders:
                 store = self._store
                 order = next_order(self._tape, self._tape.chosen(mask), with_grad, wanted, store.saved.names)
                 through = tuple(p for p, linked in zip(store.edges.through, is_linked, strict=True) if linked)
-                running = RunningOrder(
+                running = CompiledOrder(
                     order, self._tape.gradients, self._recorded_tangents, store.in_wrappers, through, self._config
                 )
                 del known[: -self._config.options.max_specializations]

@@ -45,7 +45,7 @@ class RegisterHooks(Stage):
 
     def enter(self, writer: Writer) -> None:
         for effect in self.effects:
-            if isinstance(effect, HookAdded) and effect.early:
+            if isinstance(effect, HookAdded) and effect.before_writes:
                 self._register(writer, effect)
 
     def leave(self, writer: Writer) -> None:
@@ -54,7 +54,7 @@ class RegisterHooks(Stage):
                 case GradRetained(of):
                     self._bring_up_to_date(writer, of)
                     writer.line(f"{writer.variable(of)}.retain_grad()")
-                case HookAdded(early=False):
+                case HookAdded(before_writes=False):
                     self._register(writer, effect)
 
     def _register(self, writer: Writer, effect: HookAdded) -> None:
@@ -106,14 +106,14 @@ def _note(tracked: Tensor, results: tuple[Tensor, ...]) -> None:
 def _watch(tracked: Tensor, results: tuple[Tensor, ...]) -> None:
     node = tracked.grad_fn
     if node is not None:  # gradients are on
-        node.watched = tuple(map(weakref.ref, results))  # type: ignore[attr-defined]
+        node.with_nan_checks = tuple(map(weakref.ref, results))  # type: ignore[attr-defined]
 
 
 def refusing_whole_gradients(inner: tuple[InnerResult, ...]) -> Callable[..., None]:
     """A function that refuses a backward in which somebody waits for more of a gradient than comes from outside."""
 
-    def refuse(watched: Sequence[weakref.ref[Tensor]], tangents: Sequence[Tensor | None]) -> None:
-        for reference, result in zip(watched, inner, strict=True):
+    def refuse(with_nan_checks: Sequence[weakref.ref[Tensor]], tangents: Sequence[Tensor | None]) -> None:
+        for reference, result in zip(with_nan_checks, inner, strict=True):
             tensor = reference()
             if tensor is None or all(tangents[k] is None for k in result.tangents):
                 continue
@@ -309,8 +309,8 @@ class Versions(Stage):
         if not self.counting.in_memory(facts):
             return False
         memory = facts.recorded.parent
-        family = [f for f in self.inputs if f.recorded is memory or f.recorded.parent is memory]
-        return not any(f.written or f.moved or f.reshapes or f.refitted for f in family)
+        alias_group = [f for f in self.inputs if f.recorded is memory or f.recorded.parent is memory]
+        return not any(f.written or f.moved or f.reshapes or f.refitted for f in alias_group)
 
     def _missing(self, facts: InputFacts) -> int:
         counted = self.counting.when_saved.get(facts.recorded.slot, 0)
@@ -326,8 +326,8 @@ class Versions(Stage):
     def _later_moves(self, facts: InputFacts) -> int:
         """How often `set_` will still count for an input: once for itself, and for those whose counter it shares."""
         memory = facts.recorded.parent
-        family = [f for f in self.inputs if f is facts or f.recorded.parent is memory] if memory else [facts]
-        moving = [f for f in family if f.moved is not None and not f.moved_uncounted]
+        alias_group = [f for f in self.inputs if f is facts or f.recorded.parent is memory] if memory else [facts]
+        moving = [f for f in alias_group if f.moved is not None and not f.moved_uncounted]
         seen = facts.recorded.seen
         return sum(f is facts or shares_version_counter(f.recorded.seen, seen) for f in moving)
 
@@ -517,9 +517,9 @@ def stages_of(
 
 def _shares_written_memory(joint: Joint, slot: Primal) -> bool:
     """Whether a view of an input is written: autograd would forbid it once the input requires grad."""
-    reals = joint.recording.real_tensors
-    written = [reals[f.recorded.slot] for f in joint.touched if f.written and f.recorded.slot in reals]
-    return any(t.untyped_storage()._cdata == reals[slot].untyped_storage()._cdata for t in written)
+    lifted = joint.recording.real_tensors
+    written = [lifted[f.recorded.slot] for f in joint.touched if f.written and f.recorded.slot in lifted]
+    return any(t.untyped_storage()._cdata == lifted[slot].untyped_storage()._cdata for t in written)
 
 
 def dynamic_dims(tensor: Tensor) -> frozenset[int]:

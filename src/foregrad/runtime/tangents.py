@@ -37,7 +37,7 @@ class RecordedTangents:
             return tangent
         return permuted(recorded.stride())(tangent)
 
-    def stand_in(self, index: int) -> Tensor:
+    def missing_tangent(self, index: int) -> Tensor:
         """Something in the place of a tangent that did not arrive: nobody reads it, but it has its shape."""
         recorded = self.tensors[index]
         if is_wrapper(recorded):

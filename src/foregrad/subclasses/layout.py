@@ -185,14 +185,14 @@ def _found_in_leaves(wrapper: Tensor, numbers: Sequence[Any], kind: Literal["siz
     return tuple(places)
 
 
-def with_symbols(layout: Layout, reals: Sequence[Tensor], seen: Sequence[Tensor]) -> Layout:
+def with_symbols(layout: Layout, lifted: Sequence[Tensor], seen: Sequence[Tensor]) -> Layout:
     """The layout of an input whose leaves have symbolic sizes: its own sizes follow theirs, where they agree."""
 
     def follow(numbers: tuple[Any, ...], kind: Literal["size", "stride"]) -> tuple[Any, ...]:
         followed = []
         for dim, number in enumerate(numbers):
-            places = (FromLeaf(i, kind, dim) for i, real in enumerate(reals) if dim < real.dim())
-            symbols = (p for p in places if isinstance(p.read(seen), SymInt) and p.read(reals) == number)
+            places = (FromLeaf(i, kind, dim) for i, real in enumerate(lifted) if dim < real.dim())
+            symbols = (p for p in places if isinstance(p.read(seen), SymInt) and p.read(lifted) == number)
             followed.append(next(symbols, number))
         return tuple(followed)
 
@@ -201,7 +201,7 @@ def with_symbols(layout: Layout, reals: Sequence[Tensor], seen: Sequence[Tensor]
     for attr, part in layout.attrs:
         count = 0 if isinstance(part, Fixed) else 1 if part is None else part.leaves
         own = slice(position, position + count)
-        attrs.append((attr, with_symbols(part, reals[own], seen[own]) if isinstance(part, Layout) else part))
+        attrs.append((attr, with_symbols(part, lifted[own], seen[own]) if isinstance(part, Layout) else part))
         position += count
     return replace(layout, attrs=tuple(attrs), size=follow(layout.size, "size"), stride=follow(layout.stride, "stride"))
 
