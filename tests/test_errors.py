@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 
 import foregrad
 from foregrad import ForegradError, errors
-from foregrad.capture.capture import Attempt, settle
+from foregrad.capturing.capture import Attempt, retrace_until_stable
 from foregrad.errors import (
     CaptureError,
     CompilerError,
@@ -277,7 +277,7 @@ def test_an_error_of_the_program_itself_is_never_hidden_by_the_fallback(capsys):
 
 
 # ------------------------------------------------------------------------------------------- Foregrad's own faults
-@pytest.mark.parametrize("part", ["foregrad.runtime.assemble.stages_of", "foregrad.capture.capture.build_joint"])
+@pytest.mark.parametrize("part", ["foregrad.runtime.assemble.stages_of", "foregrad.capturing.capture.build_joint"])
 def test_a_fault_of_foregrad_is_one_of_its_errors(part, monkeypatch):
     def fails(*args, **kwargs):
         raise ZeroDivisionError("inside")
@@ -302,7 +302,7 @@ def test_recording_again_has_an_end():
         return Attempt(Recorded(), grad_of=plain(1))
 
     with pytest.raises(UnsupportedError, match="other tensors each time"):
-        settle(attempt)
+        retrace_until_stable(attempt)
     assert len(attempts) < 30
 
 

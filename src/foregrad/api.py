@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from ._torch import FakeTensor, boxed_graph_wrapper_type, first_call_is_fake, garbage_collection_paused
-from .capture.capture import Capture, capture_call, capture_flat, state_of
-from .capture.compiled import Compiled, Specialization
-from .capture.kinds import Lifetime
+from .capturing.capture import Capture, capture_call, capture_flat, state_of
+from .capturing.compiled import Compiled, Specialization
+from .capturing.kinds import Lifetime
 from .errors import ConfigError, PartitionError
 from .options import AOTConfig, Compiler, Partitioner, config, next_aot_id
 from .partition import default_partition, min_cut_rematerialization_partition

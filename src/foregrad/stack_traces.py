@@ -31,9 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Stack = tuple[tuple[CodeType, int], ...] | str
 
-_NOT_THE_USERS = tuple(
-    os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, os.path.dirname(__file__))
-)
+_NOT_THE_USERS = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__))
 GRADIENT_SUM = "Gradient addition node due to multiple use of tensor around:"
 
 

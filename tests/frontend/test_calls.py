@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad.capture.code import CodeThatRan, can_see_code_that_runs, in_a_library, methods_of, names_in
+from foregrad.capturing.code import CodeThatRan, can_see_code_that_runs, in_a_library, methods_of, names_in
 
 TOTAL = 0
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad.capture.guards import sharing_pattern
+from foregrad.capturing.guards import sharing_pattern
 from foregrad.errors import EagerFallbackWarning
 from helpers import grab, leaf, nop, plain
 

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from foregrad.capture.kinds import KINDS, kinds_of
+from foregrad.capturing.kinds import KINDS, kinds_of
 
 
 @dataclasses.dataclass(slots=True)

@@ -13,7 +13,7 @@ from foregrad.abstract import lean_engine as lean
 from foregrad.abstract.lean_engine import LeanEngine
 from foregrad.abstract.shape_rules import LOOSE_RULES, RULES
 from foregrad.abstract.tensor_meta import Table
-from foregrad.capture import capture as capturing
+from foregrad.capturing import capture as capturing
 from foregrad.slots import Input
 from helpers import leaf, plain
 

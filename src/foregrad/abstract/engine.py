@@ -7,16 +7,12 @@ also serves symbolic sizes.
 from __future__ import annotations
 
 import functools
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CodeType
 from typing import Any, Protocol
 
 import torch
 from torch import SymInt, Tensor
-from torch.overrides import handle_torch_function
 
 from .._torch import (
     DimDynamic,
@@ -406,18 +402,6 @@ def is_known(name: str, real: Tensor) -> bool:
     if name in FROM_BEFORE:
         return not getattr(real, name)
     return name == "grad_fn" or (name == "_base" and not real._is_view())
-
-
-def who_asks(func: Any) -> CodeType:
-    """The code that calls a function of tensors or reads a property, past what hands the call on to a mode."""
-    between = {id(handle_torch_function.__code__), id(getattr(func, "__code__", None))}
-    frame = sys._getframe(1)
-    while frame.f_back is not None and (id(frame.f_code) in between or frame.f_code.co_filename in _MODES):
-        frame = frame.f_back
-    return frame.f_code
-
-
-_MODES = frozenset({__file__, os.path.join(os.path.dirname(__file__), "reals.py")})
 
 
 def follows_from_guards(func: Any, result: Any) -> bool:

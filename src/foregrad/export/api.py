@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from .._torch import FakeTensor, deterministic_enabled, garbage_collection_paused, python_kernels_first, pytree
-from ..capture.capture import Capture, capture_call
+from ..capturing.capture import Capture, capture_call
 from ..codegen.pytree import Flat, Items, Leaf, Tree, flatten, unflatten
 from ..compat import ViewAndMutationMeta, describe
 from ..errors import ExportError, GraphOutputError, SignatureError

@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import Any
 
 from .._torch import pytree
-from ..capture.capture import Capture
+from ..capturing.capture import Capture
 from ..codegen.pytree import unflatten
 from ..graph.graph import Node
 from ..slots import Buffer, Input, Output, Param

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from .._torch import OpOverload, disable_modes, is_traceable_wrapper_subclass, pytree
 from ..abstract.engine import geometry_of
-from ..capture.capture import Capture
+from ..capturing.capture import Capture
 from ..errors import ExportError
 from ..graph.fx import Part, to_fx
 from ..graph.graph import Node, get_constant, name_nodes, nodes_in

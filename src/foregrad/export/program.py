@@ -12,7 +12,7 @@ import torch
 from torch import SymInt, Tensor, fx, nn
 
 from .._torch import expression_of, pytree
-from ..capture.capture import Capture
+from ..capturing.capture import Capture
 from ..errors import ExportError, WeightsError
 from ..ops import aten
 from ..slots import Buffer, Param

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, handle_torch_function
 
 from .._torch import (
     FAST_ATTENTION,
@@ -35,7 +36,6 @@ from ..abstract.engine import (
     refuse_plain_result,
     refuse_property,
     refuse_size_of_workspace,
-    who_asks,
 )
 from ..abstract.kernel_checks import VALUE_CHECKS
 from ..errors import DataDependentError, ForegradError, UnsupportedError
@@ -421,3 +421,12 @@ class LiftedTensors(TorchFunctionMode):
 def _a_view() -> Tensor:
     with disable_modes(), without_function_modes():
         return torch.zeros(1).view(1)
+
+
+def who_asks(func: Any) -> CodeType:
+    """The code that calls a function of tensors or reads a property, past what hands the call on to a mode."""
+    between = {id(handle_torch_function.__code__), id(getattr(func, "__code__", None))}
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (id(frame.f_code) in between or frame.f_code.co_filename == __file__):
+        frame = frame.f_back
+    return frame.f_code
