@@ -117,8 +117,8 @@ class TrainingCore:
                 is_plain = isinstance(joint.primal_nodes[self._through[edge]], Node)
                 make = writer.bind(anchor if is_plain else anchor_of_any, "anchor")
                 writer.line(f"{name} = {make}({through[edge]})")
-            with_nan_checks = [names[n] for n in self._watched[0]] + [returned[slot] for slot in self._watched[1]]
-            self._save(writer, names, saved, sizes, [*anchors, *with_nan_checks])
+            wrappers = [names[n] for n in self._watched[0]] + [returned[slot] for slot in self._watched[1]]
+            self._save(writer, names, saved, sizes, [*anchors, *wrappers])
             if self._found:
                 writer.line(f"ctx.found = {tuple_of([names[n] for n in self._found])}")
             if joint.recording.borrowed:

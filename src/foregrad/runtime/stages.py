@@ -106,14 +106,14 @@ def _note(tracked: Tensor, results: tuple[Tensor, ...]) -> None:
 def _watch(tracked: Tensor, results: tuple[Tensor, ...]) -> None:
     node = tracked.grad_fn
     if node is not None:  # gradients are on
-        node.with_nan_checks = tuple(map(weakref.ref, results))  # type: ignore[attr-defined]
+        node.watched = tuple(map(weakref.ref, results))  # type: ignore[attr-defined]
 
 
 def refusing_whole_gradients(inner: tuple[InnerResult, ...]) -> Callable[..., None]:
     """A function that refuses a backward in which somebody waits for more of a gradient than comes from outside."""
 
-    def refuse(with_nan_checks: Sequence[weakref.ref[Tensor]], tangents: Sequence[Tensor | None]) -> None:
-        for reference, result in zip(with_nan_checks, inner, strict=True):
+    def refuse(watched: Sequence[weakref.ref[Tensor]], tangents: Sequence[Tensor | None]) -> None:
+        for reference, result in zip(watched, inner, strict=True):
             tensor = reference()
             if tensor is None or all(tangents[k] is None for k in result.tangents):
                 continue
