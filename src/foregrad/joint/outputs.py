@@ -244,7 +244,7 @@ class OutputClassifier:
                 )
             earlier = (k for k in range(i) if isinstance(results[k], _TAKEN) and not is_stale(self._leaves[k]))
             twin = next((k for k in earlier if shares_version_counter(leaf, self._leaves[k])), None)
-            replay = getattr(result, "rebuild", None)
+            replay = getattr(result, "replay", None)
             alone = replay is not None and any(step.counts_alone for step in replay.steps or ())
             if twin is not None:
                 yield CounterOf(i, twin)

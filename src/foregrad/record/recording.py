@@ -291,7 +291,7 @@ class Recording:
     def held_beside(self) -> Iterator[Tensor]:
         """What is held beside steps and inputs, once for each reference."""
         yield from self._grads_before.values()
-        if hasattr(self, "_reals"):  # it has begun
+        if hasattr(self, "_lifted"):  # it has begun
             yield from self._lifted.held
 
     def grad_before(self, recorded: RecordedInput) -> Tensor | None:
@@ -382,7 +382,7 @@ class Recording:
         """Take apart a recording that nobody needs: its parts lead to each other, and to the user's objects."""
         self.recorder.refusals.clear()
         self.real_tensors.clear()  # which the joint graph has as well
-        if hasattr(self, "_reals"):  # it has begun
+        if hasattr(self, "_lifted"):  # it has begun
             vars(self._lifted).clear()
         vars(self).clear()
 
