@@ -57,7 +57,7 @@ def nop(graph: Any, inputs: Any) -> Any:
 
 
 def main(folder: pathlib.Path) -> None:
-    from test_oracle_programs import PROGRAMS
+    from programs.test_oracle_programs import PROGRAMS
 
     folder.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore")

@@ -6,8 +6,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from checking import check_core
+from programs.test_oracle_programs import PROGRAMS
 from subclass_pairs import Pair
-from test_oracle_programs import PROGRAMS
 
 
 def wrapped(arguments):
