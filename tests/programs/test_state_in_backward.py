@@ -395,3 +395,12 @@ def test_a_named_tuple_that_is_made_in_a_backward_is_nothing_to_compare():
         y.sum().backward()
         assert x.grad.tolist() == [2.0] * 3
     assert len(graphs) == 2
+
+
+def test_a_gradient_from_before_the_call_that_only_the_backward_reads_is_an_input():
+    weight = torch.ones(3, requires_grad=True)
+    (3 * weight).sum().backward()
+    run = compiled_by(lambda x: scaling(lambda: weight.grad)(x) + weight)
+    x = torch.ones(3, requires_grad=True)
+    run(x).sum().backward()
+    assert x.grad.tolist() == [3, 3, 3]

@@ -23,7 +23,6 @@ from ..locks import recording_lock
 from ..options import AOTConfig
 from ..record.alias_groups import (
     SharedMemory,
-    WholeMemoryNeeded,
     groups_by_storage,
     has_views_among,
     lies_in_more,
@@ -32,8 +31,9 @@ from ..record.alias_groups import (
     share,
 )
 from ..record.fakify import Argument
-from ..record.recording import GradNeeded, InputsFoundLate, Recording
+from ..record.recording import Recording
 from ..record.refusals import explained
+from ..record.retrace import ArgumentsElsewhere, GradientBefore, LateInputs, Reason, Retrace, WholeMemory
 from ..record.survivors import Beginning, disown, escape_error, show
 from ..slots import Buffer, FreeTensor, Input, Param, Primal, Tangent
 from ..stack_traces import clear_own_frames, starts_programs
@@ -269,7 +269,7 @@ def _capture(
             if ahead is not None:
                 ahead.raise_caught()
             if not _found_elsewhere(free_variables, flat.leaves) <= compared:
-                raise ArgumentsFoundElsewhere
+                raise Retrace(ArgumentsElsewhere())
             survivors = snapshot.survivors(recording)
             if survivors:
                 raise escape_error(survivors[0], recording)
@@ -290,7 +290,7 @@ def _capture(
             elsewhere = _found_elsewhere(free_variables, flat.leaves)
             if not elsewhere <= compared:  # the program has taken them for others
                 compared.update(elsewhere)
-                refused = ArgumentsFoundElsewhere()
+                refused = Retrace(ArgumentsElsewhere())
             return _failed(refused or error, recording, snapshot)
         refusal = snapshot.undo(recording)
         if refusal is not None:
@@ -357,28 +357,18 @@ def _failed(error: Exception, recording: Recording, snapshot: Snapshot) -> Attem
     disown(recording)
     recording.beginning, recording.arguments = None, ()
     if left and not isinstance(error, EscapeError):
-        if isinstance(error, (WholeMemoryNeeded, GradNeeded, InputsFoundLate, ArgumentsFoundElsewhere)):
+        if isinstance(error, Retrace):
             raise escape_error(left[0], recording)
         error.add_note(f"A tensor without data, of no use to anybody, is left in {show(left[0])}.")
     match error:
-        case WholeMemoryNeeded():
-            return Attempt(recording, needed=error.slot)
-        case GradNeeded():
-            return Attempt(recording, grad_of=error.of)
-        case InputsFoundLate():
-            return Attempt(recording, late=error.tensors)
-        case ArgumentsFoundElsewhere():
-            return Attempt(recording, elsewhere=True)
+        case Retrace():
+            return Attempt(recording, retrace=error.reason)
         case EscapeError() if isinstance(refusal, EscapeError):  # which knows the user's name for the place
             raise refusal
         case ForegradError():
             raise error
         case _:
             return Attempt(recording, error=error)
-
-
-class ArgumentsFoundElsewhere(Exception):
-    """The functions that ran have led to arguments, which the program may compare with what it was given."""
 
 
 @dataclass(frozen=True)
@@ -388,10 +378,7 @@ class Attempt:
     recording: Recording
     joint: Joint | None = None
     result: Flat | None = None
-    needed: Primal | None = None  # an input whose whole storage must be seen
-    late: Sequence[Tensor] = ()  # inputs that the backward found by itself
-    grad_of: Tensor | None = None  # a tensor whose gradient, from before the call, is an input
-    elsewhere: bool = False  # arguments were found by the program itself, and must be given as they are
+    retrace: Reason | None = None  # what the next one must take into account
     error: Exception | None = None  # what the program raised
 
 
@@ -405,14 +392,18 @@ def retrace_until_stable(
     grads: list[Tensor] = []
     last = attempt(shared, early, grads)
     for _ in range(_MOST_RECORDINGS + 2 * len(last.recording.real_tensors)):
-        early += last.late
-        grads += [] if last.grad_of is None else [last.grad_of]
-        if last.error is not None:
-            needed |= _in_larger_memory(last.recording) if not shared else set()
-        elif last.needed is not None:
-            needed.add(last.needed)
+        match last.retrace:
+            case WholeMemory(slot):
+                needed.add(slot)
+            case GradientBefore(tensor):
+                grads.append(tensor)
+            case LateInputs(tensors):
+                early += tensors
+        if last.error is not None and not shared:
+            needed |= _in_larger_memory(last.recording)
         plan = plan_memories(last, needed)
-        if len(plan) <= len(shared) and not last.late and last.grad_of is None and not last.elsewhere:
+        stable = last.retrace is None or isinstance(last.retrace, WholeMemory)
+        if len(plan) <= len(shared) and stable:
             break
         shared = plan if len(plan) > len(shared) else shared
         last = attempt(shared, early, grads)

@@ -15,9 +15,9 @@ from .._torch import hint_of, is_script_object, script_object_identity
 from ..errors import CaptureError
 from ..graph.graph import FlatGraph, Node, Step
 from ..ops import IDENTITIES, ViewStep, aten, tensors_in
-from ..record.alias_groups import WholeMemoryNeeded
 from ..record.fakify import RecordedInput
 from ..record.recording import Recording
+from ..record.retrace import Retrace, WholeMemory
 from ..slots import Primal
 from ..values import PLAIN
 
@@ -318,4 +318,4 @@ def require_same_alignment(view: TensorState) -> None:
     """
     recorded, written = view.root.input, view.storage.generation > 0
     if recorded is not None and written and hint_of(view.root.tensor.storage_offset()):
-        raise WholeMemoryNeeded(recorded.slot)
+        raise Retrace(WholeMemory(recorded.slot))

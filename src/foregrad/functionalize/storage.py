@@ -16,7 +16,7 @@ from ..abstract.engine import geometry_of, has_gaps
 from ..errors import UnsupportedError
 from ..graph.graph import Step
 from ..ops import Kind, ViewStep, aten, op_info, tensors_in
-from ..record.alias_groups import WholeMemoryNeeded
+from ..record.retrace import Retrace, WholeMemory
 from ..stack_traces import where
 from .state import TensorState, Walk
 
@@ -221,7 +221,7 @@ def require_whole_memory(walk: Walk, root: TensorState, always: bool, view: Tens
     whole = always or not tensor.numel() or further
     has_more = real is not None and whole and real.untyped_storage().nbytes() != extent(tensor) * tensor.itemsize
     if tensor.storage_offset() or has_gaps(tensor) or has_more:
-        raise WholeMemoryNeeded(recorded.slot)
+        raise Retrace(WholeMemory(recorded.slot))
 
 
 def _is_symbolic(tensor: Tensor) -> bool:

@@ -24,11 +24,11 @@ from ..graph.fx import Part, to_fx
 from ..graph.graph import Node, Step, get_constant, name_nodes, nodes_in
 from ..graph.subgraph import between, impure_since, read_by
 from ..ops import Kind, aten, op_info, tensors_in
-from ..record.alias_groups import WholeMemoryNeeded
 from ..record.fakify import RecordedInput
 from ..record.hooks import BackwardState
-from ..record.recording import InputsFoundLate, Recording
+from ..record.recording import Recording
 from ..record.refusals import without_frames
+from ..record.retrace import LateInputs, Retrace
 from ..record.tape import tape_nodes
 from ..slots import Inner, Primal, Returned, Tangent, ViewRoot
 from ..stack_traces import where
@@ -237,7 +237,7 @@ def _positions(step: Step) -> list[int]:
 #
 # A `Tape` is one order of differentiation. The targets of the first are what the program returns; those of the next
 # are the gradients that a backward gave, recorded once more so that they can be differentiated themselves (`orders`).
-_NOT_AUTOGRADS = (ForegradError, InputsFoundLate, WholeMemoryNeeded)  # what says nothing about gradients
+_NOT_AUTOGRADS = (ForegradError, Retrace)  # what says nothing about gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +438,8 @@ class Tape:
         """A tensor that only the backward finds, behind the inputs known so far, must be one from the start."""
         recording = self.recording
         if len(recording.inputs) > known:
-            raise InputsFoundLate([recording.real_tensors[late.slot] for late in recording.inputs[known:]])
+            late = tuple(recording.real_tensors[recorded.slot] for recorded in recording.inputs[known:])
+            raise Retrace(LateInputs(late))
 
     def writes_to_inputs(self, steps: Sequence[Step]) -> bool:
         """Whether a backward writes to anything that the caller has passed."""

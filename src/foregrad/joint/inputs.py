@@ -16,8 +16,8 @@ from ..functionalize.state import TensorState, Write
 from ..functionalize.storage import changes_memory, moves_storage, place_again, resizes
 from ..functionalize.view_inverses import repeats_elements
 from ..graph.graph import Step
-from ..record.alias_groups import WholeMemoryNeeded
 from ..record.fakify import RecordedInput
+from ..record.retrace import Retrace, WholeMemory
 from ..slots import SyntheticBase, ViewRoot
 
 
@@ -65,12 +65,12 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
     place = _place(functionalizer, recorded, before)
     writes = before.storage.writes
     if writes and recorded.parent is None and _hides_memory(before.tensor):
-        raise WholeMemoryNeeded(recorded.slot)
+        raise Retrace(WholeMemory(recorded.slot))
     if _may_go_stale(functionalizer, recorded):
-        raise WholeMemoryNeeded(recorded.slot)
+        raise Retrace(WholeMemory(recorded.slot))
     tracked = bool(writes) and _is_tracked(functionalizer, recorded, place)
     if tracked and _must_be_a_view(functionalizer, recorded, writes):
-        raise WholeMemoryNeeded(recorded.slot)
+        raise Retrace(WholeMemory(recorded.slot))
     without_grad = bool(writes) and not tracked and not any(write.step.grad_enabled for write in writes)
     written = bool(writes) and (recorded.parent is None or (isinstance(recorded.slot, ViewRoot) and tracked))
     in_graph = keep_writes and written and (without_grad or not seen.requires_grad)

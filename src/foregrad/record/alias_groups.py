@@ -25,14 +25,6 @@ from ..slots import Primal, SyntheticBase, ViewRoot
 from ..subclasses.layout import is_wrapper
 
 
-class WholeMemoryNeeded(Exception):
-    """What lies beside an input in memory matters: the program must be recorded with the whole storage as an input."""
-
-    def __init__(self, slot: Primal) -> None:
-        super().__init__(slot)
-        self.slot = slot
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """How a call finds a tensor that nobody passed: from one of the inputs that look at its memory."""

@@ -61,24 +61,9 @@ from .hooks import BackwardGuards, BackwardState, Hooks, UserCode, has_hooks, us
 from .lift import LiftedTensors
 from .pre_dispatch import AboveAutograd
 from .recorder import Recorder
+from .retrace import GradientBefore, Retrace
 from .survivors import Beginning, References, escape_error
 from .tape import accumulated, edges_from, follow_determinants, node_of, tape_edges, with_added
-
-
-class GradNeeded(Exception):
-    """The program looks at, or adds to, a gradient from before the call: it must be an input."""
-
-    def __init__(self, of: Tensor) -> None:
-        super().__init__("a gradient from before the call")
-        self.of = of
-
-
-class InputsFoundLate(Exception):
-    """The backward found tensors by itself that the forward did not: they must be inputs from the start."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        super().__init__("inputs found late")
-        self.tensors = tensors
 
 
 class Recording:
@@ -267,7 +252,7 @@ class Recording:
             warnings.simplefilter("ignore", UserWarning)
             has_grad = real.grad is not None
         if has_grad and id(real) not in self._with_grads:
-            raise self.recorder.refusals.note(GradNeeded(real))
+            raise self.recorder.refusals.note(Retrace(GradientBefore(real)))
 
     def _refuse_late_requires_grad(self, real: Tensor, seen: Tensor) -> None:
         """A view requires grad when its base does, and the base of a view of a view is not the view.

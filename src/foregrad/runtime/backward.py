@@ -30,7 +30,7 @@ from ..joint.differentiate import BackwardWrite, Tape
 from ..locks import Lock
 from ..options import AOTConfig
 from ..record.hooks import BackwardState
-from ..record.recording import InputsFoundLate
+from ..record.retrace import LateInputs, Retrace
 from ..slots import Primal, Returned, Tangent
 from ..subclasses.layout import Layout
 from .compilers import Boxed, batched, checked, compile_graph, example_values, with_nan_checks
@@ -376,8 +376,10 @@ class Backward:
         """The backward for these tangents, with Python's state as it is."""
         try:
             part = self._tape.partial_backward(self._tape.chosen(mask), self._saved.names, self.writing.writes)
-        except InputsFoundLate as late:
-            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in late.tensors)
+        except Retrace as retrace:
+            if not isinstance(retrace.reason, LateInputs):
+                raise
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in retrace.reason.tensors)
             raise BackwardError(
                 f"The backward of a compiled program finds a tensor (of shape {shapes}) that it did not find when the "
                 "program was compiled, because something that it reads has changed. Pass the tensor as an argument, or "

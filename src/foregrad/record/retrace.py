@@ -1,0 +1,46 @@
+"""What only a recording can show: it is given up, and the program is recorded again with what it has shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..slots import Primal
+
+
+@dataclass(frozen=True, slots=True)
+class WholeMemory:
+    """What lies beside an input in memory matters: the whole storage must be an input."""
+
+    slot: Primal
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GradientBefore:
+    """The program looks at, or adds to, a gradient from before the call: it must be an input."""
+
+    of: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LateInputs:
+    """The backward finds tensors by itself that the forward did not: they must be inputs from the start."""
+
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsElsewhere:
+    """The program finds arguments by itself, and may compare them: it must be given them as they are."""
+
+
+Reason = WholeMemory | GradientBefore | LateInputs | ArgumentsElsewhere
+
+
+class Retrace(Exception):
+    """A recording is of no use, for a reason that the next one takes into account."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason = reason
