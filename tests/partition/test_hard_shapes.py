@@ -55,7 +55,7 @@ def fresh(arguments):
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_behaves_as_eager_at_every_budget(name, dynamic):
-    """P-1 to P-7, S-1"""
+    """P-1 to P-7"""
     program, arguments = PROGRAMS[name]
     for budget in BUDGETS:
         check(

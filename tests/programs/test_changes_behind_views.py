@@ -321,7 +321,7 @@ def test_a_view_taken_without_grad_in_part(dynamic):
 
 # --------------------------------------------------------------------------------------------- writes in backward
 def test_a_backward_writes_to_memory_that_another_input_looks_at():
-    """W-1, B-1: what was saved of the other one has changed."""
+    """J-6, B-1: what was saved of the other one has changed."""
     x = leaf(3)
     report = check_core(lambda x, y: (Counted.apply(y, y), x.abs()), x, x[::2], raise_on_difference=False)
     first = [d for d in report.differences if "tangent for" not in d.run and "one output after" not in d.run]

@@ -1,0 +1,66 @@
+"""The pages in docs/ and beside them: they name rules, files and each other, and all of these exist."""
+
+import pathlib
+import re
+
+import pytest
+
+import foregrad
+
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGE = pathlib.Path(foregrad.__file__).parent
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+CODE = [path for folder in (ROOT / "tests", ROOT / "fuzz", PACKAGE) for path in sorted(folder.rglob("*.py"))]
+REVISED = [page for page in PAGES if page.name not in ("architecture.md", "CONTRIBUTING.md")]  # these two come next
+FILE_NAMES = {path.name for path in CODE}
+
+A_RULE = re.compile(r"\b[A-Z]-\d+\b")
+A_LINK = re.compile(r"\]\(([^)\s]+)\)")
+A_PATH = re.compile(r"`([\w./<>-]+)`")
+
+
+def missing_files(text: str) -> list[str]:
+    """Files that a page names and that do not exist: below the root or the package, or anywhere for a bare name."""
+    missing = []
+    for path in A_PATH.findall(text):
+        folder, is_pattern, _ = path.partition("<")  # as in layout_tables/torch-<version>.json
+        start = f"{folder.rpartition('/')[0]}/" if is_pattern else path
+        if "/" in start:
+            found = any((base / name).exists() for base in (ROOT, PACKAGE) for name in (start, f"{start}.py"))
+        else:
+            found = not start.endswith(".py") or start in FILE_NAMES
+        missing += [] if found else [path]
+    return missing
+
+
+def headings(page: pathlib.Path) -> set[str]:
+    """The anchors of a page, as GitHub makes them of its headings."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_rule_that_code_names_is_explained():
+    explained = re.findall(r"^\| ([A-Z]-\d+) \|", (ROOT / "docs" / "rules.md").read_text(), re.M)
+    assert len(set(explained)) == len(explained) > 100
+    assert {path.name: new for path in CODE if (new := set(A_RULE.findall(path.read_text())) - set(explained))} == {}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page):
+    for link in A_LINK.findall(page.read_text()):
+        if not re.match(r"[a-z]+:", link):
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            assert target.exists(), link
+            assert not anchor or anchor in headings(target), link
+
+
+@pytest.mark.parametrize("page", REVISED, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page):
+    assert missing_files(page.read_text()) == []
+
+
+def test_a_file_that_is_gone_is_noticed():
+    assert missing_files("`ops.py`, `record/lift.py`, `record/`, `tests/test_docs.py`") == []
+    gone = ["record/no_such_file.py", "no_such_file.py", "record/no_such_folder", "gone/torch-<version>.json"]
+    assert missing_files(", ".join(f"`{path}`" for path in gone)) == gone
