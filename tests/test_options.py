@@ -6,7 +6,7 @@ import pytest
 
 import foregrad
 from foregrad import AOTConfig
-from foregrad.errors import ConfigError
+from foregrad.errors import ConfigError, IgnoredOptionWarning
 from foregrad.options import Config, next_aot_id
 from helpers import nop
 
@@ -47,8 +47,22 @@ def test_an_option_is_patched_for_a_block():
 
 
 def test_an_option_that_does_not_exist_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"no option 'sce'.*cse"), foregrad.config.patch(sce=True):
+    with pytest.raises(ConfigError, match=r"no option 'sce'.*cse"), foregrad.config.patch(cse=False, sce=True):
         pass
+    assert foregrad.config.cse
+    with pytest.raises(ConfigError, match=r"no option 'sce'.*cse"):
+        foregrad.config.sce = True
+
+
+@pytest.mark.parametrize("name", ["enable_autograd_cache", "strict_autograd_cache", "recompute_views"])
+def test_an_option_without_effect_says_so_when_it_is_set(name):
+    """L-7"""
+    with (
+        pytest.warns(IgnoredOptionWarning, match=f"config.{name} has no effect"),
+        foregrad.config.patch(**{name: True}),
+    ):
+        assert foregrad.config.copy() == foregrad.config
+    setattr(foregrad.config, name, False)  # the default: there is nothing to say
 
 
 def test_options_are_read_when_a_function_is_wrapped():

@@ -115,3 +115,7 @@ class InternalError(ForegradError, RuntimeError):
 
 class EagerFallbackWarning(UserWarning):
     """A program could not be compiled, or was compiled too often, and runs eagerly instead."""
+
+
+class IgnoredOptionWarning(UserWarning):
+    """An option was set that torch's own layer knows and that has no effect here."""

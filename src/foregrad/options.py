@@ -10,11 +10,12 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .errors import ConfigError
+from .errors import ConfigError, IgnoredOptionWarning
 
 Compiler = Callable[..., Any]
 Partitioner = Callable[..., Any]
@@ -60,17 +61,22 @@ class Config:
     enable_autograd_cache: bool = False
     strict_autograd_cache: bool = False
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__dataclass_fields__:
+            raise ConfigError(f"foregrad.config has no option {name!r}; it has: {', '.join(self.__dataclass_fields__)}")
+        if name in _WITHOUT_EFFECT and name in vars(self) and value != getattr(self, name):
+            warnings.warn(
+                f"foregrad.config.{name} has no effect: {_WITHOUT_EFFECT[name]}.", IgnoredOptionWarning, stacklevel=2
+            )
+        super().__setattr__(name, value)
+
     @contextlib.contextmanager
     def patch(self, **options: Any) -> Iterator[None]:
         """Set options for the length of a `with` block."""
-        unknown = [name for name in options if name not in self.__dataclass_fields__]
-        if unknown:
-            raise ConfigError(
-                f"foregrad.config has no option {unknown[0]!r}; it has: {', '.join(self.__dataclass_fields__)}"
-            )
-        before = {name: getattr(self, name) for name in options}
-        vars(self).update(options)
+        before = dict(vars(self))
         try:
+            for name, value in options.items():
+                setattr(self, name, value)
             yield
         finally:
             vars(self).update(before)
@@ -78,6 +84,22 @@ class Config:
     def copy(self) -> Config:
         """A snapshot that later changes do not reach."""
         return dataclasses.replace(self)
+
+
+_NO_BANS = "the peak is simulated, so that recomputing is banned nowhere"
+_WITHOUT_EFFECT = {
+    "ban_recompute_used_far_apart": _NO_BANS,
+    "ban_recompute_long_fusible_chains": _NO_BANS,
+    "ban_recompute_materialized_backward": _NO_BANS,
+    "ban_recompute_reductions": _NO_BANS,
+    "ban_recompute_not_in_allowlist": "there is no list of operators that may be computed again",
+    "recompute_views": "a view is never saved beside its memory, and is always taken again",
+    "activation_memory_budget_solver": "there is one solver, which simulates the peak",
+    "activation_memory_budget_runtime_estimator": "there is one estimator, which counts FLOPs",
+    "enable_autograd_cache": "there is no cache of compiled programs yet",
+    "strict_autograd_cache": "there is no cache of compiled programs yet",
+}
+"""Options of torch's own layer that are accepted, and why they change nothing here."""
 
 
 config = Config()
