@@ -60,6 +60,15 @@ def test_every_file_that_a_page_names_exists(page):
     assert missing_files(page.read_text()) == []
 
 
+def test_the_glossary_defines_each_term_once_in_order():
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    terms = re.findall(r"^- \*\*(.+?)\*\*: ", text, re.M)
+    assert len(terms) == text.count("\n- ") > 30
+    assert terms == sorted(set(terms))
+    referred = re.findall(r"(?<!\*)\*([a-z ]+)\*(?!\*)", text)
+    assert [term for term in referred if term not in terms and term.removesuffix("s") not in terms] == []
+
+
 def test_a_file_that_is_gone_is_noticed():
     assert missing_files("`ops.py`, `record/lift.py`, `record/`, `tests/test_docs.py`") == []
     gone = ["record/no_such_file.py", "no_such_file.py", "record/no_such_folder", "gone/torch-<version>.json"]
