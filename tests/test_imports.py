@@ -12,7 +12,7 @@ import foregrad
 
 SOURCE = pathlib.Path(foregrad.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
-SEAM = "_torch.py"
+SEAM = SOURCE / "_torch"
 
 # The oracle must not stand on what it judges, so it reaches these two by itself.
 ALLOWED = {"testing": ("torch.utils._pytree", "torch.Tensor._make_subclass")}
@@ -92,7 +92,7 @@ def test_a_file_uses_nothing_that_is_forbidden(path):
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in FILES if path.name != SEAM], ids=lambda path: str(path.relative_to(SOURCE))
+    "path", [path for path in FILES if path.parent != SEAM], ids=lambda path: str(path.relative_to(SOURCE))
 )
 def test_torchs_private_parts_are_touched_in_one_place(path):
     allowed = ALLOWED.get(path.parent.name, ())
