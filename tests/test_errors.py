@@ -24,6 +24,7 @@ from foregrad.errors import (
     UnknownOutputError,
     UnsupportedError,
 )
+from foregrad.record.retrace import GradientBefore
 from helpers import grab, leaf, nop, plain
 
 HERE = pathlib.Path(__file__).name
@@ -297,9 +298,9 @@ def test_recording_again_has_an_end():
 
     attempts = []
 
-    def attempt(shared, early, grads):
+    def attempt(shown):
         attempts.append(1)
-        return Attempt(Recorded(), grad_of=plain(1))
+        return Attempt(Recorded(), GradientBefore(plain(1)))
 
     with pytest.raises(UnsupportedError, match="other tensors each time"):
         retrace_until_stable(attempt)

@@ -10,13 +10,23 @@ import re
 import types
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 SETTLED = frozenset({bool, int, float, complex, str, bytes, type(None)})
 """Plain values of Python itself that cannot change as long as they stay where they are."""
+
+
+def are_settled(values: Iterable[Any]) -> bool:
+    """Whether all values are such, as nearly always.
+
+    >>> are_settled((1, "a")), are_settled((1, []))
+    (True, False)
+    """
+    return SETTLED.issuperset(map(type, values))
+
 
 _BY_EQUALITY: frozenset[type] = frozenset(
     {

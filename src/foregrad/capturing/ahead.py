@@ -7,28 +7,19 @@ what nobody could put back is refused before anything is taken out of it.
 
 from __future__ import annotations
 
+import contextlib
 import types
-from collections.abc import Callable, Container, Mapping, Sequence, Sized
-from typing import Any, NamedTuple
+from collections.abc import Callable, Container, Sequence, Sized
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from .._torch import without_function_modes
 from ..errors import UnsupportedError
-from .code import is_library_function, names_in
+from .code import CodeThatRan, is_library_function, names_in
 from .kinds import FUNCTION
-from .sources import FreeVariables, Holder, Ts, looked_at, refuse_unknown
-from .state_guards import ModuleParts, StateGuard
-
-
-class Reached(NamedTuple):
-    """What a function leads to that none led to before it."""
-
-    holders: Sequence[Holder]
-    tensors: Sequence[tuple[str, Tensor]]
-    stored_globals: Sequence[tuple[str, dict[str, Any], str]]
-    modules: Mapping[int, ModuleParts]
-    modules_in_arguments: Mapping[int, ModuleParts]
+from .sources import FreeVariables, Holder, Reached, Ts, looked_at, refuse_unknown
+from .state_guards import StateGuard
 
 
 class Ahead(FreeVariables):
@@ -39,21 +30,30 @@ class Ahead(FreeVariables):
         self._code: dict[int, types.CodeType] = {}  # of the user's functions that have run, or are about to, by id
         self._waiting: dict[int, list[types.FunctionType]] = {}  # by the id of their code
         self._taken = [0] * 5  # how many holders, tensors, globals and modules the last taking had
-        self.refusal: UnsupportedError | None = None
         self._tell: Callable[[Reached], None] = lambda reached: None
         super().__init__(root, arguments, ran={})
+        self.code_that_ran = CodeThatRan(self._look)
         self._take()
+
+    def note_state(self) -> None:
+        """Nothing is compared with what is found here: which code runs will tell what counts."""
 
     def tell(self, note: Callable[[Reached], None]) -> None:
         """Tell from now on what comes to what was reached so far."""
         self._tell = note
 
-    def raise_caught(self) -> None:
-        """Raise the refusal that the program has caught."""
-        if self.refusal is not None:
-            raise self.refusal
+    def noting_code(self) -> contextlib.AbstractContextManager[None]:
+        """Notes which code runs; what it leads to is looked at before."""
+        assert self.code_that_ran is not None
+        return self.code_that_ran.noting()
 
-    def look(self, frame: types.FrameType) -> None:
+    def recording_ends(self) -> None:
+        """Let go of everything but the code."""
+        assert self.code_that_ran is not None
+        self.code_that_ran.named_beside |= self.named_by_getters
+        self.release()
+
+    def _look(self, frame: types.FrameType) -> None:
         """A function is about to run for the first time."""
         code = frame.f_code
         known = self._waiting.pop(id(code), [])

@@ -27,7 +27,6 @@ from ..values import PLAIN, Remembered, loosely
 from .code import in_a_library
 from .snapshot import Snapshot
 from .sources import FreeVariables, Source, refuse_unknown
-from .state_guards import ModuleGuard
 
 _GONE = (KeyError, IndexError, AttributeError, ValueError, TypeError)  # what a place that is no longer there raises
 
@@ -215,8 +214,8 @@ def _checks(around: FreeVariables, root: types.FunctionType) -> Iterator[Callabl
             yield _comparing(source, partial(operator.is_, value))
     if around.guards_state:
         yield around.state.holds
-    if around.modules:
-        yield ModuleGuard(list(around.modules.values()), around.lifetime).holds
+    if around.modules_guard is not None:
+        yield around.modules_guard.holds
 
 
 def _comparing(source: Source, equals: Callable[[Any], bool]) -> Callable[[], bool]:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, ParamSpec
+from typing import Any, NamedTuple, ParamSpec
 
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx, nn
 
 from .._torch import FakeTensor, garbage_collection_paused
-from ..abstract.engine import EngineReport
+from ..abstract.engine import Engine, EngineReport
 from ..abstract.lean_tensors import to_fake_tensors
 from ..abstract.symbolic_engine import engine_for
 from ..codegen.pytree import Flat, Items, Leaf, Tree, flatten, unflatten
 from ..errors import EscapeError, ForegradError, GraphOutputError, InternalError, StateChangeError, UnsupportedError
 from ..joint.build import Joint, build_joint
+from ..joint.inputs import InputFacts
 from ..joint.side_effects import Assigned
 from ..locks import recording_lock
 from ..options import AOTConfig
@@ -39,11 +40,9 @@ from ..slots import Buffer, FreeTensor, Input, Param, Primal, Tangent
 from ..stack_traces import clear_own_frames, starts_programs
 from .ahead import Ahead
 from .backward_guards import BackwardGuards
-from .code import CodeThatRan, can_see_code_that_runs
-from .kinds import Lifetime
+from .code import can_see_code_that_runs
 from .snapshot import Snapshot, assigned_buffers, refuse_private_state
 from .sources import FreeVariables, Source, refuse_inputs_as_keys, refuse_unknown
-from .state_guards import ModuleGuard
 
 P = ParamSpec("P")
 
@@ -59,9 +58,8 @@ class Capture:
     arguments: Flat
     result: Flat
     state: tuple[tuple[Primal, Source], ...]
-    hidden: dict[FreeTensor, Source]
+    free_tensors: dict[FreeTensor, Source]
     free_variables: FreeVariables
-    modules: ModuleGuard | None  # as the recording found them
     shared: tuple[SharedMemory, ...]
 
     @property
@@ -146,15 +144,32 @@ def capture_call(
     ]
     dynamic_state = config.dynamic_shapes and not config.options.static_weight_shapes
     state = state_of(module, dynamic_state) if module is not None else []
-
     given = Given(flat.tree)
 
-    def program(seen: list[Any]) -> Any:
+    def run(seen: list[Any]) -> Any:
         result = _run(function, *given.put_together(seen))
         given.require_unchanged()
         return result
 
-    return _capture(function, program, flat, inputs, state, config, once_more, given)
+    return _capture(ProgramCall(function, run, flat, inputs, state, config, given), once_more)
+
+
+@_serialized
+def capture_flat(module: nn.Module, args: Sequence[Any], config: AOTConfig) -> Capture:
+    """Record a module on flat arguments; its result must be flat too."""
+    inputs = [Argument(Input(f"args[{i}]"), value, config.dynamic_shapes) for i, value in enumerate(args)]
+    tree = Items(tuple, tuple(Leaf(i) for i in range(len(inputs))))
+    flat = Flat(tree, list(args), [str(argument.slot) for argument in inputs])
+
+    def run(seen: list[Any]) -> Any:
+        result = _run(module, tuple(seen), {})
+        if not isinstance(result, (tuple, list)):
+            raise GraphOutputError(
+                "Graph output must be a tuple() or list(): the module must return its results flat, in one of them."
+            )
+        return result
+
+    return _capture(ProgramCall(module, run, flat, inputs, state_of(module, dynamic=False), config))
 
 
 class Given:
@@ -181,164 +196,52 @@ class Given:
             )
 
 
-@_serialized
-def capture_flat(module: nn.Module, args: Sequence[Any], config: AOTConfig) -> Capture:
-    """Record a module on flat arguments; its result must be flat too."""
-    inputs = [Argument(Input(f"args[{i}]"), value, config.dynamic_shapes) for i, value in enumerate(args)]
-    tree = Items(tuple, tuple(Leaf(i) for i in range(len(inputs))))
-    flat = Flat(tree, list(args), [str(argument.slot) for argument in inputs])
+@dataclass(frozen=True)
+class ProgramCall:
+    """A program and the arguments to record it on."""
 
-    def program(seen: list[Any]) -> Any:
-        result = _run(module, tuple(seen), {})
-        if not isinstance(result, (tuple, list)):
-            raise GraphOutputError(
-                "Graph output must be a tuple() or list(): the module must return its results flat, in one of them."
-            )
-        return result
+    function: Callable[..., Any]
+    run: Callable[[list[Any]], Any]  # calls the function on abstract values for the inputs
+    arguments: Flat
+    inputs: Sequence[Argument]  # its leaves
+    state: Sequence[tuple[Argument, Source]]  # parameters and buffers
+    config: AOTConfig
+    given: Given | None = None  # None if the program cannot change the containers of its arguments
 
-    return _capture(module, program, flat, inputs, state_of(module, dynamic=False), config)
+    @property
+    def named_arguments(self) -> list[tuple[str, Any]]:
+        """Each leaf, by its path in the user's words."""
+        return [(str(argument.slot), argument.value) for argument in self.inputs]
 
 
-def _capture(
-    function: Callable[..., Any],
-    program: Callable[[list[Any]], Any],
-    flat: Flat,
-    inputs: Sequence[Argument],
-    state: Sequence[tuple[Argument, Source]],
-    config: AOTConfig,
-    exact_guards: bool = False,
-    given: Given | None = None,
-) -> Capture:
-    arguments = [(str(argument.slot), leaf) for argument, leaf in zip(inputs, flat.leaves, strict=True)]
-    free_variables = FreeVariables(function, arguments)
-    ahead = None
-    # Before anything runs: an iterator would be used up.
-    refuse_unknown(free_variables.changed_for_good(function, arguments))
-    if exact_guards or free_variables.needs_code_that_runs:
-        if can_see_code_that_runs():
-            free_variables = ahead = Ahead(function, arguments)
-        else:
-            free_variables = FreeVariables(function, arguments, follows_all=True)
-            refuse_unknown(free_variables.changed_for_good(function, arguments))
-    refuse_unknown(free_variables.unknown_arguments)
-    refuse_inputs_as_keys(free_variables.holders, flat.leaves)
-    ran = None if ahead is None else CodeThatRan(ahead.look)
-    lifetime = Lifetime()
-    modules = None
-    if ran is None:  # before the program changes anything
-        free_variables.note_state()
-        modules = _guard_of(free_variables, lifetime)
-    compared = set(_found_elsewhere(free_variables, flat.leaves))
-    found = [argument for argument, _ in state]
-    hidden: dict[FreeTensor, Source] = {}
-    found_there: dict[FreeTensor, Tensor] = {}
-    recordings: list[Recording] = []
-
-    def source_of(tensor: Tensor) -> FreeTensor:
-        source = free_variables.source_of(tensor)
-        slot = FreeTensor(source.path)
-        while slot in hidden:
-            slot = FreeTensor(f"{slot.path}'")
-        hidden[slot], found_there[slot] = source, tensor
-        return slot
-
-    backward = BackwardGuards(function, {argument.slot: source for argument, source in state}, hidden, free_variables)
-
-    def attempt(shared: Sequence[SharedMemory], early: Sequence[Tensor], grads: Sequence[Tensor]) -> Attempt:
-        hidden.clear()
-        found_there.clear()
-        dynamic = config.dynamic_shapes and not shared
-        taken, around = (inputs, found) if dynamic else (_with_fixed_sizes(inputs), _with_fixed_sizes(found))
-        engine = engine_for([(argument.slot, argument.value) for argument in (*found, *inputs)], dynamic)
-        beginning = Beginning()
-        snapshot = Snapshot(free_variables)
-        if ahead is not None:
-            ahead.tell(snapshot.add)
-        from_nodes = isinstance(function, fx.GraphModule)
-        recording = Recording(engine, dict(config.decompositions or {}), from_nodes, config.pre_dispatch)
-        recordings.append(recording)
-        recording.backward_guards = backward
-        recording.recorder.calls.root = function if isinstance(function, nn.Module) else None
-        recording.beginning = beginning
-        recording.found_elsewhere = frozenset(compared)
-        if ran is not None:
-            recording.noting_code = ran.noting
-        try:
-            recording.run(program, taken, around, source_of, shared, early, grads)
-            recording.arguments = () if given is None else given.held
-            if ahead is not None:
-                ahead.raise_caught()
-            if not _found_elsewhere(free_variables, flat.leaves) <= compared:
-                raise Retrace(ArgumentsElsewhere())
-            survivors = snapshot.survivors(recording)
-            if survivors:
-                raise escape_error(survivors[0], recording)
-            with recording.noting_code():  # classes may bring functions of their own that take them apart
-                result = flatten(recording.result, "output")
-            escapes = snapshot.assigned(recording)
-            recording.adopt_results([*result.leaves, *(leaf for escape in escapes for leaf in escape.leaves)])
-            if config.is_export:
-                buffers = [source for argument, source in state if isinstance(argument.slot, Buffer)]
-                escapes = assigned_buffers(escapes, buffers)
-            joint = build_joint(recording, result.leaves, result.paths, escapes, config)
-            if given is not None:  # the backward has run as well
-                given.require_unchanged()
-            refuse_private_state(joint.hooks, free_variables, recording)
-        except Exception as error:
-            recording.arguments = () if given is None else given.held
-            refused: Exception | None = None if ahead is None else ahead.refusal
-            elsewhere = _found_elsewhere(free_variables, flat.leaves)
-            if not elsewhere <= compared:  # the program has taken them for others
-                compared.update(elsewhere)
-                refused = Retrace(ArgumentsElsewhere())
-            return _failed(refused or error, recording, snapshot)
-        refusal = snapshot.undo(recording)
-        if refusal is not None:
-            disown(recording)
-            raise refusal
-        recording.beginning, recording.arguments = None, ()
-        return Attempt(recording, joint, result)
-
+def _capture(call: ProgramCall, exact_guards: bool = False) -> Capture:
+    """Look at everything around the program, record until nothing new shows, and keep what each call compares."""
+    recordings = _Recordings(call, _reachable(call, exact_guards))
     with garbage_collection_paused():
-        try:
-            joint, result, shared = retrace_until_stable(attempt)
-            recordings.remove(joint.recording)
-        except BaseException:
-            free_variables.release()
-            raise
-        finally:
-            for unneeded in recordings:
-                unneeded.abandon()
-            if ahead is not None:
-                ahead.release()
-    backward.settle()
-    if ran is not None:
-        ran.named_beside |= free_variables.named_by_getters
-        free_variables = FreeVariables(function, arguments, ran)
-        free_variables.note_state()
-        modules = _guard_of(free_variables, lifetime)
-        refuse_inputs_as_keys(free_variables.holders, flat.leaves)
-        sources_of_code = {slot: free_variables.source_of(tensor) for slot, tensor in found_there.items()}
-        hidden.update((slot, source) for slot, source in sources_of_code.items() if source.how != "held")
-    found_there.clear()
+        recorded, shared = recordings.until_stable()
+    free_variables = recordings.free_variables_read()
     refuse_unknown(free_variables.unknown)
-    free_variables.lifetime.join(lifetime)
-    free_variables.lifetime.when_gone(hidden.clear)
-    _hold_owners(joint, free_variables)
-    sources = tuple((a.slot, source) for a, source in state)
-    return Capture(joint, flat, result, sources, hidden, free_variables, modules, tuple(shared))
+    _hold_owners(recorded.joint, free_variables)
+    state = tuple((argument.slot, source) for argument, source in call.state)
+    free_tensors = recordings.free_tensors.sources
+    return Capture(recorded.joint, call.arguments, recorded.result, state, free_tensors, free_variables, tuple(shared))
 
 
-def _found_elsewhere(free_variables: FreeVariables, arguments: Sequence[Any]) -> frozenset[int]:
-    """The ids of arguments that the program also finds by itself, if it may ask which object is which."""
-    if not free_variables.compares_objects:
-        return frozenset()
-    given = [leaf for leaf in arguments if isinstance(leaf, Tensor)]
-    return frozenset(id(tensor) for tensor in given if free_variables.sources_of_argument(tensor))
-
-
-def _guard_of(free_variables: FreeVariables, lifetime: Lifetime) -> ModuleGuard | None:
-    return ModuleGuard(list(free_variables.modules.values()), lifetime) if free_variables.modules else None
+def _reachable(call: ProgramCall, exact_guards: bool) -> FreeVariables:
+    """What the program can reach, as it is before anything runs."""
+    function, arguments = call.function, call.named_arguments
+    found = FreeVariables(function, arguments)
+    refuse_unknown(found.changed_for_good(function, arguments))  # an iterator would be used up by the recording
+    if exact_guards or found.needs_code_that_runs:
+        if can_see_code_that_runs():
+            found = Ahead(function, arguments)
+        else:
+            found = FreeVariables(function, arguments, follows_all=True)
+            refuse_unknown(found.changed_for_good(function, arguments))
+    refuse_unknown(found.unknown_arguments)
+    refuse_inputs_as_keys(found.holders, call.arguments.leaves)
+    found.note_state()
+    return found
 
 
 def _hold_owners(joint: Joint, free_variables: FreeVariables) -> None:
@@ -349,113 +252,315 @@ def _hold_owners(joint: Joint, free_variables: FreeVariables) -> None:
         free_variables.lifetime.when_gone(owner.release)
 
 
-def _failed(error: Exception, recording: Recording, snapshot: Snapshot) -> Attempt:
-    """What comes of a recording that did not get to its end; it leaves nothing behind."""
-    refusal = snapshot.undo(recording)
-    snapshot.forget_calls()
-    left = snapshot.survivors(recording, error)
-    disown(recording)
-    recording.beginning, recording.arguments = None, ()
-    if left and not isinstance(error, EscapeError):
-        if isinstance(error, Retrace):
-            raise escape_error(left[0], recording)
-        error.add_note(f"A tensor without data, of no use to anybody, is left in {show(left[0])}.")
-    match error:
-        case Retrace():
-            return Attempt(recording, retrace=error.reason)
-        case EscapeError() if isinstance(refusal, EscapeError):  # which knows the user's name for the place
-            raise refusal
-        case ForegradError():
-            raise error
-        case _:
-            return Attempt(recording, error=error)
+# ---------------------------------------------------------------------------------------------------------------------
+# Recording a call, as often as it takes.
+@dataclass(frozen=True)
+class Recorded:
+    """A program recorded to its end, and differentiated."""
+
+    joint: Joint
+    result: Flat
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What the program raised."""
+
+    error: Exception
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One recording of a program: its joint graph, or why there is none."""
+    """One recording of a program, and what came of it."""
 
     recording: Recording
-    joint: Joint | None = None
-    result: Flat | None = None
-    retrace: Reason | None = None  # what the next one must take into account
-    error: Exception | None = None  # what the program raised
+    outcome: Recorded | Raised | Reason
 
 
-def retrace_until_stable(
-    attempt: Callable[[Sequence[SharedMemory], Sequence[Tensor], Sequence[Tensor]], Attempt],
-) -> tuple[Joint, Flat, Sequence[SharedMemory]]:
-    """Record a program as if its inputs lay apart; once more where the record shows that they do not."""
+@dataclass(frozen=True)
+class Shown:
+    """What the recordings so far have shown about the inputs: the next one takes it into account."""
+
     shared: Sequence[SharedMemory] = ()
-    needed: set[Primal] = set()
-    early: list[Tensor] = []
-    grads: list[Tensor] = []
-    last = attempt(shared, early, grads)
-    for _ in range(_MOST_RECORDINGS + 2 * len(last.recording.real_tensors)):
-        match last.retrace:
+    whole: frozenset[Primal] = frozenset()  # inputs whose whole storage must be seen
+    late: tuple[Tensor, ...] = ()  # inputs that a backward found by itself
+    with_grads: tuple[Tensor, ...] = ()  # tensors whose gradients, from before the call, are inputs
+
+    def after(self, attempt: Attempt) -> Shown | None:
+        """With what one more recording has shown; None if that is nothing new."""
+        whole, late, with_grads, stable = self.whole, self.late, self.with_grads, False
+        match attempt.outcome:
             case WholeMemory(slot):
-                needed.add(slot)
+                whole, stable = whole | {slot}, True
             case GradientBefore(tensor):
-                grads.append(tensor)
+                with_grads = (*with_grads, tensor)
             case LateInputs(tensors):
-                early += tensors
-        if last.error is not None and not shared:
-            needed |= _in_larger_memory(last.recording)
-        plan = plan_memories(last, needed)
-        stable = last.retrace is None or isinstance(last.retrace, WholeMemory)
-        if len(plan) <= len(shared) and stable:
-            break
-        shared = plan if len(plan) > len(shared) else shared
-        last = attempt(shared, early, grads)
-    else:
-        raise UnsupportedError(
-            "the program finds other tensors each time that it is recorded, so that no recording is complete. Pass "
-            "them as arguments, or compile with fallback='eager'."
-        )
-    if last.error is not None:
-        refusal = explained(last.error)
+                late = (*late, *tensors)
+            case Raised() if not self.shared:
+                whole, stable = whole | _in_larger_memory(attempt.recording), True
+            case Raised() | Recorded():
+                stable = True
+        plan = plan_memories(attempt, whole)
+        if len(plan) <= len(self.shared) and stable:
+            return None
+        return Shown(plan if len(plan) > len(self.shared) else self.shared, whole, late, with_grads)
+
+
+def retrace_until_stable(record: Callable[[Shown], Attempt]) -> tuple[Recorded, Sequence[SharedMemory]]:
+    """Record a program as if its inputs lay apart; once more where the record shows that they do not."""
+    shown = Shown()
+    last = record(shown)
+    for _ in range(_MOST_RECORDINGS + 2 * len(last.recording.real_tensors)):
+        following = shown.after(last)
+        if following is None:
+            return _require_recorded(last), shown.shared
+        shown = following
+        last = record(shown)
+    raise UnsupportedError(
+        "the program finds other tensors each time that it is recorded, so that no recording is complete. Pass "
+        "them as arguments, or compile with fallback='eager'."
+    )
+
+
+def _require_recorded(last: Attempt) -> Recorded:
+    """Raise what the program raised, in the user's words where it is known what that means."""
+    if isinstance(last.outcome, Raised):
+        error = last.outcome.error
+        refusal = explained(error)
         if refusal is not None:
-            raise refusal from last.error
+            raise refusal from error
         if last.recording.finished:
             raise InternalError(
-                f"Foregrad failed on a program that it has recorded: {type(last.error).__name__}: {last.error}. Please "
+                f"Foregrad failed on a program that it has recorded: {type(error).__name__}: {error}. Please "
                 "report it; fallback='eager' runs the program as it is."
-            ) from last.error
-        raise last.error
-    assert last.joint is not None and last.result is not None
-    return last.joint, last.result, shared
+            ) from error
+        raise error
+    assert isinstance(last.outcome, Recorded)
+    return last.outcome
 
 
-def plan_memories(attempt: Attempt, needed: set[Primal]) -> list[SharedMemory]:
-    """Storages that the program wrote to and that several inputs look at, where they may overlap (B-1)."""
-    inputs = () if attempt.joint is None else attempt.joint.inputs
-    written = {facts.recorded.slot for facts in inputs if facts.data_changed}
-    if attempt.joint is not None:
-        written |= {write.of for write in attempt.joint.backward_writes if not isinstance(write.of, Tangent)}
-    counted = {facts.recorded.slot for facts in inputs if facts.version_change}
-    flagged = {facts.recorded.slot for facts in inputs if facts.made_to_require_grad}
-    refitted = {facts.recorded.slot for facts in inputs if facts.refitted}
-    if not (written or needed or counted or flagged):
-        return []
-    # Autograd takes a write to one view for a change of all of them: it counts versions by families.
-    training = attempt.joint is not None and attempt.joint.is_training
-    rebased = {f.recorded.slot for f in inputs if f.data_changed and (f.write_seen_by_autograd or training)}
+class _FreeTensors:
+    """The tensors that the program finds by itself, in one recording: each has a slot, and is read from its source."""
+
+    def __init__(self, reachable: FreeVariables) -> None:
+        self._reachable = reachable
+        self.sources: dict[FreeTensor, Source] = {}
+        self._tensors: dict[FreeTensor, Tensor] = {}
+
+    def clear(self) -> None:
+        self.sources.clear()
+        self._tensors.clear()
+
+    def slot_of(self, tensor: Tensor) -> FreeTensor:
+        """A new slot for a tensor that the program has found."""
+        source = self._reachable.source_of(tensor)
+        slot = FreeTensor(source.path)
+        while slot in self.sources:
+            slot = FreeTensor(f"{slot.path}'")
+        self.sources[slot], self._tensors[slot] = source, tensor
+        return slot
+
+    def settle(self, free_variables: FreeVariables) -> None:
+        """Read each tensor from where the code that ran finds it; the tensors themselves are let go."""
+        if free_variables is not self._reachable:
+            sources = {slot: free_variables.source_of(tensor) for slot, tensor in self._tensors.items()}
+            self.sources.update((slot, source) for slot, source in sources.items() if source.how != "held")
+        self._tensors.clear()
+        free_variables.lifetime.when_gone(self.sources.clear)
+
+
+class _Recordings:
+    """The recordings of one call. Each starts from the same objects of the user's, and leaves them as they were."""
+
+    def __init__(self, call: ProgramCall, reachable: FreeVariables) -> None:
+        self._call = call
+        self._reachable = reachable
+        self._compared = set(self._found_elsewhere())
+        self._recordings: list[Recording] = []
+        self.free_tensors = _FreeTensors(reachable)
+        state = {argument.slot: source for argument, source in call.state}
+        self._backward_guards = BackwardGuards(call.function, state, self.free_tensors.sources, reachable)
+
+    def until_stable(self) -> tuple[Recorded, Sequence[SharedMemory]]:
+        """Record as often as it takes; recordings that are not needed any more are taken apart."""
+        try:
+            recorded, shared = retrace_until_stable(self._record)
+            self._recordings.remove(recorded.joint.recording)
+        except BaseException:
+            self._reachable.release()
+            raise
+        finally:
+            for unneeded in self._recordings:
+                unneeded.abandon()
+            self._reachable.recording_ends()
+        self._backward_guards.settle()
+        return recorded, shared
+
+    def free_variables_read(self) -> FreeVariables:
+        """What the program can reach, as each call compares it: of the code that ran, where that is known."""
+        call, found, ran = self._call, self._reachable, self._reachable.code_that_ran
+        if ran is not None:
+            found = FreeVariables(call.function, call.named_arguments, ran)
+            found.note_state()
+            refuse_inputs_as_keys(found.holders, call.arguments.leaves)
+        self.free_tensors.settle(found)
+        return found
+
+    def _record(self, shown: Shown) -> Attempt:
+        """Record the call once; its changes to the user's objects are undone, whatever comes of it."""
+        self.free_tensors.clear()
+        call = self._call
+        arguments, state = call.inputs, [argument for argument, _ in call.state]
+        dynamic = call.config.dynamic_shapes and not shown.shared
+        engine = engine_for([(argument.slot, argument.value) for argument in (*state, *arguments)], dynamic)
+        if not dynamic:
+            arguments, state = _with_fixed_sizes(arguments), _with_fixed_sizes(state)
+        beginning = Beginning()
+        snapshot = Snapshot(self._reachable)
+        self._reachable.tell(snapshot.add)
+        recording = self._new_recording(engine, beginning)
+        try:
+            try:
+                recording.run(
+                    call.run, arguments, state, self.free_tensors.slot_of, shown.shared, shown.late, shown.with_grads
+                )
+            finally:
+                recording.arguments = () if call.given is None else call.given.held
+            recorded = self._differentiated(recording, snapshot)
+        except Exception as error:
+            return Attempt(recording, self._undone(error, recording, snapshot))
+        refusal = snapshot.undo(recording)
+        if refusal is not None:
+            disown(recording)
+            raise refusal
+        recording.beginning, recording.arguments = None, ()
+        return Attempt(recording, recorded)
+
+    def _new_recording(self, engine: Engine, beginning: Beginning) -> Recording:
+        function, config = self._call.function, self._call.config
+        from_nodes = isinstance(function, fx.GraphModule)
+        recording = Recording(engine, dict(config.decompositions or {}), from_nodes, config.pre_dispatch)
+        self._recordings.append(recording)
+        recording.backward_guards = self._backward_guards
+        recording.recorder.calls.root = function if isinstance(function, nn.Module) else None
+        recording.beginning = beginning
+        recording.found_elsewhere = frozenset(self._compared)
+        recording.noting_code = self._reachable.noting_code
+        return recording
+
+    def _differentiated(self, recording: Recording, snapshot: Snapshot) -> Recorded:
+        """The joint graph of a program that has run, if each call can do what it did."""
+        call = self._call
+        if self._reachable.refusal is not None:  # the program has caught it
+            raise self._reachable.refusal
+        if not self._found_elsewhere() <= self._compared:
+            raise Retrace(ArgumentsElsewhere())
+        survivors = snapshot.survivors(recording)
+        if survivors:
+            raise escape_error(survivors[0], recording)
+        with recording.noting_code():  # classes may bring functions of their own that take them apart
+            result = flatten(recording.result, "output")
+        escapes = snapshot.assigned(recording)
+        recording.adopt_results([*result.leaves, *(leaf for escape in escapes for leaf in escape.leaves)])
+        if call.config.is_export:
+            buffers = [source for argument, source in call.state if isinstance(argument.slot, Buffer)]
+            escapes = assigned_buffers(escapes, buffers)
+        joint = build_joint(recording, result.leaves, result.paths, escapes, call.config)
+        if call.given is not None:  # the backward has run as well
+            call.given.require_unchanged()
+        refuse_private_state(joint.hooks, self._reachable, recording)
+        return Recorded(joint, result)
+
+    def _undone(self, error: Exception, recording: Recording, snapshot: Snapshot) -> Raised | Reason:
+        """What comes of a recording that did not get to its end; it leaves nothing behind."""
+        error = self._reachable.refusal or error
+        elsewhere = self._found_elsewhere()
+        if not elsewhere <= self._compared:  # the program has taken them for others
+            self._compared.update(elsewhere)
+            error = Retrace(ArgumentsElsewhere())
+        refusal = snapshot.undo(recording)
+        snapshot.forget_calls()
+        left = snapshot.survivors(recording, error)
+        disown(recording)
+        recording.beginning, recording.arguments = None, ()
+        if left and not isinstance(error, EscapeError):
+            if isinstance(error, Retrace):
+                raise escape_error(left[0], recording)
+            error.add_note(f"A tensor without data, of no use to anybody, is left in {show(left[0])}.")
+        match error:
+            case Retrace():
+                return error.reason
+            case EscapeError() if isinstance(refusal, EscapeError):  # which knows the user's name for the place
+                raise refusal
+            case ForegradError():
+                raise error
+            case _:
+                return Raised(error)
+
+    def _found_elsewhere(self) -> frozenset[int]:
+        """The ids of arguments that the program also finds by itself, if it may ask which object is which."""
+        found = self._reachable
+        if not found.compares_objects:
+            return frozenset()
+        given = [leaf for leaf in self._call.arguments.leaves if isinstance(leaf, Tensor)]
+        return frozenset(id(tensor) for tensor in given if found.sources_of_argument(tensor))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Memory that several inputs look at, and the program writes to.
+def plan_memories(attempt: Attempt, whole: Set[Primal]) -> list[SharedMemory]:
+    """Storages that must be inputs, for the inputs that look at them: written, where these may overlap (B-1)."""
+    changes = Changes.of(attempt.outcome.joint) if isinstance(attempt.outcome, Recorded) else Changes()
     plan: list[SharedMemory] = []
-    for group in groups_by_storage(attempt.recording.real_tensors):
-        several = len(group) > 1 and not written.isdisjoint(group)
-        # Two that take other elements of one memory may meet there, wherever they came from.
-        meet = overlaps_somewhere(group.values()) or len(refitted.intersection(group)) > 1
-        shown = several and (meet or related_to(group, rebased))
-        # A change of shape, or a write to nothing, shows in the versions of views that autograd follows.
-        differentiated = len(group) > 1 and any(tensor.requires_grad for tensor in group.values())
-        shown = shown or (differentiated and related_to(group, counted)) or has_views_among(group, flagged)
-        if needed.isdisjoint(group) and not shown:
+    for group in groups_by_storage(attempt.recording.real_tensors) if whole or changes else ():
+        flat = not whole.isdisjoint(group)
+        if not flat and not changes.show_in(group):
             continue
         if any(isinstance(tensor, FakeTensor) for tensor in group.values()):
             names = ", ".join(map(str, group))
             raise UnsupportedError(f"{names} share memory that is written, and are fake: this cannot be compiled yet.")
-        plan.append(share(len(plan), group, flat=not needed.isdisjoint(group)))
+        plan.append(share(len(plan), group, flat=flat))
     return plan
+
+
+class Changes(NamedTuple):
+    """What a program did to its inputs that may show in others which share their memory."""
+
+    written: frozenset[Primal] = frozenset()
+    refitted: frozenset[Primal] = frozenset()  # they look at other elements of their storage now
+    counted: frozenset[Primal] = frozenset()  # their versions have changed
+    flagged: frozenset[Primal] = frozenset()  # they were made to require grad
+    rebased: frozenset[Primal] = frozenset()  # autograd has seen the write, and takes it for one to all views
+
+    @classmethod
+    def of(cls, joint: Joint) -> Changes:
+        """What is known once the program is differentiated."""
+
+        def those(holds: Callable[[InputFacts], object]) -> frozenset[Primal]:
+            return frozenset(facts.recorded.slot for facts in joint.inputs if holds(facts))
+
+        in_backward = [write.of for write in joint.backward_writes if not isinstance(write.of, Tangent)]
+        return cls(
+            written=those(lambda facts: facts.data_changed).union(in_backward),
+            refitted=those(lambda facts: facts.refitted),
+            counted=those(lambda facts: facts.version_change),
+            flagged=those(lambda facts: facts.made_to_require_grad),
+            rebased=those(lambda facts: facts.data_changed and (facts.write_seen_by_autograd or joint.is_training)),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.written or self.counted or self.flagged)
+
+    def show_in(self, group: dict[Primal, Tensor]) -> bool:
+        """Whether they show in several inputs that share one storage."""
+        if len(group) > 1 and not self.written.isdisjoint(group):
+            # Two that take other elements of one memory may meet there, wherever they came from.
+            meet = overlaps_somewhere(group.values()) or len(self.refitted.intersection(group)) > 1
+            if meet or related_to(group, self.rebased):
+                return True
+        # A change of shape, or a write to nothing, shows in the versions of views that autograd follows.
+        differentiated = len(group) > 1 and any(tensor.requires_grad for tensor in group.values())
+        return (differentiated and related_to(group, self.counted)) or has_views_among(group, self.flagged)
 
 
 def _in_larger_memory(recording: Recording) -> set[Primal]:

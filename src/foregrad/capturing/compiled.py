@@ -265,9 +265,8 @@ def guarded_entry(capture: Capture) -> GuardedEntry:
         inputs=inputs,
         result=capture.result.tree,
         state=capture.state,
-        hidden=capture.hidden,
+        free_tensors=capture.free_tensors,
         free_variables=capture.free_variables,
-        modules=capture.modules,
         shared=capture.shared,
     )
 

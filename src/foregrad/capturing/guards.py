@@ -53,7 +53,6 @@ from ..subclasses.layout import Fixed, FromLeaf, Layout
 from ..values import Remembered, is_plain, same_value, weakly
 from .patterns import ObjectPattern
 from .sources import FreeVariables, Source, is_users_wrapper, own_attributes
-from .state_guards import ModuleGuard
 
 MISS = object()  # what a program returns when a call is not for it
 
@@ -67,9 +66,8 @@ class GuardedEntry:
     inputs: Sequence[Primal]  # its leaves
     result: Tree
     state: Sequence[tuple[Primal, Source]]  # parameters and buffers
-    hidden: dict[FreeTensor, Source]
+    free_tensors: dict[FreeTensor, Source]
     free_variables: FreeVariables
-    modules: ModuleGuard | None
     shared: Sequence[SharedMemory] = ()
     guarded: bool = True
     frees: Sequence[Primal] = ()
@@ -130,14 +128,14 @@ class GuardedEntry:
     def _look_around(self, writer: Writer, miss: str) -> None:
         """What the program finds by itself; a place that no longer exists is another fact too."""
         around = self.free_variables
-        found = around.plain or around.fixed or around.guards_state
+        found = around.plain or around.fixed or around.guards_state or around.modules_guard
         held = self._held_arguments()
-        if not (self.state or self.hidden or found or self.modules or held):
+        if not (self.state or self.free_tensors or found or held):
             return
         with writer.block("try:"):
             self._check_free_variables(writer, miss)
             self._take_state(writer)
-            for slot, source in self.hidden.items():
+            for slot, source in self.free_tensors.items():
                 writer.line(f"{writer.variable(slot)} = {self._read(writer, source)}")
             same = [f"{self._read(writer, source)} is {writer.variable(slot)}" for source, slot in held]
             _require(writer, same, miss)
@@ -149,7 +147,7 @@ class GuardedEntry:
         lifted = self.joint.recording.real_tensors
         read: list[tuple[Primal, Source | None]] = [
             *((slot, None) for slot in self.inputs),
-            *self.hidden.items(),
+            *self.free_tensors.items(),
             *self.state,
         ]
         return [
@@ -188,8 +186,8 @@ class GuardedEntry:
             conditions.append(f"id({read}) == {id(value)}" if known else f"{read} is {self._bind(writer, value)}")
         if around.guards_state:
             conditions.append(f"{writer.bind(around.state.holds, 'state_unchanged')}()")
-        if self.modules is not None:
-            conditions.append(f"{writer.bind(self.modules.holds, 'modules_unchanged')}()")
+        if around.modules_guard is not None:
+            conditions.append(f"{writer.bind(around.modules_guard.holds, 'modules_unchanged')}()")
         _require(writer, conditions, miss)
 
     def _check_constants(self, writer: Writer, miss: str) -> None:

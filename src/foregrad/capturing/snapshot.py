@@ -33,7 +33,6 @@ from ..record.fakify import MARKS
 from ..record.recording import Recording
 from ..record.survivors import Survivor, held_by_frames, origin_of, suspects
 from ..values import PLAIN, is_plain, is_unchanged
-from .ahead import Reached
 from .kinds import (
     ACCESSOR,
     ARRAY,
@@ -72,7 +71,7 @@ from .kinds import (
     kinds_of,
     restore_dict,
 )
-from .sources import FreeVariables, Holder, Source, own_attributes
+from .sources import FreeVariables, Holder, Reached, Source, own_attributes
 from .state_guards import ModuleParts
 
 _ABSENT = object()
@@ -120,10 +119,10 @@ _TENSOR = Kind("tensor", _read_marked, _restore_marked, is_attribute=True)
 _UNCHANGING = (TUPLE, FROZENSET, MAPPING, METHOD, PARTIAL, ACCESSOR, WEAK, CACHE)
 
 # How one more item comes into an object where it gets no key of its own.
-_ADDING: dict[str, Callable[[Any, Any, Any], None]] = {
-    "list": lambda owner, key, value: list.append(owner, value),
-    "deque": lambda owner, key, value: collections.deque.append(owner, value),
-    "set": lambda owner, key, value: set.add(owner, value),
+_ADDING: dict[Kind, Callable[[Any, Any, Any], None]] = {
+    LIST: lambda owner, key, value: list.append(owner, value),
+    DEQUE: lambda owner, key, value: collections.deque.append(owner, value),
+    SET: lambda owner, key, value: set.add(owner, value),
 }
 
 
@@ -154,10 +153,10 @@ def _table_behind(owner: Any, kind: Kind) -> dict[Any, Any] | None:
 
 
 # What is read of an object beside the dict behind it.
-_BESIDE_TABLE: dict[str, Callable[[Any], tuple[Any, ...]]] = {
-    FUNCTION.name: operator.attrgetter("__code__", "__defaults__", "__kwdefaults__"),
-    LOGGER.name: lambda owner: (owner.getEffectiveLevel(), owner.manager.disable),
-    OBJECT.name: lambda owner: (type(owner), attributes_of(owner)),
+_BESIDE_TABLE: dict[Kind, Callable[[Any], tuple[Any, ...]]] = {
+    FUNCTION: operator.attrgetter("__code__", "__defaults__", "__kwdefaults__"),
+    LOGGER: lambda owner: (owner.getEffectiveLevel(), owner.manager.disable),
+    OBJECT: lambda owner: (type(owner), attributes_of(owner)),
 }
 
 
@@ -184,7 +183,7 @@ class ObjectSnapshot:
         self.before = self.kind.read(self.owner) if before is None else before
 
     def _read_beside(self) -> tuple[Any, ...]:
-        return _BESIDE_TABLE.get(self.kind.name, _nothing_beside)(self.owner)
+        return _BESIDE_TABLE.get(self.kind, _nothing_beside)(self.owner)
 
     @property
     def is_untouched(self) -> bool:
@@ -234,7 +233,7 @@ class ObjectSnapshot:
     def keeps_order(self) -> bool:
         """Whether what was there still is, in the same order, and what is new follows it."""
         now = self.kind.read(self.owner)
-        return self.kind.name == "set" or [*now][: len(self.before)] == [*self.before]
+        return self.kind is SET or [*now][: len(self.before)] == [*self.before]
 
     def value(self, key: Any) -> Any:
         """What is there now."""
@@ -269,33 +268,43 @@ class Change:
 
     def escape(self, recording: Recording) -> Escape | None:
         """What a compiled call does to make the same change, if it can."""
-        noted, key, value = self.noted, self.key, self.value
-        adds = (key not in noted.before or noted.dropped > 0) and noted.kind.name in _ADDING
-        put = _ADDING[noted.kind.name] if adds else noted.kind.put
-        if put is None or value is _ABSENT or noted.in_argument or not noted.keeps_order():
+        noted, key, put = self.noted, self.key, self._put
+        if put is None:
             return None
-        if noted.kind is VARIABLE and key not in noted.before:  # which nobody can take away again
-            return None
-        if key not in noted.before and not adds and not _is_the_same_key(key):
-            return None
-        if value is None and isinstance(noted.before.get(key), Tensor):
-            return Escape(noted.owner, put, key, (self.path,), (None,))
-        if isinstance(value, Tensor):
-            return (
-                None if _is_new_parameter(value, recording) else Escape(noted.owner, put, key, (self.path,), (value,))
-            )
+        value = self.value
+        if isinstance(value, Tensor) or (value is None and isinstance(noted.before.get(key), Tensor)):
+            made_here = _is_new_parameter(value, recording)
+            return None if made_here else Escape(noted.owner, put, key, (self.path,), (value,))
         del value
         if not _can_be_made_again(noted.kind.read(noted.owner).pop(key)):
             return None
         flat = flatten(self.value, self.path)
-        with_tensors = any(map(recording.engine.is_abstract, flat.leaves))
         # A plain value where there was none is worked out once and kept, and one that is appended to a list is appended
         # by each call, which finds the list as the recording found it. Any other change would come with every call.
-        kept = noted.kind.name == "list" if adds else noted.before.get(key) is None
-        if not with_tensors and not kept:
+        kept = noted.kind is LIST if self._is_added else noted.before.get(key) is None
+        if not kept and not any(map(recording.engine.is_abstract, flat.leaves)):
             return None
         build = None if isinstance(flat.tree, Leaf) else partial(unflatten, flat.tree)
         return Escape(noted.owner, put, key, tuple(flat.paths), tuple(flat.leaves), build)
+
+    @property
+    def _is_added(self) -> bool:
+        """Whether it is one more item, in an object whose items have no keys of their own."""
+        noted = self.noted
+        return (self.key not in noted.before or noted.dropped > 0) and noted.kind in _ADDING
+
+    @property
+    def _put(self) -> Callable[[Any, Any, Any], None] | None:
+        """How a call puts a value there; None where it would find another object, key or order."""
+        noted, key = self.noted, self.key
+        if self.value is _ABSENT or noted.in_argument or not noted.keeps_order():
+            return None
+        if self._is_added:
+            return _ADDING[noted.kind]
+        if key in noted.before:
+            return noted.kind.put
+        # A context variable, once set, cannot be made unset again.
+        return noted.kind.put if noted.kind is not VARIABLE and _is_the_same_key(key) else None
 
 
 def _is_the_same_key(key: Any) -> bool:
@@ -307,7 +316,7 @@ def _is_the_same_key(key: Any) -> bool:
     return gc.is_tracked(key) and not any(found is key for young in (0, 1) for found in gc.get_objects(young))
 
 
-def _is_new_parameter(value: Tensor, recording: Recording) -> bool:
+def _is_new_parameter(value: Tensor | None, recording: Recording) -> bool:
     """A parameter that the program made is not assigned by calls: the module would be another one from then on."""
     return isinstance(value, nn.Parameter) and recording.engine.is_abstract(value)
 
@@ -517,32 +526,44 @@ def _check(value: Any, effect: HookAdded, around: FreeVariables, recording: Reco
     if id(value) in seen:
         return
     seen.add(id(value))
-    reason = None
-    if isinstance(value, types.FunctionType):
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            if not any(cell is known for _, known in around.cells) and name in _assigned(value.__code__):
-                reason = f"assigns {name}, a variable of the program"
-        parts = [cell.cell_contents for cell in value.__closure__ or ()] + list(value.__defaults__ or ())
-        parts += (value.__kwdefaults__ or {}).values()
-    elif isinstance(value, functools.partial):
-        parts = [value.func, *value.args, *value.keywords.values()]
-    elif isinstance(value, types.MethodType):
-        parts = [value.__self__, value.__func__]
-    elif isinstance(value, (list, dict, set, bytearray)):
-        parts = []
-        if not any(value is holder.owner for holder in around.holders):
-            reason = f"holds a {type(value).__name__} of the program"
-    else:
-        parts = list(value) if type(value) is tuple else []
-        if not isinstance(value, nn.Module) and find_abstract(getattr(value, "__dict__", None), recording) is not None:
-            reason = f"holds a {type(value).__name__} with tensors of the program"
+    reason = _private_state(value, around, recording)
     if reason is not None:
         raise UnsupportedError(
             f"the program gives {effect.of} a hook that {reason}: this cannot be compiled yet. Register it outside the "
             "program, or compile with fallback='eager'."
         )
-    for part in parts:
+    for part in _parts_of_hook(value):
         _check(part, effect, around, recording, seen)
+
+
+def _private_state(value: Any, around: FreeVariables, recording: Recording) -> str | None:
+    """What of an object each run of the program makes anew, and the hook would share with later calls."""
+    if isinstance(value, types.FunctionType):
+        known = {id(cell) for _, cell in around.cells}
+        variables = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        own = [name for name, cell in variables if id(cell) not in known]
+        assigned = [name for name in own if name in _assigned(value.__code__)]
+        return f"assigns {assigned[-1]}, a variable of the program" if assigned else None
+    if isinstance(value, (functools.partial, types.MethodType, nn.Module)):
+        return None
+    if isinstance(value, (list, dict, set, bytearray)):
+        known = {id(holder.owner) for holder in around.holders}
+        return None if id(value) in known else f"holds a {type(value).__name__} of the program"
+    if find_abstract(getattr(value, "__dict__", None), recording) is not None:
+        return f"holds a {type(value).__name__} with tensors of the program"
+    return None
+
+
+def _parts_of_hook(value: Any) -> list[Any]:
+    """What a hook consists of."""
+    if isinstance(value, types.FunctionType):
+        variables = [cell.cell_contents for cell in value.__closure__ or ()]
+        return [*variables, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, types.MethodType):
+        return [value.__self__, value.__func__]
+    return list(value) if type(value) is tuple else []
 
 
 @functools.cache

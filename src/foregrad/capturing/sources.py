@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from .._torch import FakeTensor, SettingProperty, cached_parametrizations, global_module_hooks, settings_modules
 from ..errors import ForegradError, UnsupportedError
 from ..subclasses.layout import is_wrapper
-from ..values import PLAIN, SETTLED, is_plain, weakly
+from ..values import PLAIN, SETTLED, are_settled, is_plain, weakly
 from .code import (
     ANY_MODULE,
     READ_NAMESPACE,
@@ -82,7 +82,7 @@ from .kinds import (
     size_of,
 )
 from .patterns import ObjectPattern
-from .state_guards import ABSENT, ModuleParts, StateGuard
+from .state_guards import ABSENT, ModuleGuard, ModuleParts, StateGuard
 
 Ts = TypeVarTuple("Ts")
 
@@ -164,6 +164,16 @@ class Holder(NamedTuple):
     in_argument: bool = False  # it is reached through an argument only: each call has its own
 
 
+class Reached(NamedTuple):
+    """What a function leads to that none led to before it."""
+
+    holders: Sequence[Holder]
+    tensors: Sequence[tuple[str, Tensor]]
+    stored_globals: Sequence[tuple[str, dict[str, Any], str]]
+    modules: Mapping[int, ModuleParts]
+    modules_in_arguments: Mapping[int, ModuleParts]
+
+
 class FreeVariables:
     """Everything that a function can reach without being given it.
 
@@ -223,11 +233,28 @@ class FreeVariables:
         self.named_by_getters: set[str] = set()
         self._private: set[int] = set()  # ids of functions that are reached through arguments only
         self.guards_state = False
+        self.modules_guard: ModuleGuard | None = None
+        self.code_that_ran: CodeThatRan | None = None  # where names in code tell too little
+        self.refusal: UnsupportedError | None = None  # what a program that runs was told, and may have caught
         with looked_at():
             self._walk(root, arguments)
 
     def note_state(self) -> None:
-        """Note what each call compares, as it is now; where names in code tell too little, another walk does it."""
+        """Note what each call compares, as it is now: before the program changes anything."""
+        self._note_compared()
+        self.modules_guard = ModuleGuard([*self.modules.values()], self.lifetime) if self.modules else None
+
+    def tell(self, note: Callable[[Reached], None]) -> None:
+        """Tell of whatever else comes to be reached while the program runs."""
+
+    def noting_code(self) -> contextlib.AbstractContextManager[None]:
+        """Notes which code runs, where that has to be known."""
+        return contextlib.nullcontext()
+
+    def recording_ends(self) -> None:
+        """The program will not run again."""
+
+    def _note_compared(self) -> None:
         with looked_at():
             noted, self._compared = self._compared, []
             for add, args in noted:
@@ -313,7 +340,7 @@ class FreeVariables:
             if id(owner) in tops:
                 self.state.add_identity(tops[id(owner)].read, owner)
         self._relate_sources()
-        self.note_state()
+        self._note_compared()
 
     def require(self, objects: Iterable[Any]) -> None:
         """The program is let go with any of some objects; in arguments, too, they must be the very same ones."""
@@ -440,7 +467,7 @@ class FreeVariables:
         self.holders.append(Holder(name, function, FUNCTION, self._in_argument))
         for where, held in ((f"defaults of {name}", function.__defaults__), (f"attributes of {name}", vars(function))):
             values = held.values() if isinstance(held, dict) else held or ()
-            if not SETTLED.issuperset(map(type, values)):
+            if not are_settled(values):
                 self._visit_items(where, held, TUPLE if isinstance(held, tuple) else DICT)
         if function.__kwdefaults__:
             self._visit_items(f"defaults of {name}", function.__kwdefaults__, DICT)
@@ -622,31 +649,30 @@ class FreeVariables:
     def _enter_module(self, module: nn.Module, path: str) -> None:
         known = self.modules_in_arguments if self._in_argument else self.modules
         for name, child in module.named_modules():
-            full = ".".join(part for part in (path, name) if part)
-            if id(child) in self.modules or id(child) in known:
-                continue
-            self._seen[id(child)] = child
-            parts = known[id(child)] = ModuleParts(full, child)
-            self._enter_class(type(child))
-            if not self._in_argument:
-                for table in (child._parameters, child._buffers):
-                    if table:
-                        self._tables.append((full, table, [(key, id(tensor)) for key, tensor in table.items()]))
-            if "parametrizations" in child._modules:
-                _refuse_cached_parametrizations(full)
-                self._guard(StateGuard.add_setting, cached_parametrizations, 0)
-            if len(parts.filled) > 1:
-                self._enter_hooks(full, [table for shown, table, _ in parts.filled if shown])
-            attributes, named = vars(child), self._may_read(type(child))
-            for key, value in parts.containers:
-                if named is None or key in named:
-                    self._visit_attribute(attributes, key, value, _join(full, key))
-            for key in parts.others:
-                value = attributes.get(key)
-                if named is not None and key not in named:
-                    continue
-                if type(value) is not tuple or not SETTLED.issuperset(map(type, value)):
-                    self._visit_attribute(attributes, key, value, _join(full, key))
+            if id(child) not in self.modules and id(child) not in known:
+                self._seen[id(child)] = child
+                parts = known[id(child)] = ModuleParts(".".join(part for part in (path, name) if part), child)
+                self._enter_class(type(child))
+                self._enter_module_parts(parts)
+
+    def _enter_module_parts(self, parts: ModuleParts) -> None:
+        """What one module leads to, but for its children."""
+        path, module = parts.path, parts.module
+        if not self._in_argument:
+            for table in (module._parameters, module._buffers):
+                if table:
+                    self._tables.append((path, table, [(key, id(tensor)) for key, tensor in table.items()]))
+        if "parametrizations" in module._modules:
+            _refuse_cached_parametrizations(path)
+            self._guard(StateGuard.add_setting, cached_parametrizations, 0)
+        if len(parts.filled) > 1:
+            self._enter_hooks(path, [table for shown, table, _ in parts.filled if shown])
+        attributes, named = vars(module), self._may_read(type(module))
+        others = [(key, attributes.get(key)) for key in parts.others]
+        held = [(key, value) for key, value in others if type(value) is not tuple or not are_settled(value)]
+        for key, value in (*parts.containers, *held):
+            if named is None or key in named:
+                self._visit_attribute(attributes, key, value, _join(path, key))
 
     def _enter_hooks(self, path: str, tables: Iterable[dict[Any, Any]]) -> None:
         """Hooks are functions that the program calls."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from .._torch import dict_version, global_module_hooks
-from ..values import PLAIN, SETTLED, Remembered, is_plain, is_unchanged, weakly
+from ..values import PLAIN, Remembered, are_settled, is_plain, is_unchanged, weakly
 from .code import found_where_it_says
 from .kinds import ACCESSOR, DICT, Kind, Lifetime, attributes_of, class_dict, has_attributes, has_slots, is_a, slots_of
 
@@ -525,7 +525,7 @@ def _containers_in(parts: ModuleParts) -> Iterator[Any]:
     yield from (value for _, value in parts.containers)
     for name in parts.others:
         value = vars(parts.module).get(name)
-        if type(value) is tuple and not SETTLED.issuperset(map(type, value)):
+        if type(value) is tuple and not are_settled(value):
             yield value
 
 

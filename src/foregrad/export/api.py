@@ -292,7 +292,7 @@ def _captured(
     refuse_subclasses(zip(flat.paths, flat.leaves, strict=True), "aot_export_joint_simple")
     args, kwargs = without_duplicates(flat, ())
     capture = capture_for_export(func, args, kwargs, wanted, decompositions, pre_dispatch)
-    for slot in capture.hidden:
+    for slot in capture.free_tensors:
         raise ExportError(f"the function finds {slot} by itself, for which the graph has no input. Pass it.")
     return capture
 

@@ -215,7 +215,7 @@ class _Lowering:
             if side is not None and (side.draws or side is joint.random.forward):
                 for node in (side.seed, side.base):
                     self.inputs.random[str(node.slot)] = self._placeholder(node, node.slot, str(node.slot), None)
-        for hidden in capture.hidden:
+        for hidden in capture.free_tensors:
             lifted = leaves_of(joint.recording.real_tensors[hidden])
             for (place, _), real in zip(plain_slots(self._recorded[hidden]), lifted, strict=True):
                 if place in by_slot:

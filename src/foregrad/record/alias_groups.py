@@ -11,7 +11,7 @@ each family that is differentiated adds its root as an input for the sake of its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -111,13 +111,13 @@ def overlaps_somewhere(tensors: Iterable[Tensor]) -> bool:
     return any(may_overlap(a, b) for i, a in enumerate(several) for b in several[:i])
 
 
-def related_to(group: dict[Primal, Tensor], rebased: set[Primal]) -> bool:
+def related_to(group: dict[Primal, Tensor], rebased: Set[Primal]) -> bool:
     """Whether autograd sees a write to one of the inputs as a change of another, wherever they lie in memory."""
     roots = [id(root_of(tensor)) for tensor in group.values()]
     return any(slot in rebased and roots.count(id(root_of(tensor))) > 1 for slot, tensor in group.items())
 
 
-def has_views_among(group: dict[Primal, Tensor], slots: set[Primal]) -> bool:
+def has_views_among(group: dict[Primal, Tensor], slots: Set[Primal]) -> bool:
     """Whether some inputs are views of one of these: autograd asks it when they are asked whether they require grad."""
     bases = [tensor for slot, tensor in group.items() if slot in slots]
     return any(root_of(tensor) is base and tensor is not base for tensor in group.values() for base in bases)
