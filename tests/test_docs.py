@@ -1,9 +1,11 @@
 """The pages in docs/ and beside them: they name rules, files and each other, and all of these exist."""
 
+import doctest
 import pathlib
 import re
 
 import pytest
+import torch
 
 import foregrad
 
@@ -11,11 +13,20 @@ ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = pathlib.Path(foregrad.__file__).parent
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 CODE = [path for folder in (ROOT / "tests", ROOT / "fuzz", PACKAGE) for path in sorted(folder.rglob("*.py"))]
+WITH_EXAMPLES = [
+    "README.md",
+    "docs/check.md",
+    "docs/effects.md",
+    "docs/mutation.md",
+    "docs/running.md",
+    "docs/subclasses.md",
+]
 REVISED = [page for page in PAGES if page.name not in ("architecture.md", "CONTRIBUTING.md")]  # these two come next
 FILE_NAMES = {path.name for path in CODE}
 
 A_RULE = re.compile(r"\b[A-Z]-\d+\b")
 A_LINK = re.compile(r"\]\(([^)\s]+)\)")
+AN_EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
 A_PATH = re.compile(r"`([\w./<>-]+)`")
 
 
@@ -58,6 +69,29 @@ def test_every_link_leads_somewhere(page):
 @pytest.mark.parametrize("page", REVISED, ids=lambda page: page.name)
 def test_every_file_that_a_page_names_exists(page):
     assert missing_files(page.read_text()) == []
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_examples_run_in_order(name):
+    names = {"__name__": "__main__"}
+    for example in AN_EXAMPLE.findall((ROOT / name).read_text()):
+        exec(compile(example, name, "exec"), names)
+
+
+def test_the_quoted_lines_of_a_generated_call_are_generated():
+    text = (ROOT / "docs" / "mutation.md").read_text()
+    quoted = text.partition("The relevant lines of the source:\n\n```\n")[2].partition("```")[0].splitlines()
+    f = foregrad.aot_function(
+        lambda x, y: (x.mul_(2), y + 1)[1], lambda graph, _: foregrad.make_boxed_func(graph.forward)
+    )
+    a = torch.arange(4.0)
+    f(a[:3], a[1:])
+    generated = [line.strip() for line in f.specializations[0].source.splitlines()]
+    assert quoted and [line for line in quoted if line.strip() not in generated] == []
+
+
+def test_doctests_of_capture_hold():
+    assert doctest.testfile(str(ROOT / "docs" / "capture.md"), module_relative=False).failed == 0
 
 
 def test_the_glossary_defines_each_term_once_in_order():
