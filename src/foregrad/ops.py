@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -73,27 +73,32 @@ class ViewStep:
     counts_alone: bool = False  # it was `.data`, whose writes do not count for what it was taken from
 
 
+Trait = Literal[
+    "random",
+    "composite",  # a composition of other operators
+    "impure",  # must run although its result is not read
+    "out",  # takes `out=` tensors, which it may resize
+    "list",  # one of torch's in-place operators on lists of tensors
+    "uncounted",  # abstract tensors do not count its writes, real ones do
+    "objects",  # script objects are among its arguments
+    "identity",  # gives its argument, for every purpose but autograd's
+    "pointwise",  # computes each element from those at its place
+]
+
+
 @dataclass(frozen=True, slots=True)
 class OpInfo:
-    """The facts about one operator."""
+    """What is known about one operator."""
 
     kind: Kind
-    written: tuple[int, ...]  # positions of the arguments that it writes to
-    random: bool
-    composite: bool
-    impure: bool  # must run although nobody reads its result
-    has_out: bool  # takes `out=` tensors, which it may resize
-    writes_list: bool  # one of torch's in-place operators on lists of tensors
-    uncounted: bool  # abstract tensors do not count its writes, real ones do
-    takes_objects: bool = False  # script objects are among its arguments
-    identity: bool = False  # gives its argument, for every purpose but autograd's
+    traits: frozenset[Trait]  # names: to hash the members of an enum takes longer
+    written: tuple[int, ...] = ()  # positions of the arguments that it writes to
     names: tuple[str, ...] = ()  # of its arguments; to ask the schema takes much longer
-    pointwise: bool = False  # computes each element from those at its place
 
     @property
     def is_plain(self) -> bool:
         """Whether it does nothing but compute, or look at memory."""
-        special = self.random or self.composite or self.writes_list or self.takes_objects
+        special = self.traits & {"random", "composite", "list", "objects"}
         return self.kind in (Kind.PURE, Kind.VIEW) and not special
 
 
@@ -114,9 +119,9 @@ def op_info(op: OpOverload | HigherOrderOperator) -> OpInfo:
 
 def _classify(op: OpOverload | HigherOrderOperator) -> OpInfo:
     if isinstance(op, HigherOrderOperator):
-        return OpInfo(Kind.HIGHER_ORDER, (), False, False, True, False, False, False)
+        return OpInfo(Kind.HIGHER_ORDER, frozenset({"impure"}))
     if op is SET_GRAD_ENABLED:
-        return OpInfo(Kind.SWITCH, (), False, False, True, False, False, False)
+        return OpInfo(Kind.SWITCH, frozenset({"impure"}))
     arguments = op._schema.arguments
     declared = tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
     written = SILENT_WRITERS.get(op, declared)
@@ -130,27 +135,21 @@ def _classify(op: OpOverload | HigherOrderOperator) -> OpInfo:
     else:
         kind = Kind.PURE
     random = torch.Tag.nondeterministic_seeded in op.tags
-    no_results = not op._schema.returns
     has_out = any(a.is_out for a in arguments)
     lists = kind is Kind.WRITE and op._schema.name.startswith("aten::_foreach_")
-    uncounted = lists or (has_out and any("List" in str(arguments[i].type) for i in written))
-    impure = random or no_results
-    takes_objects = takes_script_objects(op)
-    identity = op in IDENTITIES
-    return OpInfo(
-        kind,
-        written,
-        random,
-        is_composite(op),
-        impure,
-        has_out,
-        lists,
-        uncounted,
-        takes_objects,
-        identity,
-        tuple(argument.name for argument in arguments),
-        torch.Tag.pointwise in op.tags,
-    )
+    traits: dict[Trait, bool] = {
+        "random": random,
+        "composite": is_composite(op),
+        "impure": random or not op._schema.returns,
+        "out": has_out,
+        "list": lists,
+        "uncounted": lists or (has_out and any("List" in str(arguments[i].type) for i in written)),
+        "objects": takes_script_objects(op),
+        "identity": op in IDENTITIES,
+        "pointwise": torch.Tag.pointwise in op.tags,
+    }
+    found = frozenset(trait for trait, holds in traits.items() if holds)
+    return OpInfo(kind, found, written, tuple(argument.name for argument in arguments))
 
 
 def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:

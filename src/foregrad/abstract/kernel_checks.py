@@ -168,22 +168,16 @@ def _is_broadcast(out: Any, *sizes: Any) -> bool:
 
 
 # Calls that the real kernel may refuse where the abstract one does not. By id: to hash an operator takes longer.
-_DOUBTFUL: dict[int, Callable[[tuple[Any, ...], Any], bool]] = {
+DOUBTFUL: dict[int, Callable[[tuple[Any, ...], Any], bool]] = {
     id(aten.addmm.default): lambda args, out: _is_broadcast(out, args[1].shape[0], args[2].shape[1]),
     id(aten.addmv.default): lambda args, out: _is_broadcast(out, args[1].shape[0]),
     id(aten.index_select.default): lambda args, out: args[0].dim() == 0,
 }
 
 
-def may_miss_errors(op: OpOverload) -> bool:
-    """Whether the abstract kernel of an operator accepts more than the real one."""
-    return id(op) in _DOUBTFUL
-
-
 def error_missed(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Exception | None:
-    """Eager's error for a call that an abstract kernel has let pass."""
-    is_doubtful = _DOUBTFUL.get(id(op))
-    return error_of_eager(op, args, kwargs) if is_doubtful is not None and is_doubtful(args, out) else None
+    """Eager's error for a call of a doubtful operator that its abstract kernel has let pass."""
+    return error_of_eager(op, args, kwargs) if DOUBTFUL[id(op)](args, out) else None
 
 
 def _check_classes(index: Tensor, num_classes: int = -1) -> None:

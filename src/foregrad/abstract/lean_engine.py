@@ -103,9 +103,9 @@ def why_not(op: OpOverload) -> str | None:
     info = op_info(op)
     if op.namespace not in ("aten", "prims"):
         return "its shape inference is not torch's own"
-    if info.kind is Kind.RESHAPE or info.has_out:
+    if info.kind is Kind.RESHAPE or "out" in info.traits:
         return "it may change the shape of its arguments"
-    if info.takes_objects:
+    if "objects" in info.traits:
         return "it takes script objects"
     if op._schema.name.startswith("aten::as_strided_"):
         return "what it may do depends on the size of a storage"

@@ -265,7 +265,7 @@ def run_mirrored(
     if info.written:
         crossing.carry_changes()
     results = crossing.back(out)
-    if info.takes_objects:
+    if "objects" in info.traits:
         crossing.remember()
     return results
 

@@ -180,7 +180,7 @@ def may_be_tried(op: OpOverload) -> bool:
     makes_something = any(result.alias_info is None for result in op._schema.returns)
     computes = info.kind is Kind.VIEW or (info.kind in (Kind.PURE, Kind.WRITE) and makes_something)
     # Results of as_strided and its like depend on the size of a storage, and on nothing that a kernel decides.
-    special = info.has_out or info.identity or info.takes_objects or op._schema.name.startswith("aten::as_strided")
+    special = info.traits & {"out", "identity", "objects"} or op._schema.name.startswith("aten::as_strided")
     return op.namespace == "aten" and computes and not special
 
 
@@ -202,7 +202,7 @@ FLOATS = frozenset(dtype for dtype in DTYPES if dtype.is_floating_point or dtype
 def mixture(op: OpOverload, metas: Sequence[TensorMeta]) -> frozenset[torch.dtype] | None:
     """The different floating-point dtypes that an operator is given at once, if it is to look after them itself."""
     found = frozenset(meta.dtype for meta in metas if meta.dtype in FLOATS)
-    return found if len(found) > 1 and not op_info(op).pointwise else None
+    return found if len(found) > 1 and "pointwise" not in op_info(op).traits else None
 
 
 def is_internal(op: OpOverload) -> bool:
@@ -220,7 +220,7 @@ def survives_emptiness(op: OpOverload) -> bool:
     One that takes a memory format makes a tensor, or copies one, and computes nothing.
     """
     info = op_info(op)
-    computes = info.pointwise or torch.Tag.reduction in op.tags
+    computes = "pointwise" in info.traits or torch.Tag.reduction in op.tags
     return computes or info.kind is Kind.VIEW or any(a.name == "memory_format" for a in op._schema.arguments)
 
 
@@ -365,7 +365,7 @@ def _ones(flat: Tensor) -> Any:
 
 def fills(op: OpOverload, metas: Sequence[TensorMeta]) -> list[Fill]:
     """Values to try. Integers may be indices, and a kernel that is given one out of range may end the process."""
-    in_range = op_info(op).pointwise or all(
+    in_range = "pointwise" in op_info(op).traits or all(
         meta.device.type == "cpu" and min(meta.size, default=2) > 1 for meta in metas
     )
     return [_ordinary, _alternating, *([_ones] if in_range else [])]

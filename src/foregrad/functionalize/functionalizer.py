@@ -104,7 +104,7 @@ class Functionalizer(Walk):
 
     def pure(self, step: Step) -> None:
         shape = self.shape_now(step.out)
-        if op_info(step.op).random:
+        if "random" in op_info(step.op).traits:
             node = self.draw(step, step.op, step.args, step.kwargs, shape)
         else:
             op = IN_GRAPHS.get(step.op, step.op)
@@ -112,7 +112,7 @@ class Functionalizer(Walk):
             if not step.backward and _takes_default_dtype(step):  # which may be another when the backward runs it again
                 kwargs = {**kwargs, "dtype": shape.dtype}
             node = self.graph.call(op, self.args(step.args), kwargs, shape)
-            node.impure = op_info(step.op).impure
+            node.impure = "impure" in op_info(step.op).traits
         self.results(node, step.out)
 
     def draw(self, step: Step, op: Any, args: Sequence[Any], kwargs: dict[str, Any], value: Any) -> Node:

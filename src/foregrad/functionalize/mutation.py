@@ -111,7 +111,7 @@ def _writes_nothing(walk: Walk, step: Step, targets: Sequence[Any]) -> bool:
 
 def _refuse_reading_results(walk: Walk, step: Step, pointwise: bool, targets: Sequence[Any]) -> None:
     """Operators that would read, while they run, what they have written already."""
-    if op_info(step.op).has_out and not pointwise:
+    if "out" in op_info(step.op).traits and not pointwise:
         given = [a for i, a in enumerate(step.args) if i not in op_info(step.op).written]
         shared = {id(walk.state_of(t).storage) for t in tensors_in(given)}
         reads = any(id(walk.state_of(t).storage) in shared for t in tensors_in(targets))
@@ -172,7 +172,7 @@ def _reads_others(walk: Walk, step: Step, targets: Sequence[Tensor]) -> bool:
 
 
 def _functional_call(walk: Walk, step: Step, variant: Variant, args: list[Any], kwargs: dict[str, Any]) -> Node:
-    if op_info(step.op).random:
+    if "random" in op_info(step.op).traits:
         with torch.no_grad():
             values = tuple(walk.shape_now(a) for a in args)
             result = walk.engine.run(variant.op, (), values, {k: v for k, v in kwargs.items() if k != "generator"})
@@ -194,7 +194,7 @@ def _store(walk: Walk, step: Step, value: Node, target: Any, result: Any) -> Non
     else:
         shape = walk.shape_now(target)
         exact = result is None or _lie_alike(result, shape)
-        by_itself = op_info(step.op).has_out and torch.Tag.pointwise not in step.op.tags
+        by_itself = "out" in op_info(step.op).traits and torch.Tag.pointwise not in step.op.tags
         if result is not None and result.dtype != shape.dtype and by_itself:
             raise UnsupportedError(
                 f"{step.op}, at {where(step.stack)}, computes in the dtype of the result that it was given: this "
@@ -205,7 +205,7 @@ def _store(walk: Walk, step: Step, value: Node, target: Any, result: Any) -> Non
             given, wanted = (kind.removesuffix("Tensor") for kind in kinds)
             raise RuntimeError(f"result type {given} can't be cast to the desired output type {wanted}")
         if result is not None and tuple(result.shape) != tuple(shape.shape):
-            if op_info(step.op).has_out:
+            if "out" in op_info(step.op).traits:
                 raise UnsupportedError(
                     f"{step.op}, at {where(step.stack)}, resizes a result that it was given, and its shape inference "
                     "does not say how. Give it a tensor of the right shape."
@@ -289,7 +289,7 @@ def _has_common_strides(tensor: Tensor) -> bool:
 
 def _several(walk: Walk, step: Step, variant: Variant, args: list[Any], kwargs: dict[str, Any]) -> list[Any] | None:
     """The abstract results of an operator with several `out=` tensors, which may lie otherwise than these."""
-    return _abstract_results(walk, variant, args, kwargs) if op_info(step.op).has_out else None
+    return _abstract_results(walk, variant, args, kwargs) if "out" in op_info(step.op).traits else None
 
 
 def _abstract_results(walk: Walk, variant: Variant, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -319,7 +319,7 @@ def _by_decomposition(walk: Walk, step: Step, computed: Sequence[Any]) -> None:
     """The user's decomposition of the functional twin has computed the results: store them."""
     targets = [] if is_idle_batch_norm(step.op, step.args) else written_arguments(step.op, step.args, step.kwargs)
     if targets:
-        _refuse_reading_results(walk, step, op_info(step.op).pointwise, targets)
+        _refuse_reading_results(walk, step, "pointwise" in op_info(step.op).traits, targets)
         if _writes_nothing(walk, step, targets):
             fit_results(walk, step, targets)
             return
@@ -399,7 +399,7 @@ def _refuse_shared_arguments(walk: Walk, step: Step, given: dict[str, Any], writ
 # ------------------------------------------------------------------------------------------------- special ones
 def _fills_with_random(step: Step) -> bool:
     """Whether a random operator overwrites a tensor whose layout decides the order of its draws."""
-    if not op_info(step.op).random or step.kwargs or not isinstance(step.args[0], Tensor):
+    if "random" not in op_info(step.op).traits or step.kwargs or not isinstance(step.args[0], Tensor):
         return False
     unnamable = step.op._overloadname == "from"  # a keyword: no generated code can call the functional form
     numbers = all(isinstance(a, (int, float)) for a in step.args[1:])

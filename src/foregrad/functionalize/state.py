@@ -115,8 +115,8 @@ class Walk(abc.ABC):
 
     def __init__(self, recording: Recording, graph: FlatGraph) -> None:
         self.graph = graph
-        self._shapes_before = recording.recorder.changes.shapes_before
-        self.written_together = recording.recorder.changes.written_together
+        self._shapes_before = recording.recorder.mutations.shapes_before
+        self.written_together = recording.recorder.mutations.written_together
         self.engine = recording.engine
         self.real_tensors = recording.real_tensors
         self._steps = recording.steps

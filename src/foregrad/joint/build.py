@@ -82,9 +82,9 @@ def may_refuse(node: Node) -> bool:
     info = op_info(op)
     if op.namespace != "aten":  # somebody's own: it may do more than it says
         return op.namespace != "foregrad"
-    if info.kind is Kind.VIEW or info.identity:
+    if info.kind is Kind.VIEW or "identity" in info.traits:
         return False
-    if info.pointwise:
+    if "pointwise" in info.traits:
         return op._schema.name in _REFUSE_INTEGERS and _is_of_integers(node)
     if torch.Tag.reduction in op.tags:
         return False

@@ -310,7 +310,7 @@ class OutputClassifier:
                 f"{self._paths[i]} is a view, taken under no_grad, of a tensor that is differentiable: this cannot be "
                 "compiled yet. Return a detached tensor instead."
             )
-        if any(base is tensor for tensor in self._recording.recorder.changes.detached) and leaf.requires_grad:
+        if any(base is tensor for tensor in self._recording.recorder.mutations.detached) and leaf.requires_grad:
             raise UnsupportedError(
                 f"{self._paths[i]} is a view of a tensor that was detached in place after the view was taken: this "
                 "cannot be compiled yet. Use detach()."
@@ -655,7 +655,7 @@ def _is_symbolic(step: ViewStep) -> bool:
 # `as_strided` reached beyond the tensor that it was applied to, less than the view shows.
 def refuse_reshaped_views(recording: Recording, outputs: OutputFacts, targets: Sequence[Tensor]) -> None:
     """Refuse a program that differentiates such a view; to return one of an input is fine, for it is taken again."""
-    for position, tensor, before in recording.recorder.changes.reshaped_without_grad:
+    for position, tensor, before in recording.recorder.mutations.reshaped_without_grad:
         if geometry_of(tensor) != geometry_of(before) and _is_view(recording, tensor):
             _refuse_uses(tensor, recording.steps[position : recording.forward_end], outputs, targets)
 

@@ -48,7 +48,11 @@ def why_not_again(node: Node, reads_written: bool = False) -> str | None:
 
 
 def _is_random(op: Any, node: Node) -> bool:
-    return isinstance(op, OpOverload) and op_info(op).random and not _draws_nothing(op, node)
+    return _may_draw(op) and not _draws_nothing(op, node)
+
+
+def _may_draw(op: Any) -> bool:
+    return isinstance(op, OpOverload) and "random" in op_info(op).traits
 
 
 def _draws_nothing(op: OpOverload, node: Node) -> bool:
@@ -79,7 +83,7 @@ def _writes(op: Any, node: Node) -> bool:
 def _has_effects(op: Any, node: Node) -> bool:
     if isinstance(op, HigherOrderOperator):
         return True
-    return node.impure and not (isinstance(op, OpOverload) and op_info(op).random and _draws_nothing(op, node))
+    return node.impure and not (_may_draw(op) and _draws_nothing(op, node))
 
 
 def _is_unknown(op: Any, node: Node) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
@@ -30,7 +30,6 @@ from ..abstract.engine import (
     CHECKED_PROPERTIES,
     FROM_BEFORE,
     SIZES,
-    Engine,
     follows_from_guards,
     is_known,
     refuse_plain_result,
@@ -41,34 +40,12 @@ from ..abstract.kernel_checks import VALUE_CHECKS
 from ..errors import DataDependentError, ForegradError, UnsupportedError
 from ..ops import aten
 from ..stack_traces import is_own_code, is_users_code, user_stack, where
-from ..subclasses.layout import is_wrapper
 from ..values import PLAIN
 from .borrowed import Borrowed, Caches
 from .hooks import REGISTERING, Hooks
-from .refusals import WAY_OUT, Refusals, explained
+from .recorder import Recorder, needs_no_gradient
+from .refusals import WAY_OUT, explained
 from .tape import INNER_BACKWARDS
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Compositions that choose a kernel by whether an argument is a tensor subclass.
-#
-# While a program is recorded every tensor counts as one, and eager would take the other kernel, which lays its result
-# otherwise in memory or rounds it otherwise. Where no gradient is needed the composition stays whole: the graph then
-# chooses as eager does.
-CHOOSES_BY_SUBCLASS = frozenset({aten.max_pool1d.default, aten.linalg_svdvals.default, aten.linalg_eigvalsh.default})
-
-# What calls them. Below autograd a composition comes to the recorder before it is taken apart.
-_POOLING = (torch.max_pool1d, functional.max_pool1d, aten.max_pool1d, aten.max_pool1d.default)
-_SPECTRAL = (torch.linalg.svdvals, torch.linalg.eigvalsh, torch.linalg.cond, torch.linalg.matrix_rank)
-_NORMS = (torch.linalg.norm, torch.linalg.matrix_norm, torch.norm, torch.nuclear_norm, Tensor.norm)
-FUNCTIONS_THAT_CHOOSE = frozenset({*_POOLING, *_SPECTRAL, *_NORMS})
-
-
-def needs_no_gradient(given: Iterable[Any]) -> bool:
-    """Whether a call with these arguments, none of which is a subclass in eager, is not differentiated."""
-    tensors = [value for value in given if isinstance(value, Tensor)]
-    followed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return not followed and not any(map(is_wrapper, tensors))
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Real tensors that the program finds by itself: parameters, closures, globals.
@@ -83,7 +60,9 @@ _GRAD = vars(Tensor.__base__)["grad"].__get__
 _GRAD_FN = vars(Tensor.__base__)["grad_fn"].__get__
 _GRAD_SETTER = vars(Tensor.__base__)["grad"].__set__
 _DATA_SETTER = vars(Tensor.__base__)["data"].__set__
-_SETTERS = frozenset(getattr(Tensor, name).__set__ for name in ("data", "grad", "requires_grad"))
+_SETTERS = frozenset(
+    {_GRAD_SETTER, _DATA_SETTER, *(getattr(Tensor, name).__set__ for name in ("data", "grad", "requires_grad"))}
+)
 
 # What asks for data, or for memory, of a tensor that has none.
 NEEDS_DATA: dict[Any, str] = {
@@ -118,10 +97,16 @@ _SPECIAL = frozenset(
         *REGISTERING,
         *VALUE_CHECKS,
         *_SETTERS,
-        *(_GRAD_SETTER, _DATA_SETTER, Tensor.requires_grad_, Tensor.detach_, Tensor.set_),
+        *(Tensor.requires_grad_, Tensor.detach_, Tensor.set_),
     }
 )
 
+
+# What calls the operators of `CHOOSES_BY_SUBCLASS`. Below autograd they come to the recorder whole.
+_POOLING = (torch.max_pool1d, functional.max_pool1d, aten.max_pool1d, aten.max_pool1d.default)
+_SPECTRAL = (torch.linalg.svdvals, torch.linalg.eigvalsh, torch.linalg.cond, torch.linalg.matrix_rank)
+_NORMS = (torch.linalg.norm, torch.linalg.matrix_norm, torch.norm, torch.nuclear_norm, Tensor.norm)
+FUNCTIONS_THAT_CHOOSE = frozenset({*_POOLING, *_SPECTRAL, *_NORMS})
 
 # Functions that choose a kernel while the program is recorded, by settings that it does not see.
 _ATTENDS = frozenset(
@@ -137,22 +122,16 @@ class LiftedTensors(TorchFunctionMode):
 
     def __init__(
         self,
-        engine: Engine,
+        recorder: Recorder,
         adopt: Callable[[Tensor], Tensor],
         need_grad: Callable[[Tensor], None],
         before_requiring_grad: Callable[[Tensor, Tensor], None],
-        before_detaching: Callable[[Tensor], None],
-        note_leaf_taken: Callable[[Tensor], None],
-        refusals: Refusals,
     ) -> None:
         super().__init__()
-        self._refusals = refusals
-        self._abstract = engine.is_abstract
-        self._value_of = engine.value_of
+        self._recorder = recorder
+        self._abstract = recorder.engine.is_abstract
         self._need_grad = need_grad  # raises if a tensor holds a gradient that is no input
         self._before_requiring_grad = before_requiring_grad  # raises if eager's views would see it otherwise
-        self._before_detaching = before_detaching
-        self._note_leaf_taken = note_leaf_taken  # by a custom function
         self.data_assigned: set[int] = set()  # ids of tensors that `.data =` moved last
         self.made_to_require_grad: set[int] = set()  # ids of tensors that `requires_grad_()` was called on
         self.grads_looked_at: set[int] = set()  # ids of what stands for tensors whose `.grad` was read or set
@@ -222,7 +201,7 @@ class LiftedTensors(TorchFunctionMode):
                     continue
                 fake = value if self._abstract(value) else self.fake_of(value)
                 if torch.is_grad_enabled() and fake.is_leaf and fake.requires_grad:  # a stale view raises
-                    self._note_leaf_taken(fake)
+                    self._recorder.mutation_checks.note_taken(fake)
 
     def note_saved_hooks(self, checkpoint: CheckpointFrame | None) -> None:
         """Autograd will call the program back for what it saves."""
@@ -250,7 +229,9 @@ class LiftedTensors(TorchFunctionMode):
 
     def _refuse_reading(self, func: Any, args: tuple[Any, ...]) -> None:
         tensor = args[0] if args else None
-        if isinstance(tensor, Tensor) and (not self._abstract(tensor) or self._value_of(tensor) is None):
+        if not isinstance(tensor, Tensor):
+            return
+        if not self._abstract(tensor) or self._recorder.engine.value_of(tensor) is None:
             raise DataDependentError(
                 f"{NEEDS_DATA[func]} of a recorded tensor, at {where(user_stack(3))}. While a program is recorded its "
                 f"tensors have no data. {WAY_OUT}"
@@ -326,14 +307,14 @@ class LiftedTensors(TorchFunctionMode):
         try:
             return self._handle(func, args, kwargs or {})
         except ForegradError as error:
-            self._refusals.note(error)
+            self._recorder.refuse(error)
             raise
         except RuntimeError as error:
             refusal = explained(error)
             if isinstance(refusal, DataDependentError):  # others may have to do with how inputs share memory
-                raise self._refusals.note(refusal) from error
+                raise self._recorder.refuse(refusal) from error
             if "inference tensor" in str(error) and self._meets_half_inference():
-                raise self._refusals.note(
+                raise self._recorder.refuse(
                     UnsupportedError(
                         f"the program writes to a tensor that `.data =` has given an inference tensor, at "
                         f"{where(user_stack(2))}: this cannot be compiled yet. Compile with fallback='eager'."
@@ -349,52 +330,66 @@ class LiftedTensors(TorchFunctionMode):
     def _handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in SIZES and args:
             refuse_size_of_workspace(args[0])
-        if func not in _SPECIAL and getattr(func, "__name__", None) != "__get__":
+        if getattr(func, "__name__", None) == "__get__" and func not in _TENSOR_PROPERTIES:
+            return self._get(func, args)
+        if func not in _SPECIAL:
             return self._call(func, args, kwargs)
         if func in NEEDS_DATA:
             self._refuse_reading(func, args)
             if func in _TEXT:
-                return func(self._value_of(args[0]), *args[1:], **kwargs)
-        elif getattr(func, "__name__", None) == "__get__" and func not in _TENSOR_PROPERTIES:
-            if func == _GRAD:
-                return func(self._look_at_grad(args[0]), *args[1:])
-            if func == _GRAD_FN:
-                self.reaches_into_tape = True
-            return self._read_property(func, args[0])
-        elif func == _DATA_SETTER:
-            self._assign_data(*self._swap(args))
-            return None
-        elif func == _GRAD_SETTER:
-            return func(self._look_at_grad(args[0]), self._swap(args[1]))
-        elif func in _SETTERS and not self._abstract(args[0]):
-            raise UnsupportedError(
-                f"assigning .{func.__self__.__name__}, at {where(user_stack(2))}, cannot be compiled yet. Write to the "
-                "tensor in place or pass it as an argument, or compile with fallback='eager'."
-            )
-        inner = INNER_BACKWARDS.get(func)
-        if inner is not None:
+                return func(self._recorder.engine.value_of(args[0]), *args[1:], **kwargs)
+        elif func in _SETTERS:
+            return self._set(func, args)
+        elif func in INNER_BACKWARDS:
             with self:
-                done = inner(*self._swap(args), **{name: self._swap(value) for name, value in kwargs.items()})
+                done = INNER_BACKWARDS[func](
+                    *self._swap(args), **{name: self._swap(value) for name, value in kwargs.items()}
+                )
             if done is not NotImplemented:
                 return done
-        if func in VALUE_CHECKS:
+        elif func in VALUE_CHECKS:
             VALUE_CHECKS[func](*self._swap(args), **kwargs)
-        if func in REGISTERING:
+        elif func in REGISTERING:
             return self.hooks.register(func, *self._swap(args), **kwargs)
-        if func is Tensor.requires_grad_:
+        elif func is Tensor.requires_grad_:
             self._require_grad(args[0])
-        elif func is Tensor.detach_ and self._arguments.get(id(args[0]), args[0])._is_view():
-            _a_view().detach_()  # raises eager's error: the recording does not know that it is a view
-        elif func is Tensor.detach_ and args[0].requires_grad:
-            if self._is_input(args[0]):
-                raise UnsupportedError(
-                    f"an input is detached in place, at {where(user_stack(2))}, which cannot be compiled yet. Use "
-                    "detach()."
-                )
+        elif func is Tensor.detach_:
             self._before_detaching(args[0])
         elif func is Tensor.set_:
             self.data_assigned.discard(id(args[0]))
         return self._call(func, args, kwargs)
+
+    def _get(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """A property of a tensor that is no view of it."""
+        if func == _GRAD:
+            return func(self._look_at_grad(args[0]), *args[1:])
+        if func == _GRAD_FN:
+            self.reaches_into_tape = True
+        return self._read_property(func, args[0])
+
+    def _set(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """Assign to a property of a tensor."""
+        if func == _DATA_SETTER:
+            return self._assign_data(*self._swap(args))
+        if func == _GRAD_SETTER:
+            return func(self._look_at_grad(args[0]), self._swap(args[1]))
+        if not self._abstract(args[0]):
+            raise UnsupportedError(
+                f"assigning .{func.__self__.__name__}, at {where(user_stack(2))}, cannot be compiled yet. Write to the "
+                "tensor in place or pass it as an argument, or compile with fallback='eager'."
+            )
+        return self._call(func, args, {})
+
+    def _before_detaching(self, tensor: Tensor) -> None:
+        if self._arguments.get(id(tensor), tensor)._is_view():
+            _a_view().detach_()  # raises eager's error: the recording does not know that it is a view
+        if not tensor.requires_grad:
+            return
+        if self._is_input(tensor):
+            raise UnsupportedError(
+                f"an input is detached in place, at {where(user_stack(2))}, which cannot be compiled yet. Use detach()."
+            )
+        self._recorder.mutation_checks.note_detached(tensor)
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function with twins in the places of real tensors; a twin that comes back is the real tensor again."""

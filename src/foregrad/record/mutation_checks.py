@@ -7,6 +7,7 @@ here; what a tensor looked like before an operator changed it is kept, for the p
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,18 +36,27 @@ _CASTS: set[tuple[Any, ...]] = set()  # operators, with the dtypes of what they 
 Shapes = Sequence[tuple[Tensor, torch.Size, Tensor | None]]  # tensors, their sizes, a copy of all their metadata
 
 
-class Changes:
+@dataclass(frozen=True, slots=True)
+class Mutations:
+    """What operators that write or reshape have done, and their steps do not tell."""
+
+    shapes_before: dict[int, list[tuple[int, Tensor]]] = field(default_factory=dict)
+    """By id of a tensor: the number of each step that changed its shape, and its metadata before that."""
+    reshaped_without_grad: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
+    """The number of the step, the tensor, and its metadata before it."""
+    written_together: list[Tensor] = field(default_factory=list)  # by an operator on a list, where they share memory
+    detached: list[Tensor] = field(default_factory=list)  # in place, after a view was taken
+
+
+class MutationChecks:
     """Looks at every operator that writes or reshapes, before and after it runs."""
 
-    def __init__(self, engine: Engine, steps: Sequence[Step]) -> None:
+    def __init__(self, engine: Engine, steps: Sequence[Step], noted: Mutations) -> None:
         self._engine = engine
         self._steps = steps  # so far
-        self.shapes_before: dict[int, list[tuple[int, Tensor]]] = {}  # by id: number of the step, metadata before it
+        self._noted = noted
         self._reshaped_views: list[Tensor] = []
-        self.written_together: list[Tensor] = []  # by an operator on a list, where they share memory
-        self.detached: list[Tensor] = []  # in place, after a view was taken
         self._taken: set[int] = set()  # ids of leaves that a custom function took, in whose forward gradients are off
-        self.reshaped_without_grad: list[tuple[int, Tensor, Tensor]] = []  # number of the step, metadata before it
 
     def before(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack) -> Shapes:
         """Refuse what eager refuses; gives the tensors whose shape the operator may change, as they are now."""
@@ -56,23 +66,15 @@ class Changes:
             self._before_reshape(op, args[0], stack)
             return ()
         written = written_arguments(op, args, kwargs)
-        if self.detached:
+        if self._noted.detached:
             self._refuse_write_behind_views(op, written, stack)
         if self._reshaped_views and torch.is_grad_enabled():
             self._refuse_rebase_of_reshaped(op, written, stack)
-        others = (*args, *kwargs.values())
-        info = op_info(op)
-        if (info.pointwise or op._schema.name.startswith("aten::_foreach_")) and not info.random:
+        traits = op_info(op).traits
+        if ("pointwise" in traits or op._schema.name.startswith("aten::_foreach_")) and "random" not in traits:
             _refuse_narrowing(op, args, kwargs)
-        scattered = not info.pointwise and op._schema.name in _SCATTERED and reads_what_it_writes(written, others)
-        if scattered or may_self_overlap(written, others, info.pointwise):
-            ask_eager(op, args, kwargs)
-            if scattered or overlap_in_part(written, others):
-                raise UnsupportedError(
-                    f"{op}, at {where(stack)}, writes to memory that it reads as another argument: what comes out "
-                    "depends on the order in which it does so, and cannot be compiled. Pass a clone."
-                )
-        may_resize = info.has_out
+        _refuse_overlap(op, args, kwargs, written, stack)
+        may_resize = "out" in traits
         if may_resize and any(a is t for a in args for t in written if isinstance(t, Tensor)):
             ask_eager(op, args, kwargs)  # a result that is an argument as well is not resized
         return [(t, t.shape, self._metadata(t) if may_resize else None) for t in written if isinstance(t, Tensor)]
@@ -86,7 +88,7 @@ class Changes:
                 raise RuntimeError(
                     f"output with shape {list(size)} doesn't match the broadcast shape {list(tensor.shape)}"
                 )
-        if op_info(op).uncounted:
+        if "uncounted" in op_info(op).traits:
             torch.autograd.graph.increment_version(tuple(tensors_in(written_arguments(op, args, kwargs))))
 
     def _metadata(self, tensor: Tensor) -> Tensor:
@@ -95,7 +97,7 @@ class Changes:
         return copy
 
     def _note(self, tensor: Tensor, before: Tensor) -> None:
-        self.shapes_before.setdefault(id(tensor), []).append((len(self._steps), before))
+        self._noted.shapes_before.setdefault(id(tensor), []).append((len(self._steps), before))
 
     def note_taken(self, leaf: Tensor) -> None:
         """A custom function takes a leaf: autograd has an edge to it that no operator of the record shows."""
@@ -119,19 +121,19 @@ class Changes:
         before = self._metadata(tensor)
         self._note(tensor, before)
         if not torch.is_grad_enabled() and tensor.requires_grad:
-            self.reshaped_without_grad.append((len(self._steps), tensor, before))
+            self._noted.reshaped_without_grad.append((len(self._steps), tensor, before))
         if tensor._is_view():
             self._reshaped_views.append(tensor)
 
     def note_detached(self, tensor: Tensor) -> None:
         """A tensor is detached in place; views of it that were taken before still know its history."""
         if tensor.requires_grad and any(t._base is tensor for step in self._steps for t in tensors_in([step.out])):
-            self.detached.append(tensor)
+            self._noted.detached.append(tensor)
 
     def _refuse_write_behind_views(self, op: OpOverload, written: Sequence[Any], stack: Stack) -> None:
         """Eager takes these views again by their geometry, and says that they still require grad."""
         storages = {storage_of(t) for t in tensors_in(written)}
-        if any(storage_of(tensor) in storages for tensor in self.detached):
+        if any(storage_of(tensor) in storages for tensor in self._noted.detached):
             raise UnsupportedError(
                 f"{op}, at {where(stack)}, writes to a tensor that was detached in place after a view of it was taken: "
                 "this cannot be compiled yet. Use detach()."
@@ -147,6 +149,21 @@ class Changes:
                     f"{op}, at {where(stack)}, writes to memory of which a view has changed its shape in place: this "
                     "cannot be compiled yet. Take a new view instead of changing the shape of the old one."
                 )
+
+
+def _refuse_overlap(
+    op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], written: Sequence[Any], stack: Stack
+) -> None:
+    """Raise what eager says to a write to memory that overlaps itself, or an argument, and refuse what it lets pass."""
+    arguments, pointwise = (*args, *kwargs.values()), "pointwise" in op_info(op).traits
+    scattered = not pointwise and op._schema.name in _SCATTERED and reads_what_it_writes(written, arguments)
+    if scattered or may_self_overlap(written, arguments, pointwise):
+        ask_eager(op, args, kwargs)
+        if scattered or overlap_in_part(written, arguments):
+            raise UnsupportedError(
+                f"{op}, at {where(stack)}, writes to memory that it reads as another argument: what comes out depends "
+                "on the order in which it does so, and cannot be compiled. Pass a clone."
+            )
 
 
 def _refuse_narrowing(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -236,10 +253,6 @@ class ForeignMemory:
                     "afterwards: the tensor shares its memory, which cannot be compiled. Use torch.tensor(), which "
                     "makes a copy."
                 )
-
-    def release(self) -> None:
-        """Let go of the memory."""
-        self._shared.clear()
 
     def _shows_writes(self, position: int, result: Any) -> bool:
         """Whether a tensor that shares memory may have been looked at after a write: not if it was copied at once."""

@@ -108,7 +108,7 @@ class AboveAutograd(Recorder):
         """A composite operator stays whole if its parts write nothing, draw nothing, and it returns no alias."""
         start = len(self.steps)
         out = super()._decompose(op, info, args, kwargs)
-        if out is NotImplemented or op in self._decompositions or not info.composite:
+        if out is NotImplemented or op in self._decompositions or "composite" not in info.traits:
             return out
         inner = self.steps[start:]
         plain = all(op_info(s.op).kind in (Kind.PURE, Kind.VIEW) and not _does_more(s) for s in inner)
@@ -130,8 +130,8 @@ class AboveAutograd(Recorder):
 def _does_more(step: Step) -> bool:
     """Whether an operator does more than to compute its results; attention without dropout draws nothing."""
     info = op_info(step.op)
-    if not info.impure or not info.random:
-        return info.impure
+    if "impure" not in info.traits or "random" not in info.traits:
+        return "impure" in info.traits
     names = [argument.name for argument in step.op._schema.arguments]
     given = {**dict(zip(names, step.args, strict=False)), **step.kwargs}
     return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 
@@ -35,11 +35,11 @@ from .._torch import (
     without_function_modes,
 )
 from ..abstract.engine import Engine, is_empty
-from ..abstract.kernel_checks import can_be_asked, error_missed, error_of_eager, may_miss_errors, twin_of_refused
+from ..abstract.kernel_checks import DOUBTFUL, can_be_asked, error_missed, error_of_eager, twin_of_refused
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
 from ..functional_variants import call_of_variant
 from ..graph.graph import Step
-from ..ops import Kind, OpInfo, op_info, tensors_in, written_arguments
+from ..ops import Kind, OpInfo, aten, op_info, tensors_in, written_arguments
 from ..stack_traces import (
     GRADIENT_SUM,
     KnownOrigins,
@@ -51,9 +51,9 @@ from ..stack_traces import (
     user_stack,
     where,
 )
-from .lift import CHOOSES_BY_SUBCLASS, needs_no_gradient
-from .mutation_checks import Changes, ForeignMemory, lists_share_memory, one_after_another
-from .refusals import Refusals, explained
+from ..subclasses.layout import is_wrapper
+from .mutation_checks import ForeignMemory, MutationChecks, Mutations, lists_share_memory, one_after_another
+from .refusals import explained
 from .rng import Generators
 from .script_objects import ScriptObjects
 from .subclasses import PLAIN_TYPES, WrapperCalls
@@ -64,6 +64,22 @@ _SIZES_OF = torch.ops.aten.size.default
 _COPY = torch.ops.aten.copy_.default
 _ZERO = torch.ops.aten.zero_.default
 _NOT_EAGERS = (NotImplementedError, AssertionError, AttributeError, KeyError, UnsupportedFakeTensorException)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Compositions that choose a kernel by whether an argument is a tensor subclass.
+#
+# While a program is recorded every tensor counts as one, and eager would take the other kernel, which lays its result
+# otherwise in memory or rounds it otherwise. Where no gradient is needed the composition stays whole: the graph then
+# chooses as eager does.
+CHOOSES_BY_SUBCLASS = frozenset({aten.max_pool1d.default, aten.linalg_svdvals.default, aten.linalg_eigvalsh.default})
+
+
+def needs_no_gradient(given: Iterable[Any]) -> bool:
+    """Whether a call with these arguments, none of which is a subclass in eager, is not differentiated."""
+    tensors = [value for value in given if isinstance(value, torch.Tensor)]
+    followed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return not followed and not any(map(is_wrapper, tensors))
 
 
 class _LastNode:
@@ -88,13 +104,10 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.steps: list[Step] = []
         self.backward = False
-        self.refusals = Refusals()
         self.runs_backward = False  # the program differentiates something by itself
-        self.changes = Changes(engine, self.steps)
-        self.objects = ScriptObjects(engine)
-        self.foreign = ForeignMemory(self.steps)
-        self.wrappers = WrapperCalls()
-        self._engine = engine
+        self.mutations = Mutations()
+        self.engine = engine
+        self._refusal: Exception | None = None
         self._run = engine.run
         self._twins_decompose = bool(decompositions)
         self._decompositions = {**collective_decompositions(), **decompositions}
@@ -114,6 +127,27 @@ class Recorder(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # spares a wrapper around every call
 
+    # What few programs need is made on first use.
+    @functools.cached_property
+    def mutation_checks(self) -> MutationChecks:
+        return MutationChecks(self.engine, self.steps, self.mutations)
+
+    @functools.cached_property
+    def foreign(self) -> ForeignMemory:
+        return ForeignMemory(self.steps)
+
+    @functools.cached_property
+    def objects(self) -> ScriptObjects:
+        return ScriptObjects(self.engine)
+
+    @functools.cached_property
+    def wrappers(self) -> WrapperCalls:
+        return WrapperCalls()
+
+    def is_used(self, part: Literal["mutation_checks", "foreign", "objects", "wrappers"]) -> bool:
+        """Whether the program has needed one of these."""
+        return part in vars(self)
+
     def running(self) -> contextlib.AbstractContextManager[None]:
         """What else holds while the program runs."""
         return contextlib.nullcontext()
@@ -124,23 +158,37 @@ class Recorder(TorchDispatchMode):
         try:
             return self._dispatch(op, types, args, kwargs or {})
         except ForegradError as error:
-            self.refusals.note(error)
+            self.refuse(error)
             raise
+
+    def refuse(self, error: Exception) -> Exception:
+        """Remember the first refusal: a program that catches it would go on in another way than in eager."""
+        self._refusal = self._refusal or error
+        return error
+
+    def raise_caught(self, error: Exception | None = None) -> None:
+        """Raise what the program has caught; `error` is what came out of it instead, if anything did."""
+        if self._refusal is not None and self._refusal is not error:
+            raise self._refusal from error
+
+    def forget_refusal(self) -> None:
+        """Start again."""
+        self._refusal = None
 
     def _dispatch(self, op: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if op is _DEVICE_OF and type(args[0]) is FakeTensor:  # of genuine ones, autograd asks it all the time
-            return self._engine.device_of(args[0])
+            return self.engine.device_of(args[0])
         if not types and args and isinstance(args[0], torch.Tensor) and isinstance(op, OpOverload):
             args = self.foreign.copied(op, args)
-        if id(op) in self._plain and PLAIN_TYPES.issuperset(types) and get_default_dtype() is self._default_dtype:
+        if not PLAIN_TYPES.issuperset(types):
+            return self.wrappers.run(self, op, types, args, kwargs, self._stack())
+        if id(op) in self._plain and get_default_dtype() is self._default_dtype:
             stack, origin = self._stack(), self._origin
             if "device" in kwargs:
                 self._require_device(kwargs["device"])
             return self._note(op, args, kwargs, self._result(op, types, args, kwargs, stack), stack, origin)
-        if not PLAIN_TYPES.issuperset(types):
-            return self.wrappers.run(self, op, types, args, kwargs, self._stack())
         if op is _DEVICE_OF:
-            return self._engine.device_of(args[0]) if self._engine.is_abstract(args[0]) else args[0].device
+            return self.engine.device_of(args[0]) if self.engine.is_abstract(args[0]) else args[0].device
         if isinstance(op, HigherOrderOperator):
             return self._higher_order(op, args, kwargs)
         if op.namespace == "profiler":
@@ -151,39 +199,56 @@ class Recorder(TorchDispatchMode):
                 "dynamic=False."
             )
         info = op_info(op)
-        if id(op) in self._decomposed or info.composite or info.writes_list:
+        if id(op) in self._decomposed or "composite" in info.traits or "list" in info.traits:
             replaced = self._decompose(op, info, args, kwargs)
             if replaced is not NotImplemented:
                 return replaced
+        return self._run_and_note(op, info, types, args, kwargs)
+
+    def _run_and_note(
+        self, op: OpOverload, info: OpInfo, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an operator on abstract tensors, with all checks around it, and write it down."""
         stack, origin = self._stack(), self._origin
         if "device" in kwargs:
             self._require_device(kwargs["device"])
-        if info.random and info.kind is Kind.WRITE and 0 in info.written and is_empty(args[0]):
+        random, changes = "random" in info.traits, info.kind is Kind.WRITE or info.kind is Kind.RESHAPE
+        if random and info.kind is Kind.WRITE and 0 in info.written and is_empty(args[0]):
             # Abstract kernels look at the dtype even where there is nothing to draw; it is a write all the same.
             return self._note(_ZERO, args[:1], {}, args[0], stack, origin)
-        changes = info.kind is Kind.WRITE or info.kind is Kind.RESHAPE
         if changes:
             self.foreign.refuse_write(written_arguments(op, args, kwargs), stack)
-        shapes = self.changes.before(op, args, kwargs, stack) if changes else ()
+        shapes = self.mutation_checks.before(op, args, kwargs, stack) if changes else ()
         computed = self._by_variant(op, args, kwargs) if self._twins_decompose and info.kind is Kind.WRITE else None
-        given, named = self.objects.replaced((args, kwargs), stack) if info.takes_objects else (args, kwargs)
-        out = self._result(op, types, given, named, stack)
-        missed = error_missed(op, args, kwargs, out)
-        if missed is not None:
-            raise missed
+        out = self._checked_result(op, info, types, args, kwargs, stack)
         if changes:
-            self.changes.after(op, args, kwargs, shapes)
-        if info.takes_objects:
-            out = self.objects.fresh(out)
+            self.mutation_checks.after(op, args, kwargs, shapes)
         if get_default_dtype() is not self._default_dtype and info.kind is Kind.PURE:
             kwargs = self._with_its_dtype(op, types, args, kwargs, out)
-        draws = info.random and computed is None
-        repeats, follows = self._draw(op, kwargs, args) if draws else (None, None)
-        if info.is_plain and id(op) not in self._decomposed and not may_miss_errors(op):
+        repeats, follows = self._draw(op, kwargs, args) if random and computed is None else (None, None)
+        if info.is_plain and id(op) not in self._decomposed and id(op) not in DOUBTFUL:
             self._plain.add(id(op))
         self._note(op, args, kwargs, out, stack, origin, repeats, follows)
         self.steps[-1].computed = computed
         return out
+
+    def _checked_result(
+        self,
+        op: OpOverload,
+        info: OpInfo,
+        types: Sequence[type],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        stack: Stack,
+    ) -> Any:
+        """The abstract result of an operator, where eager has one; fake script objects stand for real ones."""
+        objects = "objects" in info.traits
+        given, named = self.objects.replaced((args, kwargs), stack) if objects else (args, kwargs)
+        out = self._result(op, types, given, named, stack)
+        missed = error_missed(op, args, kwargs, out) if id(op) in DOUBTFUL else None
+        if missed is not None:
+            raise missed
+        return self.objects.fresh(out) if objects else out
 
     def _result(
         self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack
@@ -249,7 +314,7 @@ class Recorder(TorchDispatchMode):
             raise UnsupportedError(f"the higher-order operator {op.name()}, at {where(stack)}, cannot be compiled yet.")
         given, named = self.objects.replaced((args, kwargs), stack)
         with without_function_modes():
-            out = self.objects.fresh(self._engine.run_higher_order(op, given, named))
+            out = self.objects.fresh(self.engine.run_higher_order(op, given, named))
         step = Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, None)  # type: ignore[arg-type]
         self.steps.append(step)
         return out
@@ -281,11 +346,11 @@ class Recorder(TorchDispatchMode):
         if decomposition is not None:
             with self:
                 return decomposition(*args, **kwargs)
-        if info.composite and not (op in CHOOSES_BY_SUBCLASS and needs_no_gradient(args)):
+        if "composite" in info.traits and not (op in CHOOSES_BY_SUBCLASS and needs_no_gradient(args)):
             with self:
                 return taken_apart(op, args, kwargs)
-        if info.writes_list and lists_share_memory(args, kwargs):
-            self.changes.written_together += args[0]
+        if "list" in info.traits and lists_share_memory(args, kwargs):
+            self.mutations.written_together.extend(args[0])
             with self:
                 one_after_another(op, args, kwargs)
             return None
@@ -293,7 +358,7 @@ class Recorder(TorchDispatchMode):
 
     def _by_variant(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any] | None:
         """What an operator that writes would write, by the user's decomposition of its functional twin."""
-        call = call_of_variant(op, args, kwargs, self._engine.device_of)
+        call = call_of_variant(op, args, kwargs, self.engine.device_of)
         decomposition = None if call is None else self._decompositions.get(call[0])
         if call is None or decomposition is None:
             return None
@@ -333,7 +398,7 @@ class Recorder(TorchDispatchMode):
         """The program itself runs a backward, which must not reach the user's own tensors."""
         self.runs_backward = True
         leaf = accumulating_into()
-        if leaf is not None and not self._engine.is_abstract(leaf):
+        if leaf is not None and not self.engine.is_abstract(leaf):
             raise UnsupportedError(
                 f"the program differentiates a custom function that takes a tensor of shape {tuple(leaf.shape)} which "
                 f"the program finds by itself, at {where(user_stack(4))}: this cannot be compiled yet. Pass it as an "
@@ -370,8 +435,8 @@ class Recorder(TorchDispatchMode):
         return self.generators.draw(op, generator, len(self.steps), may_reseed=self.backward, run=run)
 
     def _default_generator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator:
-        tensors = [a for a in args if self._engine.is_abstract(a)]
-        device = self._engine.device_of(tensors[0]) if tensors else torch.device(kwargs.get("device") or "cpu")
+        tensors = [a for a in args if self.engine.is_abstract(a)]
+        device = self.engine.device_of(tensors[0]) if tensors else torch.device(kwargs.get("device") or "cpu")
         if device.type == "cuda":
             index = device.index if device.index is not None else torch.cuda.current_device()
             return torch.cuda.default_generators[index]

@@ -134,13 +134,10 @@ class Recording:
         for memory in shared:
             self._adopt_memory(memory)
         lifted = LiftedTensors(
-            self.engine,
+            self.recorder,
             lambda real: self._adopt(Argument(source_of(real), real)),
             self._need_grad,
             self._refuse_late_requires_grad,
-            self.recorder.changes.note_detached,
-            self.recorder.changes.note_taken,
-            self.recorder.refusals,
         )
         self._lifted = lifted
         for argument in state:
@@ -162,10 +159,11 @@ class Recording:
                     self.result = program(seen)
                 self.recorder.calls.root = None  # nothing keeps the user's module alive
                 self.recorder.generators.check()
-                self.recorder.refusals.raise_caught()
-                self.recorder.foreign.require_unchanged(self.result)
+                self.recorder.raise_caught()
+                if self.recorder.is_used("foreign"):
+                    self.recorder.foreign.require_unchanged(self.result)
             except Exception as error:
-                self.recorder.refusals.raise_caught(error)
+                self.recorder.raise_caught(error)
                 _refuse_higher_order(error)
                 raise
             finally:
@@ -252,7 +250,7 @@ class Recording:
             warnings.simplefilter("ignore", UserWarning)
             has_grad = real.grad is not None
         if has_grad and id(real) not in self._with_grads:
-            raise self.recorder.refusals.note(Retrace(GradientBefore(real)))
+            raise self.recorder.refuse(Retrace(GradientBefore(real)))
 
     def _refuse_late_requires_grad(self, real: Tensor, seen: Tensor) -> None:
         """A view requires grad when its base does, and the base of a view of a view is not the view.
@@ -346,7 +344,6 @@ class Recording:
         self._by_identity.clear()
         self._shared.clear()
         self._lifted.release_arguments()
-        self.recorder.foreign.release()
 
     @property
     def borrowed(self) -> Borrowed:
@@ -365,7 +362,7 @@ class Recording:
 
     def abandon(self) -> None:
         """Take apart a recording that nobody needs: its parts lead to each other, and to the user's objects."""
-        self.recorder.refusals.clear()
+        self.recorder.forget_refusal()
         self.real_tensors.clear()  # which the joint graph has as well
         if hasattr(self, "_lifted"):  # it has begun
             vars(self._lifted).clear()
@@ -448,8 +445,9 @@ class Recording:
         self.recorder.backward = True
         self._lifted.caches.refill()
         self._lifted.found_in_backward.clear()
-        self.recorder.refusals.clear()
-        self.recorder.objects.rewind(self.steps)
+        self.recorder.forget_refusal()
+        if self.recorder.is_used("objects"):
+            self.recorder.objects.rewind(self.steps)
         self.recorder.watch_gradient_sums(self._edges(targets))
         differentiable = self.differentiable_inputs
         leaves = [i.differentiated for i in differentiable if i.differentiated is not None]
@@ -481,8 +479,9 @@ class Recording:
                 if extra is not None:
                     known = by_slot[item.slot]
                     by_slot[item.slot] = extra if known is None else known + extra
-        self.recorder.refusals.raise_caught()
-        self.recorder.foreign.require_unchanged(None)
+        self.recorder.raise_caught()
+        if self.recorder.is_used("foreign"):
+            self.recorder.foreign.require_unchanged(None)
         self.backward_state = None if code is None else self._state_read_by(code)
         self.emptied = self._lifted.caches.emptied()
         return by_slot, beside
@@ -504,7 +503,8 @@ class Recording:
 
     def _may_run_user_code(self, targets: Sequence[Tensor]) -> bool:
         """Whether a backward may call functions of the user's."""
-        if self._lifted.hooks.inside or self._lifted.reaches_into_tape or self.recorder.wrappers.runs_user_code:
+        subclasses = self.recorder.is_used("wrappers") and self.recorder.wrappers.runs_user_code
+        if subclasses or self._lifted.hooks.inside or self._lifted.reaches_into_tape:
             return True
         nodes = [*(target.grad_fn for target in targets), *(node for _, node in self._edges(targets))]
         return any(isinstance(node, PythonNode) for node in nodes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 from .._torch import NO_DATA
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
@@ -91,24 +90,3 @@ def once_more(error: Exception) -> Exception:
     except Exception:
         return without_frames(error)
     return copied if type(copied) is type(error) else without_frames(error)
-
-
-class Refusals:
-    """The first refusal of a recording: a program that catches it would go on in another way than in eager."""
-
-    def __init__(self) -> None:
-        self._first: Exception | None = None
-
-    def note(self, error: Exception) -> Exception:
-        """Remember an error that is about to be raised."""
-        self._first = self._first or error
-        return error
-
-    def raise_caught(self, error: Any = None) -> None:
-        """Raise what the program has caught; `error` is what came out of it instead, if anything did."""
-        if self._first is not None and self._first is not error:
-            raise self._first from error
-
-    def clear(self) -> None:
-        """Start again."""
-        self._first = None
