@@ -21,7 +21,7 @@ WITH_EXAMPLES = [
     "docs/running.md",
     "docs/subclasses.md",
 ]
-REVISED = [page for page in PAGES if page.name not in ("architecture.md", "CONTRIBUTING.md")]  # these two come next
+TO_BE_REWRITTEN = ("architecture.md", "CONTRIBUTING.md")  # they name files that have moved
 FILE_NAMES = {path.name for path in CODE}
 
 A_RULE = re.compile(r"\b[A-Z]-\d+\b")
@@ -66,8 +66,10 @@ def test_every_link_leads_somewhere(page):
             assert not anchor or anchor in headings(target), link
 
 
-@pytest.mark.parametrize("page", REVISED, ids=lambda page: page.name)
-def test_every_file_that_a_page_names_exists(page):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page, request):
+    if page.name in TO_BE_REWRITTEN:
+        request.applymarker(pytest.mark.xfail(reason="take it out of TO_BE_REWRITTEN"))
     assert missing_files(page.read_text()) == []
 
 
