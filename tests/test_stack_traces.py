@@ -18,7 +18,7 @@ def test_forward_nodes_carry_the_line_that_made_them():
     compiled, graphs = grab(lambda x: x.sin().exp())
     compiled(leaf(2))
     for trace in traces(graphs.modules["forward"]).values():
-        assert "test_lines.py" in trace and "x.sin().exp()" in trace
+        assert "test_stack_traces.py" in trace and "x.sin().exp()" in trace
 
 
 def test_backward_nodes_carry_the_line_that_they_differentiate():
@@ -68,7 +68,7 @@ def test_an_error_inside_a_helper_names_the_innermost_line_of_the_user():
     def helper(x):
         return x.item()  # here
 
-    with pytest.raises(DataDependentError, match=r"test_lines.py:\d+: return x.item\(\)  # here"):
+    with pytest.raises(DataDependentError, match=r"test_stack_traces.py:\d+: return x.item\(\)  # here"):
         grab(lambda x: x * helper(x.sum()))[0](leaf(2))
 
 

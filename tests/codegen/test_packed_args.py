@@ -49,7 +49,7 @@ def test_its_code_does_not_grow_with_its_depth():
         compiled(plain(4, 3)).sum().backward()
         sources.append(compiled.specializations[0].source)
     assert len(sources[1]) - len(sources[0]) < 20
-    assert "state = [*map(getitem" in sources[0] and "apply(aside, *state[0:" in sources[0]
+    assert "state = [*map(getitem" in sources[0] and "apply(nondiff_args, *state[0:" in sources[0]
 
 
 def test_a_parameter_among_many_is_guarded():

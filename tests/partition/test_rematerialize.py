@@ -233,6 +233,7 @@ def test_torchs_budget():
     assert torch.allclose(mine, x.grad)
 
 
+@pytest.mark.filterwarnings("ignore::foregrad.errors.IgnoredOptionWarning")  # one of the options has no effect
 def test_budgets_that_make_no_sense():
     """P-7"""
     for budget in (-1, 1.5, -0.5, float("nan"), True, "1"):
