@@ -5,10 +5,12 @@ Imports inside of functions and under TYPE_CHECKING count too: they hide a circl
 
 import ast
 import pathlib
+import sys
 
 import pytest
 
 import foregrad
+from helpers import leaf, nop, plain
 
 SOURCE = pathlib.Path(foregrad.__file__).parent
 
@@ -86,3 +88,39 @@ def test_no_modules_import_each_other_in_a_circle():
 
 def test_every_layer_is_there():
     assert {module[0] for module in MODULES} == {*LAYERS, "__init__"}
+
+
+CALLBACKS = {
+    ("record", "capturing"),
+    ("_torch", "abstract"),
+    ("_torch", "record"),
+    ("logs", "runtime"),
+    ("runtime", "capturing"),
+}
+"""Calls to a layer below; docs/architecture.md says why there are any."""
+
+
+def test_a_program_calls_no_layer_below_but_for_callbacks():
+    """The first call of three operators, and its backward."""
+    home = f"{SOURCE}/"
+    found = set()
+
+    def layer(frame):
+        path = frame.f_code.co_filename
+        return pathlib.Path(path[len(home) :]).parts[0].removesuffix(".py") if path.startswith(home) else None
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_name != "<genexpr>" and frame.f_back is not None:
+            caller, called = layer(frame.f_back), layer(frame)
+            if None not in (caller, called) and LAYERS.index(called) > LAYERS.index(caller):
+                found.add((caller, called))
+
+    compiled = foregrad.aot_function(lambda x, w: (x @ w).relu().sum(), nop)
+    x, w = plain(2, 3), leaf(3, 2)
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        compiled(x, w).backward()
+    finally:
+        sys.setprofile(before)
+    assert ("record", "capturing") in found <= CALLBACKS
