@@ -315,9 +315,9 @@ _ARGUMENT_OR_OUTPUT: dict[str, Callable[[TensorFacts], object]] = {
     "stride": lambda facts: facts.stride,
     "storage offset": lambda facts: facts.offset,
     "leaf or not": lambda facts: facts.history,
-    "conj bit": lambda facts: facts.is_conj,
-    "neg bit": lambda facts: facts.is_neg,
-    "inference tensor or not": lambda facts: facts.is_inference,
+    "conj bit": lambda facts: "conj" in facts.bits,
+    "neg bit": lambda facts: "neg" in facts.bits,
+    "inference tensor or not": lambda facts: "inference" in facts.bits,
     "Python attributes": lambda facts: facts.attributes,
 }
 

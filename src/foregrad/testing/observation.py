@@ -27,7 +27,7 @@ class TensorFacts:
         history: `leaf`, `non-leaf`, or `invalid` once autograd refuses to say.
         stride: None for a tensor without strides, such as a sparse one.
         offset: None likewise.
-        is_inference: Whether it is an inference tensor.
+        bits: Which of `conj`, `neg` and `inference` are set.
         attributes: What the user, or the program, has put on it, in words.
         parts: Copies of the plain tensors that hold its elements.
     """
@@ -41,9 +41,7 @@ class TensorFacts:
     offset: int | None
     requires_grad: bool
     history: str
-    is_conj: bool
-    is_neg: bool
-    is_inference: bool
+    bits: frozenset[str]
     attributes: Mapping[str, str]
     parts: tuple[Tensor, ...]
 
@@ -68,9 +66,7 @@ class TensorFacts:
             offset=int(tensor.storage_offset()) if strided else None,
             requires_grad=tensor.requires_grad,
             history=_history(tensor),
-            is_conj=tensor.is_conj(),
-            is_neg=tensor.is_neg(),
-            is_inference=tensor.is_inference(),
+            bits=frozenset(bit for bit in ("conj", "neg", "inference") if getattr(tensor, f"is_{bit}")()),
             attributes=_attributes(tensor),
             parts=tuple(_elements(part) for part in plain_parts(tensor)),
         )
