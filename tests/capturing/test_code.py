@@ -76,7 +76,7 @@ def test_the_code_that_runs():
             with ran.noting():
                 pass
             inner()
-        assert inner.__code__ in ran.values() and sys.gettrace() is None
+        assert inner.__code__ in ran.code.values() and sys.gettrace() is None
     finally:
         sys.settrace(tracer)
 

@@ -2,38 +2,43 @@
 
 Where a program puts names together, the names in its code do not tell which functions it calls. So each function is
 looked at when it is about to run for the first time: what it can reach is noted then, so that it can be put back, and
-what nobody could put back is refused before anything is taken out of it.
+what nothing could put back is refused before anything is taken out of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Container, Sequence, Sized
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from torch import nn
 
 from .._torch import without_function_modes
 from ..errors import UnsupportedError
-from .code import CodeThatRan, is_library_function, names_in
-from .kinds import FUNCTION
-from .sources import FreeVariables, Holder, Reached, Ts, looked_at, refuse_unknown
+from .code import AboutToRun, CodeThatRan, KnownCode, is_library_function, names_in
+from .free_variables import FreeVariables, refuse_unknown
+from .kinds import FUNCTION, is_a
 from .state_guards import StateGuard
+from .walk import Holder, Reached, Ts, Unfollowed, looked_at
 
 
 class Ahead(FreeVariables):
     """What the functions of a program lead to, each looked at before it first runs."""
 
     def __init__(self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]]) -> None:
-        self._root, self._arguments = root, arguments
         self._code: dict[int, types.CodeType] = {}  # of the user's functions that have run, or are about to, by id
         self._waiting: dict[int, list[types.FunctionType]] = {}  # by the id of their code
-        self._taken = [0] * 5  # how many holders, tensors, globals and modules the last taking had
+        self._told = dict.fromkeys(Reached._fields, 0)  # how many of each were told of
         self._tell: Callable[[Reached], None] = lambda reached: None
-        super().__init__(root, arguments, ran={})
-        self.code_that_ran = CodeThatRan(self._look)
-        self._take()
+        self._ran = CodeThatRan(self._look)
+        super().__init__(root, arguments, AboutToRun())
+        self._new()
+
+    @property
+    def code_that_ran(self) -> CodeThatRan:
+        """Which code ran in the recordings."""
+        return self._ran
 
     def note_state(self) -> None:
         """Nothing is compared with what is found here: which code runs will tell what counts."""
@@ -44,14 +49,18 @@ class Ahead(FreeVariables):
 
     def noting_code(self) -> contextlib.AbstractContextManager[None]:
         """Notes which code runs; what it leads to is looked at before."""
-        assert self.code_that_ran is not None
-        return self.code_that_ran.noting()
+        return self._ran.noting()
 
     def recording_ends(self) -> None:
         """Let go of everything but the code."""
-        assert self.code_that_ran is not None
-        self.code_that_ran.named_beside |= self.named_by_getters
+        self._ran.named_beside |= self.named_by_getters
         self.release()
+
+    def release(self) -> None:
+        """Let go of everything that only a recording needs."""
+        super().release()
+        self._waiting.clear()
+        self._tell = lambda reached: None
 
     def _look(self, frame: types.FrameType) -> None:
         """A function is about to run for the first time."""
@@ -69,42 +78,31 @@ class Ahead(FreeVariables):
         self._code[id(code)] = code
         if self._used_up:
             self._refuse_what_is_used_up()
-        self._tell(self._take())
+        self._tell(self._new())
+
+    @property
+    def _used_up(self) -> list[Unfollowed]:
+        """Iterators, queues and the like."""
+        return [found for found in self._hidden_state if found.is_used_up]
 
     def _refuse_what_is_used_up(self) -> None:
+        """Refuse what the functions that have run lead to by names that stand in them, as far as these tell."""
         with looked_at(), without_function_modes():
-            named = _Named(self._root, self._arguments, self._code)
+            named = FreeVariables(self._root, self._arguments, _NamedInCode(self._code))
         try:
-            refuse_unknown(named._used_up)
+            refuse_unknown([found for found in named._hidden_state if found.is_used_up])
         except UnsupportedError as error:
             self.refusal = error
             raise
 
-    def release(self) -> None:
-        """Let go of everything, when the recording is over."""
-        super().release()
-        self._waiting.clear()
-        self._root, self._arguments = len, ()
-        self._tell = lambda reached: None
-
-    def _take(self) -> Reached:
+    def _new(self) -> Reached:
         """What was found since the last time."""
-        before, now = self._taken, self._counts()
-        self._taken = now
-        return Reached(
-            self.holders[before[0] :],
-            self.tensors[before[1] :],
-            self.stored_globals[before[2] :],
-            dict([*self.modules.items()][before[3] :]) if now[3] > before[3] else {},  # dicts keep their order
-            dict([*self.modules_in_arguments.items()][before[4] :]) if now[4] > before[4] else {},
-        )
+        new = {name: found[self._told[name] :] for name, found in self.reached._asdict().items()}
+        self._told = {name: self._told[name] + len(found) for name, found in new.items()}
+        return Reached(**new)
 
-    def _counts(self) -> list[int]:
-        found: list[Sized] = [self.holders, self.tensors, self.stored_globals, self.modules, self.modules_in_arguments]
-        return list(map(len, found))
-
-    def _enter_function(self, function: Any, path: str) -> None:
-        if issubclass(type(function), types.FunctionType) and id(function) not in self._seen:
+    def _enter_function(self, function: Any) -> None:
+        if is_a(function, types.FunctionType) and id(function) not in self._seen:
             self._seen[id(function)] = function
             self._waiting.setdefault(id(function.__code__), []).append(function)
             if not is_library_function(function):  # it may be given attributes without being called
@@ -115,14 +113,9 @@ class Ahead(FreeVariables):
     def _guard(self, add: Callable[[StateGuard, *Ts], None], *args: *Ts) -> None:
         """Nothing is compared with what is found here."""
 
-    @property
-    def _reads_everything(self) -> bool:
-        return True
 
+class _NamedInCode(KnownCode):
+    """What known code calls, and reads by the names in it, of modules as well."""
 
-class _Named(FreeVariables):
-    """What functions that have run lead to by names that stand in them, as far as these tell."""
-
-    def _may_read(self, kind: type) -> Container[str] | None:
-        assert self._reads is not None
-        return self._reads.attributes if issubclass(kind, nn.Module) else super()._may_read(kind)
+    def reads(self, kind: type) -> Container[str] | None:
+        return self._names.attributes if issubclass(kind, nn.Module) else super().reads(kind)

@@ -24,9 +24,10 @@ from ..errors import BackwardError
 from ..record.hooks import Call, UserCode
 from ..slots import FreeTensor, Primal
 from ..values import PLAIN, Remembered, loosely
-from .code import in_a_library
+from .code import AnyName, KnownCode, in_a_library
+from .free_variables import FreeVariables, refuse_unknown
 from .snapshot import Snapshot
-from .sources import FreeVariables, Source, refuse_unknown
+from .sources import Source
 
 _GONE = (KeyError, IndexError, AttributeError, ValueError, TypeError)  # what a place that is no longer there raises
 
@@ -42,7 +43,7 @@ class ReadInBackward:
         functions = [*alive, *self._made]
         root = _holding(*functions, *_objects_of(calls), *modules)
         code = {id(c): c for c in (root.__code__, *(f.__code__ for f in functions))}
-        around = FreeVariables(root, (), code)
+        around = FreeVariables(root, (), KnownCode(code))
         around.note_state()
         refuse_unknown(around.unknown)
         self._sources = {slot: around.source_of(t) if source.how == "argument" else source for slot, t, source in found}
@@ -113,7 +114,7 @@ class BackwardGuards:
         """The user's objects, before a backward is recorded once more; what the first one changed was refused."""
         function = self._function()
         return (
-            Snapshot(FreeVariables(function, follows_all=True))
+            Snapshot(FreeVariables(function, (), AnyName()).reached)
             if self._around is None and function is not None
             else None
         )

@@ -40,9 +40,10 @@ from ..slots import Buffer, FreeTensor, Input, Param, Primal, Tangent
 from ..stack_traces import clear_own_frames, starts_programs
 from .ahead import Ahead
 from .backward_guards import BackwardGuards
-from .code import can_see_code_that_runs
+from .code import AnyName, can_see_code_that_runs
+from .free_variables import FreeVariables, refuse_inputs_as_keys, refuse_unknown
 from .snapshot import Snapshot, assigned_buffers, refuse_private_state
-from .sources import FreeVariables, Source, refuse_inputs_as_keys, refuse_unknown
+from .sources import Source
 
 P = ParamSpec("P")
 
@@ -231,13 +232,13 @@ def _reachable(call: ProgramCall, exact_guards: bool) -> FreeVariables:
     """What the program can reach, as it is before anything runs."""
     function, arguments = call.function, call.named_arguments
     found = FreeVariables(function, arguments)
-    refuse_unknown(found.changed_for_good(function, arguments))  # an iterator would be used up by the recording
+    refuse_unknown(found.changed_for_good())  # an iterator would be used up by the recording
     if exact_guards or found.needs_code_that_runs:
         if can_see_code_that_runs():
             found = Ahead(function, arguments)
         else:
-            found = FreeVariables(function, arguments, follows_all=True)
-            refuse_unknown(found.changed_for_good(function, arguments))
+            found = FreeVariables(function, arguments, AnyName())
+            refuse_unknown(found.changed_for_good())
     refuse_unknown(found.unknown_arguments)
     refuse_inputs_as_keys(found.holders, call.arguments.leaves)
     found.note_state()
@@ -416,7 +417,7 @@ class _Recordings:
         if not dynamic:
             arguments, state = _with_fixed_sizes(arguments), _with_fixed_sizes(state)
         beginning = Beginning()
-        snapshot = Snapshot(self._reachable)
+        snapshot = Snapshot(self._reachable.reached)
         self._reachable.tell(snapshot.add)
         recording = self._new_recording(engine, beginning)
         try:
@@ -503,7 +504,7 @@ class _Recordings:
         if not found.compares_objects:
             return frozenset()
         given = [leaf for leaf in self._call.arguments.leaves if isinstance(leaf, Tensor)]
-        return frozenset(id(tensor) for tensor in given if found.sources_of_argument(tensor))
+        return frozenset(id(tensor) for tensor in given if found.sources.of_argument(tensor))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a function may call, as far as its code tells, and what did run."""
+"""What a program may call and read, as far as its code tells, and what did run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -275,23 +275,96 @@ def _arguments_of(operation: int, operations: bytes, arguments: bytes) -> Iterat
         at = operations.find(operation, at + 1)
 
 
-class CodeThatRan(dict[int, types.CodeType]):
-    """The code of all functions that were called, by its id."""
+# ---------------------------------------------------------------------------------------------------------------------
+# What counts of everything that a program could reach: one of these cases.
+class Scope:
+    """What the names in the program's code lead to: more than it calls and reads, as far as names tell.
+
+    A program that puts names together needs one of the others: the walk ends where it does so.
+    """
+
+    needs_names = True  # the names in code must tell everything
+    knows_code = False  # which code runs is known
+    finds_any_name = False  # names that do not stand in the code count too
+    reads_everything = True  # any attribute of an object may be read
+
+    def calls(self, code: types.CodeType) -> bool:
+        """Whether a function with this code counts, once it was found."""
+        return True
+
+    def reads(self, kind: type) -> Container[str] | None:
+        """Names of attributes that are read of objects of a class; None if it may be any."""
+        return None
+
+
+class AnyName(Scope):
+    """Whatever may be called, by any name: for a program that puts names together, where none can see what runs."""
+
+    needs_names = False
+    finds_any_name = True
+
+
+class AboutToRun(AnyName):
+    """Whatever functions may read that are about to run."""
+
+    knows_code = True
+
+
+class ReadByName(Scope):
+    """What the program may call, and attributes of these names."""
+
+    needs_names = False
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self.reads_everything = may_read_all(names)
+
+    def reads(self, kind: type) -> Container[str] | None:
+        return None if self.reads_everything or self._reads_itself(kind) else self._names.attributes
+
+    def _reads_itself(self, kind: type) -> bool:
+        return not issubclass(kind, nn.Module) and reads_itself(kind)
+
+
+class KnownCode(ReadByName):
+    """What the code that ran calls, and reads by the names in it."""
+
+    knows_code = True
+    finds_any_name = True
+
+    def __init__(self, code: Mapping[int, types.CodeType]) -> None:
+        self._code = code  # by id
+        super().__init__(Names(attributes=frozenset().union(*(names_in(c).attributes for c in code.values()))))
+
+    def calls(self, code: types.CodeType) -> bool:
+        return id(code) in self._code
+
+    def _reads_itself(self, kind: type) -> bool:
+        return reads_itself(kind)
+
+
+class CodeThatRan(Scope):
+    """The code of all functions that were called while it was noted."""
+
+    needs_names = False
+    knows_code = True
+    finds_any_name = True
 
     def __init__(self, before: Callable[[types.FrameType], None] | None = None) -> None:
-        super().__init__()
+        self.code: dict[int, types.CodeType] = {}  # by id
         self._done = set[int]()  # ids of what is known by now
         self._before = before  # is told of the user's functions when they are about to run for the first time
         self._looking = set[int]()  # ids of what reads attributes whose names do not stand in it, in Python's library
         self._called = set[int]()  # those among them that the user's code has called itself
         self.named_beside = set[str]()  # attributes that getters of Python's module operator read
+        self._named = weakref.WeakKeyDictionary[type, frozenset[str]]()  # see `reads`
 
     def _note(self, frame: types.FrameType) -> None:
         """A function is called that was not called before, or one that looks for names."""
         code = frame.f_code
         known = id(code)
-        if known not in self:
-            self[known] = code
+        if known not in self.code:
+            self.code[known] = code
             if not is_library_file(code.co_filename):
                 if self._before is not None:
                     self._before(frame)
@@ -318,22 +391,40 @@ class CodeThatRan(dict[int, types.CodeType]):
         finally:
             sys.settrace(before)
 
-    @property
-    def reads_everything(self) -> bool:
+    def calls(self, code: types.CodeType) -> bool:
+        return id(code) in self.code
+
+    @functools.cached_property
+    def reads_everything(self) -> bool:  # type: ignore[override]
         """Whether code of the user's, or of Python's library for it, may have read any attribute of an object."""
-        return any(may_read_all(names_in(self[known])) for known in self._called) or any(
-            may_read_all(names_in(code)) for code in self.values() if _is_users(code)
-        )
+        looking = [self.code[known] for known in self._called]
+        return any(may_read_all(names_in(code)) for code in (*looking, *filter(_is_users, self.code.values())))
 
     @functools.cached_property
     def _named_by_user(self) -> frozenset[str]:
-        return frozenset().union(*(names_in(code).attributes for code in self.values() if _is_users(code)))
+        return frozenset().union(*(names_in(code).attributes for code in filter(_is_users, self.code.values())))
 
-    def names_for(self, kind: type) -> frozenset[str]:
-        """Names of attributes that the user's code has read, or methods of the library's classes behind a class."""
-        files = {getattr(sys.modules.get(b.__module__), "__file__", None) for b in kind.__mro__ if is_library_class(b)}
-        inner = (names_in(code).attributes for code in self.values() if code.co_filename in files)
-        return self._named_by_user.union(self.named_beside, *inner)
+    def reads(self, kind: type) -> Container[str] | None:
+        """What the user's code has read, or methods of the library's classes behind a class."""
+        if self.reads_everything:
+            return None
+        if kind not in self._named:
+            bases = filter(is_library_class, kind.__mro__)
+            files = {getattr(sys.modules.get(base.__module__), "__file__", None) for base in bases}
+            inner = (names_in(code).attributes for code in self.code.values() if code.co_filename in files)
+            self._named[kind] = self._named_by_user.union(self.named_beside, *inner)
+        return self._named[kind]
+
+
+def reads_itself(kind: type) -> bool:
+    """Whether methods of a library read attributes of an object, which no name in the program tells (`UserDict`)."""
+    return any(is_library_class(base) and _has_python_code(base) for base in kind.__mro__)
+
+
+@functools.cache
+def _has_python_code(kind: type) -> bool:
+    """Whether a class of a library is written in Python."""
+    return any(type(member) is types.FunctionType for member in vars(kind).values())
 
 
 def _is_users(code: types.CodeType) -> bool:

@@ -51,8 +51,9 @@ from ..runtime.call import (
 from ..slots import FreeTensor, GradOf, Inner, Output, Primal, Slot
 from ..subclasses.layout import Fixed, FromLeaf, Layout
 from ..values import Remembered, is_plain, same_value, weakly
+from .free_variables import FreeVariables
 from .patterns import ObjectPattern
-from .sources import FreeVariables, Source, is_users_wrapper, own_attributes
+from .sources import Source, is_users_wrapper, own_attributes
 
 MISS = object()  # what a program returns when a call is not for it
 
@@ -154,14 +155,15 @@ class GuardedEntry:
             (source, slot)
             for slot, known in read
             if slot in lifted
-            for source in self.free_variables.sources_of_argument(lifted[slot])
+            for source in self.free_variables.sources.of_argument(lifted[slot])
             if known is None or (source is not known and "argument" in (source.how, known.how))
         ]
 
     def _check_not_found(self, writer: Writer, miss: str) -> None:
         """A program that may compare tensors must not be given one that it finds by itself, unless it was then, too."""
         if self.free_variables.compares_objects:
-            found, lifted = self.free_variables.found_tensors(), self.joint.recording.real_tensors
+            found, lifted = self.free_variables.sources.outside_arguments(), self.joint.recording.real_tensors
+            self.free_variables.lifetime.when_gone(found.readers.clear)
             given = [slot for slot in self.inputs if slot in lifted and not found.holds(lifted[slot])]
             if found and given:
                 known = writer.bind(found.holds, "found_by_itself")

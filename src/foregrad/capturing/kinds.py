@@ -246,6 +246,7 @@ ARRAY = Kind("array", lambda owner: {"bytes": owner.tobytes()}, _restore_array)
 NDARRAY = Kind("numpy array", _read_ndarray, _restore_ndarray)
 VIEW = Kind("memoryview", _read_view, _restore_view)
 STREAM = Kind("file in memory", _read_stream, _restore_stream)
+HOLD_NUMBERS = (BYTES, ARRAY, NDARRAY, VIEW, STREAM)
 
 
 def size_of(owner: Any, kind: Kind) -> int:

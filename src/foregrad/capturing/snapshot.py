@@ -33,10 +33,9 @@ from ..record.fakify import MARKS
 from ..record.recording import Recording
 from ..record.survivors import Survivor, held_by_frames, origin_of, suspects
 from ..values import PLAIN, is_plain, is_unchanged
+from .free_variables import FreeVariables
 from .kinds import (
     ACCESSOR,
-    ARRAY,
-    BYTES,
     CACHE,
     CELL,
     CLASS,
@@ -44,21 +43,19 @@ from .kinds import (
     FROZENSET,
     FUNCTION,
     GENERATOR,
+    HOLD_NUMBERS,
     LIST,
     LOGGER,
     MAPPING,
     METHOD,
     NAMESPACE,
-    NDARRAY,
     OBJECT,
     PARTIAL,
     RANDOM,
     RANDOM_STATE,
     SET,
-    STREAM,
     TUPLE,
     VARIABLE,
-    VIEW,
     WEAK,
     CacheBefore,
     Items,
@@ -71,8 +68,9 @@ from .kinds import (
     kinds_of,
     restore_dict,
 )
-from .sources import FreeVariables, Holder, Reached, Source, own_attributes
-from .state_guards import ModuleParts
+from .module_guards import ModuleParts
+from .sources import Source, own_attributes
+from .walk import Holder, Reached
 
 _ABSENT = object()
 _MOST_OBJECTS = 10_000  # that are looked at, to say what a change was about
@@ -128,7 +126,7 @@ _ADDING: dict[Kind, Callable[[Any, Any, Any], None]] = {
 
 _NUMBERED = (LIST, DEQUE)  # whose keys are positions
 _RANDOM_KINDS = (RANDOM, RANDOM_STATE, GENERATOR)
-_COMPUTED = (*_RANDOM_KINDS, BYTES, ARRAY, NDARRAY, VIEW, STREAM)  # what is read of them is a copy
+_COMPUTED = (*_RANDOM_KINDS, *HOLD_NUMBERS)  # what is read of them is a copy
 
 
 def _global_generators() -> Iterator[Holder]:
@@ -344,7 +342,7 @@ def _can_be_made_again(value: Any) -> bool:
 class Snapshot:
     """The user's objects around a program, before it is recorded."""
 
-    def __init__(self, free_variables: FreeVariables | Reached) -> None:
+    def __init__(self, reached: Reached) -> None:
         self._modules: list[tuple[ModuleParts, bool]] = []
         self._tables: list[tuple[ModuleParts, str, dict[Any, Any], int, dict[Any, Any], bool]] = []
         self._noted: list[ObjectSnapshot] = []
@@ -352,13 +350,13 @@ class Snapshot:
         self._caches: list[CacheBefore] = []
         self._known: set[Any] = set()  # ids of modules and tensors, and of holders with their kinds
         self._performed: dict[tuple[int, Any], int] = {}  # ids of the values that calls put there
-        self.add(free_variables)
+        self.add(reached)
 
-    def add(self, reached: FreeVariables | Reached) -> None:
+    def add(self, reached: Reached) -> None:
         """Note what is not known yet, each object once, by whatever name."""
         known = self._known
         tables = ((reached.modules, False), (reached.modules_in_arguments, True))
-        modules = [(p, given) for table, given in tables for i, p in table.items() if i not in known]
+        modules = [(parts, given) for found, given in tables for parts in found if id(parts.module) not in known]
         self._modules += modules
         self._tables += [  # the dicts that modules are made of are many: no more is done than to copy them
             (parts, name, table, dict_version(table), dict(table), in_argument)
@@ -441,17 +439,17 @@ def _references(survivor: Survivor) -> int:
     return sum(id(item) == survivor.held for item in gc.get_referents(survivor.holder))
 
 
-def _holders(free_variables: FreeVariables | Reached, modules: Sequence[tuple[ModuleParts, bool]]) -> Iterator[Holder]:
+def _holders(reached: Reached, modules: Sequence[tuple[ModuleParts, bool]]) -> Iterator[Holder]:
     """Everything around a program that holds state which it can change, but for the dicts of modules."""
     for parts, in_argument in modules:
         for name, container in parts.containers:
             for kind in kinds_of(container) or ():
                 yield Holder(_join(parts.path, name), container, kind, in_argument)
-    yield from (holder for holder in free_variables.holders if holder.kind not in _UNCHANGING)
-    for path, tensor in free_variables.tensors:
+    yield from (holder for holder in reached.holders if holder.kind not in _UNCHANGING)
+    for path, tensor in reached.tensors:
         if vars(tensor) and own_attributes(tensor) is not None:
             yield Holder(path, vars(tensor), _TENSOR)
-    for path, namespace, name in free_variables.stored_globals:
+    for path, namespace, name in reached.stored_globals:
         yield Holder(path, _Global(namespace, name), _GLOBAL)
     yield from _global_generators()
 

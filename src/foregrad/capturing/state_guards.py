@@ -1,77 +1,59 @@
-"""Notice when Python state that a program reads, or a module that it called, is no longer what it was."""
+"""Notice when Python state that a program reads is no longer what it was.
+
+Every holder of state (see `kinds`) is compared shallowly: plain values by equality, tensors only by being there (they
+are inputs, and checked as such), anything else by identity; what an object leads to is a holder of its own. Objects are
+not kept alive by being compared (see `Lifetime`). Python numbers the versions of a dict: as long as none has changed,
+items of dicts are not looked at. A namespace of a large library costs one comparison at each call, however many of its
+names a program may read.
+"""
 
 from __future__ import annotations
 
 import collections
+import functools
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from itertools import chain
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from .._torch import dict_version, global_module_hooks
-from ..values import PLAIN, Remembered, are_settled, is_plain, is_unchanged, weakly
-from .code import found_where_it_says
-from .kinds import ACCESSOR, DICT, Kind, Lifetime, attributes_of, class_dict, has_attributes, has_slots, is_a, slots_of
+from .._torch import SettingProperty, dict_version, settings_modules
+from ..values import PLAIN, is_plain, is_unchanged, weakly
+from .code import found_where_it_says, is_library_module
+from .kinds import (
+    ACCESSOR,
+    CACHE,
+    DEQUE,
+    DICT,
+    EXCEPTION,
+    FACTORY,
+    FROZENSET,
+    GETTER,
+    HOLD_NUMBERS,
+    LIST,
+    LOGGER,
+    MAPPING,
+    METHOD,
+    OBJECT,
+    PARTIAL,
+    SET,
+    THREAD,
+    TUPLE,
+    VALUE,
+    VARIABLE,
+    WEAK,
+    Kind,
+    Lifetime,
+    attributes_of,
+    class_dict,
+    has_attributes,
+    has_slots,
+    is_a,
+    slots_of,
+)
 
-# ---------------------------------------------------------------------------------------------------------------------
-# A module taken apart in one look, for everybody who asks about modules while a program is captured.
-MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-
-
-class ModuleParts:
-    """What of a module can change by itself: the dicts that it is made of, and whatever its attributes lead to.
-
-    Dicts have the name of the attribute that holds them, and none if assigning to an attribute of the module changes
-    them: its own dict, and those of its parameters, buffers and children.
-    """
-
-    __slots__ = ("containers", "empty", "filled", "module", "others", "path")
-
-    def __init__(self, path: str, module: nn.Module) -> None:
-        self.path = path
-        self.module = module
-        attributes = vars(module)
-        # Versions come first: what another thread changes from then on shows.
-        self.filled: list[tuple[str, dict[Any, Any], int]] = [("", attributes, dict_version(attributes))]
-        self.empty: list[dict[Any, Any] | set[Any]] = []  # of what torch keeps in a module, most: hooks nearly always
-        self.containers: list[tuple[str, list[Any] | dict[Any, Any] | set[Any]]] = []  # of the user's own
-        self.others: list[str] = []  # names of what is neither plain nor a container: nothing here keeps a tensor alive
-        for name, value in list(attributes.items()):
-            kind = type(value)
-            if kind in PLAIN:
-                continue
-            if kind is not dict and not isinstance(value, (list, dict, set)):
-                self.others.append(name)
-            elif (kind is dict or isinstance(value, dict)) and (name in MODULE_TABLES or "_hooks" in name):
-                if value:
-                    self.filled.append((_shown(name), value, dict_version(value)))
-                else:
-                    self.empty.append(value)
-            elif name == "_non_persistent_buffers_set" and not value:
-                self.empty.append(value)
-            else:
-                self.containers.append((name, value))
-
-    def name_of(self, table: dict[Any, Any] | set[Any]) -> str:
-        """The name of a container that was empty."""
-        return next((_shown(name) for name, value in vars(self.module).items() if value is table), "")
-
-
-def _shown(name: str) -> str:
-    return "" if name in MODULE_TABLES else name
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Notice when Python state that a program reads is no longer what it was.
-#
-# Every holder of state (see `kinds`) is compared shallowly: plain values by equality, tensors only by being there
-# (they are inputs, and checked as such), anything else by identity; what an object leads to is a holder of its own.
-# Objects are not kept alive by being compared (see `lives`). Python numbers the versions of a dict: as long as none
-# has changed, items of dicts are not looked at. A namespace of a large library costs one comparison at each call,
-# however many of its names a program may read.
 ABSENT = object()
 
 
@@ -216,9 +198,10 @@ class StateGuard:
         """Names that a program may look up in a dict and would not find."""
         self._table(table).absent |= names
 
-    def add_table(self, table: dict[Any, Any], without: Iterable[Any] = ()) -> None:
-        """A whole dict, in its order; the values of some keys are compared elsewhere."""
-        self._table(table).note_all(frozenset(without), self._lifetime)
+    def add_table(self, table: dict[Any, Any], by_itself: bool = False) -> None:
+        """A whole dict, in its order; containers of plain values in it are compared one by one, by what is in them."""
+        skipped = () if by_itself else [k for k, v in table.items() if type(v) not in PLAIN and is_plain(v)]
+        self._table(table).note_all(frozenset(skipped), self._lifetime)
 
     def add_library(self, table: dict[Any, Any]) -> None:
         """A namespace or a class of torch's, which holds no tensors; what was noted of it once serves all programs."""
@@ -240,13 +223,13 @@ class StateGuard:
         items = tuple([noting(item, self._lifetime) for item in iterate(owner)])
         self._sequences.append((self._lifetime.hold(owner), iterate, items))
 
-    def add_object(self, owner: Any, without: Iterable[Any] = ()) -> None:
+    def add_object(self, owner: Any) -> None:
         """An object of a class of Python's: its class and its attributes."""
         slots = slots_of(owner)
         self._lifetime.hold(type(owner))
         self._objects.append(self._lifetime.hold(owner))
         if has_attributes(type(owner)):
-            self.add_table(attributes_of(owner), without)
+            self.add_table(attributes_of(owner))
         if slots or has_slots(type(owner)):
             self._others.append((self._lifetime.hold(owner), slots_of, self._noted(slots)))
 
@@ -255,16 +238,31 @@ class StateGuard:
         items = {key: _note_held(value, self._lifetime) for key, value in kind.read(owner).items()}
         self._others.append((self._lifetime.hold(owner), kind.read, items))
 
+    def add_holder(self, owner: Any, kind: Kind) -> None:
+        """An object, as one of the kinds that it is of."""
+        if kind is DICT:
+            self.add_table(owner)
+            if is_a(owner, collections.OrderedDict):  # which does not count a new order as a change
+                self.add_sequence(owner)
+        elif kind is OBJECT:
+            self.add_object(owner)
+        elif kind in (LIST, DEQUE, SET, FROZENSET):
+            self.add_sequence(owner)
+        elif kind in _COMPARED_AS_READ:
+            self.add_other(owner, kind)
+        else:
+            assert kind in _NEVER_CHANGES or kind.name.startswith(("random", "numpy")), kind
+
     def add_function(self, function: types.FunctionType) -> None:
         """Code, defaults and attributes of a function."""
         if is_plain(function.__defaults__) and is_plain(function.__kwdefaults__):
             self._functions.append(self._lifetime.hold(function))
             if function.__kwdefaults__:
-                self.add_table(function.__kwdefaults__)
+                self.add_table(function.__kwdefaults__, by_itself=True)
         else:
             self._others.append((self._lifetime.hold(function), _parts_in_code, self._noted(_parts_in_code(function))))
         if vars(function):
-            self.add_table(vars(function))
+            self.add_table(vars(function), by_itself=True)
         else:
             self._empty.append(vars(function))
 
@@ -277,7 +275,7 @@ class StateGuard:
             return
         if found_where_it_says(kind):
             self._classes[id(kind)] = kind
-            self.add_table(class_dict(kind))
+            self.add_table(class_dict(kind), by_itself=True)
         else:
             self._loose[id(kind)] = _LooseClass(kind, self._lifetime)
 
@@ -285,7 +283,7 @@ class StateGuard:
         """Dicts of functions that are called in order; nearly always there are none."""
         for table in tables:
             if table:
-                self.add_table(table)
+                self.add_table(table, by_itself=True)
                 self.add_sequence(table)  # a new order does not count as a change of an OrderedDict
             else:
                 self._empty.append(table)
@@ -305,6 +303,27 @@ class StateGuard:
     def add_setting(self, read: Callable[[], Any], value: Any) -> None:
         """Something of torch's that is asked for by a call."""
         self._settings.append((read, value))
+
+    def add_settings(self, names: Set[str], namespaces: Iterable[types.ModuleType]) -> None:
+        """Settings of torch that a program may ask for by these names: functions and properties with plain values."""
+        for name in sorted(names):
+            if name.startswith(("is_", "are_", "get_")) or name.endswith("_enabled"):
+                for module in settings_modules():
+                    self._add_if_plain(vars(module).get(name))
+        for module in namespaces:
+            if type(module) is not types.ModuleType and is_library_module(module):
+                members = {name: member for base in type(module).__mro__ for name, member in vars(base).items()}
+                for name in sorted(names & members.keys()):
+                    if isinstance(members[name], SettingProperty):
+                        self._add_if_plain(functools.partial(getattr, module, name))
+
+    def _add_if_plain(self, read: Any) -> None:
+        try:
+            value = read()
+        except (TypeError, RuntimeError, AssertionError, AttributeError):  # takes arguments, or asks a device not here
+            return
+        if is_plain(value):
+            self.add_setting(read, value)
 
     def finish(self) -> bool:
         """Everything was added; gives whether there is anything to compare."""
@@ -374,6 +393,8 @@ class StateGuard:
         return True
 
 
+_COMPARED_AS_READ = (*HOLD_NUMBERS, VARIABLE, CACHE, WEAK, MAPPING, FACTORY, PARTIAL, LOGGER, THREAD, EXCEPTION)
+_NEVER_CHANGES = (TUPLE, METHOD, ACCESSOR, VALUE, GETTER)
 _ITERABLE = frozenset({list, collections.deque, set, frozenset, collections.OrderedDict, dict})
 _find = operator.call
 _made_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
@@ -460,139 +481,3 @@ class _LooseClass:
 def _made_derived(kind: type) -> tuple[str, str, list[int]]:
     """What a class is derived from, by ids."""
     return kind.__qualname__, kind.__name__, [*map(id, kind.__mro__)]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Notice when a module that a program called is no longer what it was.
-#
-# Training flag, attributes, children, hooks and the names of parameters and buffers are facts of the program. Python
-# numbers the versions of a dict: as long as no dict of any module has changed, little else is looked at.
-_ABSENT = object()
-
-
-class _Facts:
-    """What a program may depend on in a module. Parameters and buffers themselves are read at each call."""
-
-    __slots__ = ("_attributes", "_children", "_containers", "_find", "_hooks", "_state", "_tensors")
-
-    def __init__(self, parts: ModuleParts, lifetime: Lifetime) -> None:
-        module = parts.module
-        self._find = lifetime.hold(module)
-        self._tensors: list[str] = []  # which are inputs, too
-        self._containers: dict[str, Any] = {}  # whose contents are compared apart
-        self._attributes: dict[str, Any] = {}
-        for name, value in vars(module).items():
-            kind = type(value)
-            if kind in PLAIN:
-                self._attributes[name] = value
-            elif kind is dict or isinstance(value, (list, dict, set)):
-                self._containers[name] = value
-            elif isinstance(value, Tensor):
-                self._tensors.append(name)
-            else:
-                self._attributes[name] = note(value, lifetime)
-        self._children = noted_items(module._modules, lifetime)
-        self._hooks = [noted_items(table, lifetime) for table in _hooks(parts)]
-        self._state = _state(module)
-
-    def hold(self) -> bool:
-        module = self._find()
-        now = vars(module)
-        if len(now) != len(self._attributes) + len(self._containers) + len(self._tensors):
-            return False
-        hooks = _hooks(ModuleParts("", module))
-        return (
-            all(now.get(name) is before for name, before in self._containers.items())
-            and all(still(now.get(name, _ABSENT), before) for name, before in self._attributes.items())
-            and all(isinstance(now.get(name), Tensor) for name in self._tensors)
-            and still_holds(module._modules, self._children)
-            and len(hooks) == len(self._hooks)
-            and all(map(still_holds, hooks, self._hooks))
-            and _state(module) == self._state
-        )
-
-
-def _hooks(parts: ModuleParts) -> list[dict[Any, Any]]:
-    return [dict(table) for name, table, _ in parts.filled if name]
-
-
-def _state(module: nn.Module) -> list[tuple[str, bool]]:
-    return [(name, tensor is None) for name, tensor in (*module._parameters.items(), *module._buffers.items())]
-
-
-def _containers_in(parts: ModuleParts) -> Iterator[Any]:
-    """Attributes whose contents may change while they stay the same objects, as a list in a tuple does."""
-    yield from (value for _, value in parts.containers)
-    for name in parts.others:
-        value = vars(parts.module).get(name)
-        if type(value) is tuple and not are_settled(value):
-            yield value
-
-
-def noted_items(table: Mapping[Any, Any], lifetime: Lifetime) -> dict[Any, Any]:
-    """What is kept of a table of modules or hooks."""
-    return {name: note(value, lifetime) for name, value in table.items()}
-
-
-def still_holds(table: Mapping[Any, Any], before: Mapping[Any, Any]) -> bool:
-    """Whether a table holds the same objects under the same names, in the same order."""
-    return [*table] == [*before] and all(map(still, table.values(), before.values()))
-
-
-class ModuleGuard:
-    """Facts about the modules that a program called, and a fast way to see that they still hold."""
-
-    def __init__(self, modules: Sequence[ModuleParts], lifetime: Lifetime) -> None:
-        self._lifetime = lifetime
-        for parts in modules:
-            lifetime.hold(type(parts.module))
-        self._modules = [lifetime.hold(parts.module) for parts in modules]
-        self._types = [id(type(parts.module)) for parts in modules]
-        self._attributes = [vars(parts.module) for parts in modules]
-        self._tables: list[dict[Any, Any]] = []
-        self._versions: list[int] = []
-        self._empty: list[dict[Any, Any] | set[Any]] = []
-        self._global_hooks: list[dict[Any, Any]] = []
-        self._note_tables(modules)
-        self._facts = [_Facts(parts, lifetime) for parts in modules]
-        values = [value for parts in modules for value in _containers_in(parts)]
-        self._containers = [(value, Remembered(value)) for value in values if is_plain(value)]
-        lifetime.when_gone(self._release)
-
-    def _release(self) -> None:
-        self._modules, self._attributes, self._facts, self._containers = [], [], [], []
-        self._tables, self._empty, self._global_hooks = [], [], []
-
-    def _note_tables(self, modules: Sequence[ModuleParts]) -> None:
-        hooks = global_module_hooks()
-        self._global_hooks = [noted_items(table, self._lifetime) for table in hooks]
-        filled = [(table, dict_version(table)) for table in hooks if table]
-        filled += [(table, version) for parts in modules for _, table, version in parts.filled]
-        self._tables, self._versions = [table for table, _ in filled], [version for _, version in filled]
-        self._empty = [table for table in hooks if not table]
-        for parts in modules:
-            self._empty += parts.empty
-
-    def holds(self) -> bool:
-        """Whether every fact is as it was."""
-        if self._lifetime.is_gone:
-            return False
-        for container, before in self._containers:
-            if not before.equals(container):
-                return False
-        modules = list(map(operator.call, self._modules))
-        if list(map(id, map(type, modules))) != self._types:
-            return False
-        if not all(map(operator.is_, map(vars, modules), self._attributes)):
-            return False
-        if any(self._empty):
-            return self._look_again()
-        return list(map(dict_version, self._tables)) == self._versions or self._look_again()
-
-    def _look_again(self) -> bool:
-        modules = [ModuleParts("", find()) for find in self._modules]
-        same_hooks = all(map(still_holds, global_module_hooks(), self._global_hooks))
-        if not same_hooks or not all(facts.hold() for facts in self._facts):
-            return False
-        self._note_tables(modules)
-        return True

@@ -1,0 +1,191 @@
+"""Notice when a module that a program called is no longer what it was.
+
+Training flag, attributes, children, hooks and the names of parameters and buffers are facts of the program. Python
+numbers the versions of a dict: as long as no dict of any module has changed, little else is looked at.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from .._torch import dict_version, global_module_hooks
+from ..values import PLAIN, Remembered, are_settled, is_plain
+from .kinds import Lifetime
+from .state_guards import ABSENT, note, still
+
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+class ModuleParts:
+    """What of a module can change by itself: the dicts that it is made of, and whatever its attributes lead to.
+
+    Dicts have the name of the attribute that holds them, and none if assigning to an attribute of the module changes
+    them: its own dict, and those of its parameters, buffers and children.
+    """
+
+    __slots__ = ("containers", "empty", "filled", "module", "others", "path")
+
+    def __init__(self, path: str, module: nn.Module) -> None:
+        self.path = path
+        self.module = module
+        attributes = vars(module)
+        # Versions come first: what another thread changes from then on shows.
+        self.filled: list[tuple[str, dict[Any, Any], int]] = [("", attributes, dict_version(attributes))]
+        self.empty: list[dict[Any, Any] | set[Any]] = []  # of what torch keeps in a module, most: hooks nearly always
+        self.containers: list[tuple[str, list[Any] | dict[Any, Any] | set[Any]]] = []  # of the user's own
+        self.others: list[str] = []  # names of what is neither plain nor a container: nothing here keeps a tensor alive
+        for name, value in list(attributes.items()):
+            kind = type(value)
+            if kind in PLAIN:
+                continue
+            if kind is not dict and not isinstance(value, (list, dict, set)):
+                self.others.append(name)
+            elif (kind is dict or isinstance(value, dict)) and (name in MODULE_TABLES or "_hooks" in name):
+                if value:
+                    self.filled.append((_shown(name), value, dict_version(value)))
+                else:
+                    self.empty.append(value)
+            elif name == "_non_persistent_buffers_set" and not value:
+                self.empty.append(value)
+            else:
+                self.containers.append((name, value))
+
+    def name_of(self, table: dict[Any, Any] | set[Any]) -> str:
+        """The name of a container that was empty."""
+        return next((_shown(name) for name, value in vars(self.module).items() if value is table), "")
+
+
+def _shown(name: str) -> str:
+    return "" if name in MODULE_TABLES else name
+
+
+class _Facts:
+    """What a program may depend on in a module. Parameters and buffers themselves are read at each call."""
+
+    __slots__ = ("_attributes", "_children", "_containers", "_find", "_hooks", "_state", "_tensors")
+
+    def __init__(self, parts: ModuleParts, lifetime: Lifetime) -> None:
+        module = parts.module
+        self._find = lifetime.hold(module)
+        self._tensors: list[str] = []  # which are inputs, too
+        self._containers: dict[str, Any] = {}  # whose contents are compared apart
+        self._attributes: dict[str, Any] = {}
+        for name, value in vars(module).items():
+            kind = type(value)
+            if kind in PLAIN:
+                self._attributes[name] = value
+            elif kind is dict or isinstance(value, (list, dict, set)):
+                self._containers[name] = value
+            elif isinstance(value, Tensor):
+                self._tensors.append(name)
+            else:
+                self._attributes[name] = note(value, lifetime)
+        self._children = noted_items(module._modules, lifetime)
+        self._hooks = [noted_items(table, lifetime) for table in _hooks(parts)]
+        self._state = _state(module)
+
+    def hold(self) -> bool:
+        module = self._find()
+        now = vars(module)
+        if len(now) != len(self._attributes) + len(self._containers) + len(self._tensors):
+            return False
+        hooks = _hooks(ModuleParts("", module))
+        return (
+            all(now.get(name) is before for name, before in self._containers.items())
+            and all(still(now.get(name, ABSENT), before) for name, before in self._attributes.items())
+            and all(isinstance(now.get(name), Tensor) for name in self._tensors)
+            and still_holds(module._modules, self._children)
+            and len(hooks) == len(self._hooks)
+            and all(map(still_holds, hooks, self._hooks))
+            and _state(module) == self._state
+        )
+
+
+def _hooks(parts: ModuleParts) -> list[dict[Any, Any]]:
+    return [dict(table) for name, table, _ in parts.filled if name]
+
+
+def _state(module: nn.Module) -> list[tuple[str, bool]]:
+    return [(name, tensor is None) for name, tensor in (*module._parameters.items(), *module._buffers.items())]
+
+
+def _containers_in(parts: ModuleParts) -> Iterator[Any]:
+    """Attributes whose contents may change while they stay the same objects, as a list in a tuple does."""
+    yield from (value for _, value in parts.containers)
+    for name in parts.others:
+        value = vars(parts.module).get(name)
+        if type(value) is tuple and not are_settled(value):
+            yield value
+
+
+def noted_items(table: Mapping[Any, Any], lifetime: Lifetime) -> dict[Any, Any]:
+    """What is kept of a table of modules or hooks."""
+    return {name: note(value, lifetime) for name, value in table.items()}
+
+
+def still_holds(table: Mapping[Any, Any], before: Mapping[Any, Any]) -> bool:
+    """Whether a table holds the same objects under the same names, in the same order."""
+    return [*table] == [*before] and all(map(still, table.values(), before.values()))
+
+
+class ModuleGuard:
+    """Facts about the modules that a program called, and a fast way to see that they still hold."""
+
+    def __init__(self, modules: Sequence[ModuleParts], lifetime: Lifetime) -> None:
+        self._lifetime = lifetime
+        for parts in modules:
+            lifetime.hold(type(parts.module))
+        self._modules = [lifetime.hold(parts.module) for parts in modules]
+        self._types = [id(type(parts.module)) for parts in modules]
+        self._attributes = [vars(parts.module) for parts in modules]
+        self._tables: list[dict[Any, Any]] = []
+        self._versions: list[int] = []
+        self._empty: list[dict[Any, Any] | set[Any]] = []
+        self._global_hooks: list[dict[Any, Any]] = []
+        self._note_tables(modules)
+        self._facts = [_Facts(parts, lifetime) for parts in modules]
+        values = [value for parts in modules for value in _containers_in(parts)]
+        self._containers = [(value, Remembered(value)) for value in values if is_plain(value)]
+        lifetime.when_gone(self._release)
+
+    def _release(self) -> None:
+        self._modules, self._attributes, self._facts, self._containers = [], [], [], []
+        self._tables, self._empty, self._global_hooks = [], [], []
+
+    def _note_tables(self, modules: Sequence[ModuleParts]) -> None:
+        hooks = global_module_hooks()
+        self._global_hooks = [noted_items(table, self._lifetime) for table in hooks]
+        filled = [(table, dict_version(table)) for table in hooks if table]
+        filled += [(table, version) for parts in modules for _, table, version in parts.filled]
+        self._tables, self._versions = [table for table, _ in filled], [version for _, version in filled]
+        self._empty = [table for table in hooks if not table]
+        for parts in modules:
+            self._empty += parts.empty
+
+    def holds(self) -> bool:
+        """Whether every fact is as it was."""
+        if self._lifetime.is_gone:
+            return False
+        for container, before in self._containers:
+            if not before.equals(container):
+                return False
+        modules = list(map(operator.call, self._modules))
+        if list(map(id, map(type, modules))) != self._types:
+            return False
+        if not all(map(operator.is_, map(vars, modules), self._attributes)):
+            return False
+        if any(self._empty):
+            return self._look_again()
+        return list(map(dict_version, self._tables)) == self._versions or self._look_again()
+
+    def _look_again(self) -> bool:
+        modules = [ModuleParts("", find()) for find in self._modules]
+        same_hooks = all(map(still_holds, global_module_hooks(), self._global_hooks))
+        if not same_hooks or not all(facts.hold() for facts in self._facts):
+            return False
+        self._note_tables(modules)
+        return True

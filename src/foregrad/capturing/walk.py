@@ -1,0 +1,667 @@
+"""What a program can reach by itself: closures, globals, defaults, modules, attributes.
+
+One walk goes over everything, whatever its kind (see `kinds`). A tensor that is found is a free tensor: it is an input,
+read from its source at each call (see `sources`). Everything else is compared at each call (see `state_guards`).
+Arguments are walked as well, for the functions that are reached through them; what they hold is compared with the
+call's own arguments (see `patterns`).
+"""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import contextlib
+import enum
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVarTuple
+
+from torch import Tensor, nn
+
+from .._torch import cached_parametrizations, global_module_hooks
+from ..errors import ForegradError, UnsupportedError
+from ..values import PLAIN, SETTLED, are_settled, is_plain, weakly
+from .code import (
+    ANY_MODULE,
+    READ_NAMESPACE,
+    Names,
+    Scope,
+    found_where_it_says,
+    is_library_class,
+    is_library_function,
+    is_library_module,
+    methods_of,
+    names_in,
+)
+from .kinds import (
+    CACHE,
+    CELL,
+    CLASS,
+    DEQUE,
+    DICT,
+    FUNCTION,
+    GETTER,
+    HOLD_NUMBERS,
+    LIST,
+    LOGGER,
+    NAMESPACE,
+    OBJECT,
+    REGISTERED,
+    SUBCLASSES,
+    THREAD,
+    TUPLE,
+    Kind,
+    Lifetime,
+    attributes_of,
+    class_dict,
+    is_a,
+    kinds_of,
+    remembers_tensors,
+    size_of,
+)
+from .module_guards import ModuleParts
+from .patterns import ObjectPattern
+from .sources import Source, TensorSources, is_users_wrapper, own_attributes
+from .state_guards import ABSENT, StateGuard
+
+Ts = TypeVarTuple("Ts")
+
+_MOST_HOLDERS = 20_000  # that are walked before the code that runs has to tell what is read
+_MOST_BYTES = 1 << 20  # of an array of numbers that is compared at each call
+
+
+class Holder(NamedTuple):
+    """An object of the user's that holds state, as one of the kinds that it is of."""
+
+    path: str  # in the user's words
+    owner: Any
+    kind: Kind
+    in_argument: bool = False  # it is reached through an argument only: each call has its own
+
+
+class Reached(NamedTuple):
+    """What a recording may change of the user's objects."""
+
+    holders: Sequence[Holder]
+    tensors: Sequence[tuple[str, Tensor]]
+    stored_globals: Sequence[tuple[str, dict[str, Any], str]]
+    modules: Sequence[ModuleParts]
+    modules_in_arguments: Sequence[ModuleParts]
+
+
+class Unfollowed(NamedTuple):
+    """An object that a program can reach, and why its state cannot be followed."""
+
+    path: str
+    why: str
+    is_used_up: bool = False  # reading takes something out of it that nothing can put back
+
+
+class Walk:
+    """Goes over everything that a function can reach without being given it, as far as its scope goes."""
+
+    def __init__(
+        self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]] = (), scope: Scope | None = None
+    ) -> None:
+        self._root, self._arguments = root, arguments
+        self._scope = scope or Scope()
+        self.plain: list[tuple[Source, Any]] = []  # containers of plain values, compared as a whole
+        self.cells: list[tuple[str, types.CellType]] = []
+        self.fixed: list[tuple[Source, Any]] = []  # what is in cells
+        self.stored_globals: list[tuple[str, dict[str, Any], str]] = []
+        self.lifetime = Lifetime()
+        self.state = StateGuard(self.lifetime)
+        self.holders: list[Holder] = []
+        self.tensors: list[tuple[str, Tensor]] = []  # which the program may put attributes on
+        self.modules: dict[int, ModuleParts] = {}  # by id
+        self.modules_in_arguments: dict[int, ModuleParts] = {}
+        self.patterns: dict[int, ObjectPattern] = {}  # of arguments that are objects, by the number of the leaf
+        self.sources = TensorSources()
+        self.unknown: list[Unfollowed] = []
+        self.unknown_arguments: list[Unfollowed] = []
+        self._hidden_state: list[Unfollowed] = []  # what a recording may change, and nothing can see or put back
+        self.compares_objects = False  # a program may ask whether one tensor is another
+        self.named_by_getters: set[str] = set()
+        self._computes_names = False
+        self._compared: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # how, until it is noted
+        # The walk: what it has seen, and what it still has to look at.
+        self._seen: dict[int, Any] = {}  # by id; kept, so that an id stays its own
+        self._seen_classes: set[tuple[int, bool]] = set()
+        self._seen_globals: dict[int, set[str]] = {}  # by the id of a namespace
+        self._inside: dict[int, tuple[Any, Any]] = {}  # what holds a container of plain values, by its id, and the key
+        self._names: set[str] = {"forward"}  # that the program may look up in an object
+        self._unnamed: dict[str, list[Any]] = {}  # members of classes that no function has named yet
+        self._later: list[Callable[[], None]] = []  # what is far from the program: once names are known not to tell all
+        self._functions: list[types.FunctionType] = []
+        self._namespaces: list[tuple[types.ModuleType, str, set[str]]] = []  # with the names looked up so far
+        self._in_argument = False
+        self._private: set[int] = set()  # ids of functions that are reached through arguments only
+        with looked_at():
+            self._walk(root, arguments)
+
+    def _walk(self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]]) -> None:
+        self._guard(StateGuard.add_library, class_dict(Tensor))
+        if isinstance(root, nn.Module):
+            self._enter_module(root, "")
+        else:
+            self._visit(Source(root, "held", None, ""), root)
+        self._look_at_functions()
+        self._enter_hooks("all modules", global_module_hooks())  # the program may make a module and call it
+        self._look_at_functions()
+        if self._is_of_no_use:
+            return
+        known = frozenset(self._seen)
+        self._in_argument = True
+        for i, (path, value) in enumerate(arguments):
+            if is_a(value, Tensor):
+                self._enter_tensor(value, path)
+            looked_into = own_attributes(value) if is_a(value, Tensor) else value
+            if looked_into is not None and not is_plain(value):
+                pattern = self.patterns[i] = ObjectPattern(looked_into, known)
+                why = [f"is or holds a {kind.__name__}" for kind in pattern.unknown]
+                self.unknown_arguments += [Unfollowed(path, reason) for reason in why]
+                for j, tensor in enumerate(pattern.tensors):
+                    self.sources.add(tensor, Source(i, "argument", j, path))
+                self._visit(Source(value, "held", None, path), looked_into)
+            elif looked_into is not None:
+                self._note_containers(path, value)
+        self._in_argument = False
+        self._look_at_functions()
+        if not self.modules:
+            self._guard(StateGuard.add_hooks, global_module_hooks())
+        if "__subclasses__" in self._names:
+            self._enter_subclasses()
+        self._guard(StateGuard.add_settings, self._names, [module for module, _, _ in self._namespaces])
+
+    def _guard(self, add: Callable[[StateGuard, *Ts], None], *args: *Ts) -> None:
+        """Something is compared at each call; what arguments hold is compared by patterns."""
+        if not self._in_argument:
+            self._compared.append((add, args))
+
+    @contextlib.contextmanager
+    def _outside_arguments(self) -> Iterator[None]:
+        """Classes, globals and Python modules are one for all calls, however they are reached."""
+        before, self._in_argument = self._in_argument, False
+        try:
+            yield
+        finally:
+            self._in_argument = before
+
+    @property
+    def _is_of_no_use(self) -> bool:
+        """Whether the program puts names together, and only the code that runs can tell what it reads."""
+        return self._computes_names and self._scope.needs_names
+
+    # ----------------------------------------------------------------------------------------- functions
+    def _enter_function(self, function: Any) -> None:
+        if not is_a(function, types.FunctionType) or id(function) in self._seen:
+            return
+        if self._scope.calls(function.__code__):
+            self._seen[id(function)] = function
+            self._functions.append(function)
+            if self._in_argument:
+                self._private.add(id(function))
+
+    def _look_at_functions(self) -> None:
+        while (self._functions or self._later) and not self._is_of_no_use:
+            while self._functions and not self._is_of_no_use:
+                function = self._functions.pop()
+                before = self._in_argument
+                self._in_argument = before or id(function) in self._private
+                self._look_at(function)
+                self._in_argument = before
+            for module, path, seen in self._namespaces:
+                self._look_up(module, path, seen)
+            if not self._functions:
+                later, self._later = self._later, []
+                for look in later:
+                    look()
+
+    def _enter_if_named(self, name: str, function: types.FunctionType) -> None:
+        if name in self._names:
+            self._enter_function(function)
+        else:
+            self._unnamed.setdefault(name, []).append(function)
+
+    def _look_at(self, function: types.FunctionType) -> None:
+        name, code = function.__name__, function.__code__
+        in_library = is_library_function(function)
+        if function.__closure__:
+            for variable, cell in zip(code.co_freevars, function.__closure__, strict=True):
+                if not (in_library and variable in _LIBRARY_CACHES):
+                    self._look_at_cell(f"{variable} (closure of {name})", cell)
+        if in_library:  # a wrapper around the user's function, or a function of torch that the program calls
+            return
+        self._guard(StateGuard.add_function, function)
+        self.holders.append(Holder(name, function, FUNCTION, self._in_argument))
+        for where, held in ((f"defaults of {name}", function.__defaults__), (f"attributes of {name}", vars(function))):
+            values = held.values() if isinstance(held, dict) else held or ()
+            if not are_settled(values):
+                self._visit_items(where, held, TUPLE if isinstance(held, tuple) else DICT)
+        if function.__kwdefaults__:
+            self._visit_items(f"defaults of {name}", function.__kwdefaults__, DICT)
+        names = names_in(code)
+        self._computes_names |= names.computed
+        self.compares_objects |= names.compares
+        with self._outside_arguments():
+            self._look_at_globals(function.__globals__, names)
+            if self._scope.finds_any_name and _reads_namespace(function.__globals__, names):
+                self._look_at_all_globals(function.__globals__)
+        if names.stored:
+            self.stored_globals += [(f"{v} (global)", function.__globals__, v) for v in sorted(names.stored)]
+        self._look_for(names.attributes)
+
+    def _look_for(self, names: frozenset[str]) -> None:
+        """Names that stand in the program, which may call methods by them."""
+        new = names - self._names
+        self._names |= new
+        for attribute in new & self._unnamed.keys():
+            for member in self._unnamed.pop(attribute):
+                self._enter_function(member)
+
+    def _look_at_cell(self, path: str, cell: types.CellType) -> None:
+        if id(cell) in self._seen:
+            return
+        self._seen[id(cell)] = cell
+        self.holders.append(Holder(path, cell, CELL, self._in_argument))
+        if CELL.read(cell):
+            self.cells.append((path, cell))
+            value, source = cell.cell_contents, Source(cell, "cell", None, path)
+            if self._in_argument:
+                self._visit(source, value)
+            elif is_plain(value):
+                self.plain.append((source, value))
+                self._note_containers(path, value)
+            else:
+                if not is_a(value, Tensor):
+                    self.fixed.append((source, value))
+                self._visit(source, value)
+
+    def _look_at_globals(self, namespace: dict[str, Any], names: Names) -> None:
+        seen = self._seen_globals.setdefault(id(namespace), set())
+        for name in sorted(names.loaded - seen):
+            value = namespace.get(name, ABSENT)
+            if value is ABSENT:
+                self._guard(StateGuard.add_item, namespace, name, ABSENT)
+                if name in vars(builtins):
+                    self._guard(StateGuard.add_item, vars(builtins), name, vars(builtins)[name])
+            else:
+                self._visit_item(Source(namespace, "item", name, f"{name} (global)"), value)
+        seen |= names.loaded
+        if names.imported:
+            self._computes_names |= ANY_MODULE in names.imported
+            for name, module in _imported(names.imported, self._scope.knows_code):
+                self._enter_namespace(module, name)
+
+    def _look_at_all_globals(self, namespace: dict[str, Any]) -> None:
+        """A namespace that is read by names which nobody knows."""
+        if id(namespace) not in self._seen:
+            self._seen[id(namespace)] = namespace
+            self._guard(StateGuard.add_table, namespace)
+            self._visit_items("", namespace, DICT)
+
+    # ---------------------------------------------------------------------------------------- namespaces
+    def _enter_namespace(self, module: types.ModuleType, path: str) -> None:
+        """A Python module: of what is in it, the names that stand in the program count."""
+        if id(module) in self._seen:
+            return
+        self._seen[id(module)] = module
+        if not is_library_module(module):
+            self.holders.append(Holder(path, module, NAMESPACE))
+            self.lifetime.hold(module)  # its namespace is kept, and may lead back to it
+        self._namespaces.append((module, path, set()))
+        self._look_up(*self._namespaces[-1])
+
+    def _look_up(self, module: types.ModuleType, path: str, seen: set[str]) -> None:
+        table = vars(module)
+        new = self._names - seen
+        seen |= new
+        in_library = is_library_module(module)
+        with self._outside_arguments():
+            for name in sorted(new & table.keys()):
+                source = Source(table, "item", name, f"{path}.{name}")
+                if in_library:
+                    self._look_up_in_library(source, table[name])
+                else:
+                    self._visit_item(source, table[name])
+            if not in_library:
+                self._guard(StateGuard.add_absent, table, frozenset(new - table.keys()))
+                if "__getattr__" in table:
+                    self._visit_item(Source(table, "item", "__getattr__", f"{path}.__getattr__"), table["__getattr__"])
+
+    def _look_up_in_library(self, source: Source, value: Any) -> None:
+        self._computes_names |= id(value) in _LOOK_UP
+        self._guard(StateGuard.add_item, source.owner, source.key, value)
+        if is_a(value, types.ModuleType):
+            self._enter_namespace(value, source.path)
+        elif is_a(value, types.FunctionType) and is_library_function(value):
+            self._enter_library(value.__module__)
+        elif is_a(value, types.FunctionType):  # one of the user's has taken its place
+            self._visit(source, value)
+
+    def _enter_library(self, name: str | None) -> None:
+        """A namespace of torch that its own code uses: what is in it may be replaced."""
+        module = sys.modules.get(name or "")
+        if name is not None and name.startswith("torch") and module is not None:
+            self._guard(StateGuard.add_library, vars(module))
+
+    # ------------------------------------------------------------------------------------------- classes
+    def _enter_class(self, kind: type, called: bool = False) -> None:
+        """The functions of a class of the user's that the program may come to call, which read globals of their own.
+
+        A method is called by its name, which stands in the function that calls it, or by Python and torch, which know
+        it from a class of their own. Making an object calls more of them.
+        """
+        if (id(kind), called) in self._seen_classes:
+            return
+        with self._outside_arguments():
+            self._enter_bases(kind, called)
+            self._enter_bases(type(kind), called=False)
+
+    def _enter_bases(self, kind: type, called: bool) -> None:
+        for base in kind.__mro__:
+            if (id(base), called) in self._seen_classes:
+                continue
+            self._seen_classes.add((id(base), called))
+            if is_library_class(base):
+                if base.__module__.startswith("torch."):
+                    if found_where_it_says(base):
+                        self._guard(StateGuard.add_library, class_dict(base))
+                    else:  # it was made for one module (parametrizations), and goes with that
+                        self._guard(StateGuard.add_class, base)
+                    self._enter_library(base.__module__)
+                    self._enter_library("torch.nn.functional")
+                continue
+            if id(base) not in self._seen:
+                self._enter_members(base)
+            for name, function, use in methods_of(base):
+                known = self._scope.finds_any_name or name in self._names
+                if use == "to prepare one" and not self._scope.knows_code:  # which has the names of what tensors do
+                    self._later.append(functools.partial(self._enter_if_named, name, function))
+                elif use == "by others" or known or (use == "to make one" and called):
+                    self._enter_function(function)
+                elif use == "by name":
+                    self._unnamed.setdefault(name, []).append(function)
+
+    def _enter_members(self, kind: type) -> None:
+        """What a class of the user's holds beside its methods."""
+        self._seen[id(kind)] = kind
+        self._guard(StateGuard.add_class, kind)
+        if is_a(kind, abc.ABCMeta):
+            self._guard(StateGuard.add_other, kind, REGISTERED)
+        self.holders.append(Holder(kind.__qualname__, kind, CLASS))
+        tables_of_enums = is_a(kind, enum.EnumMeta)  # in which Python notes combinations of flags when they are met
+        for name, value in list(vars(kind).items()):
+            if tables_of_enums and name.startswith("_") and name.endswith("_"):
+                continue
+            path = f"{kind.__qualname__}.{name}"
+            if is_a(value, Tensor):
+                self._found(value, Source(weakly(kind), "attribute", name, path))
+            elif not self._scope.knows_code and is_a(value, type):
+                self._later.append(functools.partial(self._enter_class, value, called=True))
+            elif _may_hold_state(value) and not name.startswith("__"):
+                self._visit_value(Source(weakly(kind), "attribute", name, path), value)
+
+    def _enter_subclasses(self) -> None:
+        """A program that asks classes for their subclasses finds those of any class of the user's."""
+        pending = [kind for kind in self._seen.values() if is_a(kind, type)]
+        while pending:
+            kind = pending.pop()
+            self._guard(StateGuard.add_other, kind, SUBCLASSES)
+            for found in SUBCLASSES.read(kind).values():
+                if id(found) not in self._seen:
+                    self._enter_class(found, called=True)
+                    pending.append(found)
+            self._look_at_functions()
+
+    # ------------------------------------------------------------------------------------------- modules
+    def _enter_module(self, module: nn.Module, path: str) -> None:
+        known = self.modules_in_arguments if self._in_argument else self.modules
+        for name, child in module.named_modules():
+            if id(child) not in self.modules and id(child) not in known:
+                self._seen[id(child)] = child
+                parts = known[id(child)] = ModuleParts(".".join(part for part in (path, name) if part), child)
+                self._enter_class(type(child))
+                self._enter_module_parts(parts)
+
+    def _enter_module_parts(self, parts: ModuleParts) -> None:
+        """What one module leads to, but for its children."""
+        path, module = parts.path, parts.module
+        if not self._in_argument:
+            for table in (module._parameters, module._buffers):
+                if table:
+                    self.sources.add_table(path, table)
+        if "parametrizations" in module._modules:
+            _refuse_cached_parametrizations(path)
+            self._guard(StateGuard.add_setting, cached_parametrizations, 0)
+        if len(parts.filled) > 1:
+            self._enter_hooks(path, [table for shown, table, _ in parts.filled if shown])
+        attributes, named = vars(module), self._scope.reads(type(module))
+        others = [(key, attributes.get(key)) for key in parts.others]
+        held = [(key, value) for key, value in others if type(value) is not tuple or not are_settled(value)]
+        for key, value in (*parts.containers, *held):
+            if named is None or key in named:
+                self._visit_attribute(attributes, key, value, _join(path, key))
+
+    def _enter_hooks(self, path: str, tables: Iterable[dict[Any, Any]]) -> None:
+        """Hooks are functions that the program calls."""
+        for table in tables:
+            for hook in list(table.values()):
+                if not is_plain(hook):
+                    self._visit(Source(hook, "held", None, f"a hook of {path}"), hook)
+
+    def _visit_attribute(self, table: dict[str, Any], key: str, value: Any, path: str) -> None:
+        """Attributes of modules are compared together; what they lead to is compared here."""
+        if is_a(value, Tensor) or not is_plain(value):
+            self._visit(Source(table, "item", key, path), value)
+        else:
+            self._note_containers(path, value)
+
+    # -------------------------------------------------------------------------------------------- values
+    def _visit_item(self, source: Source, value: Any) -> None:
+        """An item of a dict of which other items do not count: it is compared here."""
+        if is_a(value, Tensor):
+            self._guard(StateGuard.add_item, source.owner, source.key, value)
+            self._found(value, source)
+        elif is_plain(value) and type(value) not in PLAIN:
+            self._visit_value(source, value)
+        else:
+            self._guard(StateGuard.add_item, source.owner, source.key, value)
+            self._visit(source, value)
+
+    def _visit_value(self, source: Source, value: Any) -> None:
+        """Something that is compared here if it is a container of plain values, and by its owner if not."""
+        if is_plain(value) and type(value) not in PLAIN:
+            if not self._in_argument:
+                self.plain.append((source, value))
+            self._note_containers(source.path, value)
+        else:
+            self._visit(source, value)
+
+    def _note_containers(self, path: str, value: Any) -> None:
+        """Containers of plain values: a program may write to them."""
+        kinds = kinds_of(value) if type(value) not in PLAIN else ()
+        for kind in kinds or ():
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self.holders.append(Holder(path, value, kind, self._in_argument))
+                for key, item in kind.read(value).items():
+                    self._inside.setdefault(id(item), (value, key))
+                    self._note_containers(kind.path(path, key), item)
+
+    def _visit(self, source: Source, value: Any) -> None:
+        """Whatever a value leads to; the value itself is compared by what holds it."""
+        kind = type(value)
+        if kind is types.FunctionType:
+            self._enter_function(value)
+        elif kind in PLAIN:
+            return
+        elif issubclass(kind, Tensor):
+            self._found(value, source)
+        elif id(value) in self._seen:
+            return
+        elif issubclass(kind, nn.Module):
+            self._enter_module(value, source.path.split(" ")[0])
+        elif issubclass(kind, types.ModuleType):
+            self._enter_namespace(value, source.path)
+        elif issubclass(kind, type):
+            self._enter_class(value, called=True)
+        elif kind is types.CellType:
+            self._look_at_cell(source.path, value)
+        elif issubclass(kind, enum.Enum):  # one for all calls, however it is reached
+            self._seen[id(value)] = value
+            with self._outside_arguments():
+                self._visit_object(source.path, value)
+        else:
+            self._seen[id(value)] = value
+            self._visit_object(source.path, value)
+
+    def _visit_object(self, path: str, value: Any) -> None:
+        kinds = kinds_of(value)
+        self._computes_names |= id(value) in _LOOK_UP
+        if kinds is None and is_plain(value):  # a number of numpy's, say, which its owner compares
+            return
+        if kinds is None:
+            why = f"is of the type {type(value).__module__}.{type(value).__qualname__}"
+            self.unknown.append(Unfollowed(path, why, _is_used_up(value)))
+            self._hidden_state.append(self.unknown[-1])
+            return
+        if len(self.holders) > _MOST_HOLDERS and self._scope.reads_everything:
+            self.unknown.append(Unfollowed(path, "is one of too many objects that the program can reach"))
+            return
+        wrapped = attributes_of(value).get("__wrapped__")
+        if is_a(wrapped, types.FunctionType):  # by a compiled function, say
+            self._enter_function(wrapped)
+        for kind in kinds:
+            self.holders.append(Holder(path, value, kind, self._in_argument))
+            if kind in HOLD_NUMBERS and size_of(value, kind) > _MOST_BYTES:
+                self.unknown.append(Unfollowed(path, "is too large to be compared at each call"))
+            else:
+                self._guard(StateGuard.add_holder, value, kind)
+            if kind is CACHE and remembers_tensors(value):  # and would remember those of the recording
+                self._hidden_state.append(Unfollowed(path, "remembers what it gave for tensors", is_used_up=True))
+            if kind in _HAVE_ATTRIBUTES:
+                self._enter_class(type(value))
+            if kind is GETTER:
+                texts = (name for name in GETTER.read(value).values() if type(name) is str)
+                found = frozenset(part for text in texts for part in text.split("."))
+                self.named_by_getters |= found
+                self._look_for(found)
+            if kind not in HOLD_NUMBERS:
+                self._visit_items(path, value, kind)
+
+    def _visit_items(self, path: str, owner: Any, kind: Kind) -> None:
+        by_item = kind in (DICT, LIST, TUPLE, DEQUE)
+        named = self._scope.reads(type(owner)) if kind is OBJECT else None
+        table = attributes_of(owner) if kind is OBJECT else None
+        for key, item in kind.read(owner).items():
+            if type(item) in SETTLED or (named is not None and key not in named):
+                continue
+            full = kind.path(path, key)
+            if by_item:
+                source = Source(owner, "item", key, full)
+            elif table is not None and key in table:
+                source = Source(table, "item", key, full)
+            elif kind.is_attribute and str(key).isidentifier():
+                source = Source(weakly(owner), "attribute", key, full)
+            else:
+                source = Source(item, "held", None, full)
+            if kind is DICT or kind is OBJECT:
+                self._visit_value(source, item)
+            else:
+                self._visit(source, item)
+            if kind is DICT and type(key) not in SETTLED:
+                self._visit(Source(key, "held", None, full), key)
+
+    def _enter_tensor(self, tensor: Tensor, path: str) -> None:
+        """A tensor that a program may put attributes on; one of a class of the user's runs the code of that class."""
+        self.tensors.append((path, tensor))
+        if type(tensor) is not Tensor and type(tensor) is not nn.Parameter and not is_library_class(type(tensor)):
+            self._enter_class(type(tensor))
+
+    def _found(self, tensor: Tensor, source: Source) -> None:
+        self._enter_tensor(tensor, source.path)
+        if not self._in_argument:
+            self.sources.add(tensor, source)
+            attributes = vars(tensor) if is_users_wrapper(tensor) else own_attributes(tensor)
+            if attributes is not None and id(tensor) not in self._seen:
+                self._seen[id(tensor)] = tensor
+                self._guard(StateGuard.add_table, attributes)
+                self._visit_items(source.path, attributes, DICT)
+            elif not vars(tensor):
+                self._guard(StateGuard.add_bare, tensor)
+
+
+@contextlib.contextmanager
+def looked_at() -> Iterator[None]:
+    """Objects of the user's are looked at: where that cannot be done, the program is refused."""
+    try:
+        yield
+    except ForegradError:
+        raise
+    except RecursionError as error:
+        raise UnsupportedError(
+            "the program can reach objects that lead to others so many times in a row that they cannot be followed. "
+            "Keep them in a list, raise Python's recursion limit, or compile with fallback='eager'."
+        ) from error
+    except Exception as error:
+        raise UnsupportedError(
+            f"the program can reach an object that cannot be looked at: {type(error).__name__}: {error}. Pass what the "
+            "program needs of it as an argument, or compile with fallback='eager'."
+        ) from error
+
+
+def _refuse_cached_parametrizations(path: str) -> None:
+    """What a parametrization gives is kept elsewhere then, for later calls: those would find a recorded tensor."""
+    if cached_parametrizations():
+        raise UnsupportedError(
+            f"{path or 'the module'} has parametrizations, and parametrize.cached() is at work: this cannot be "
+            "compiled yet. Call it outside of that block, or compile with fallback='eager'."
+        )
+
+
+_READ_NAMESPACE = frozenset(id(vars(builtins)[name]) for name in READ_NAMESPACE)
+_LOOK_UP = frozenset(map(id, (getattr, vars, eval, exec, globals, locals)))  # whatever name they have in a program
+_HAVE_ATTRIBUTES = (OBJECT, LOGGER, THREAD)
+# A function that `functools.singledispatch` has made keeps what it has looked up, by the types of arguments.
+_LIBRARY_CACHES = frozenset({"dispatch_cache", "cache_token"})
+
+
+def _reads_namespace(namespace: dict[str, Any], names: Names) -> bool:
+    """Whether a function may find any global of its namespace, by whatever name it knows `eval` and the like."""
+    loaded = {id(namespace.get(name)) for name in names.loaded}
+    by_module = id(builtins) in loaded and not READ_NAMESPACE.isdisjoint(names.attributes)
+    return by_module or not READ_NAMESPACE.isdisjoint(names.loaded) or not _READ_NAMESPACE.isdisjoint(loaded)
+
+
+def _is_used_up(value: Any) -> bool:
+    """Whether reading takes something out of an object that nobody can put back: iterators and queues."""
+    return hasattr(type(value), "__next__") or hasattr(type(value), "get_nowait")
+
+
+def _may_hold_state(value: Any) -> bool:
+    """Whether something in a class is neither a method nor a plain value."""
+    skipped = (types.FunctionType, property, staticmethod, classmethod, functools.cached_property)
+    if type(value) in PLAIN or is_a(value, skipped):
+        return False
+    return not hasattr(type(value), "__get__") or bool(kinds_of(value))  # fields of named tuples are in C
+
+
+def _imported(names: frozenset[str], has_run: bool) -> list[tuple[str, types.ModuleType]]:
+    """Python modules of these names; any of the user's, where code has run that puts names of modules together."""
+    found = [(name, sys.modules[name]) for name in sorted(names & sys.modules.keys())]
+    if ANY_MODULE in names and has_run and not found:
+        modules = [*sys.modules.items()]
+        found = sorted((name, module) for name, module in modules if _is_users_module(module))
+    return [(name, module) for name, module in found if is_a(module, types.ModuleType)]
+
+
+def _is_users_module(module: Any) -> bool:
+    """Whether what stands among the Python modules is one (some packages put other objects there), and the user's."""
+    return is_a(module, types.ModuleType) and not is_library_module(module)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
