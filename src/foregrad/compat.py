@@ -18,7 +18,7 @@ from torch import Tensor
 from ._torch import FakeTensor, pytree
 from .errors import AssumptionError, VerificationError
 from .joint.build import Joint
-from .joint.inputs import InputFacts
+from .joint.inputs import Autograd, InputFacts, StorageReplaced, Unwritten
 from .joint.outputs import (
     Number,
     Plain,
@@ -533,14 +533,16 @@ def describe(joint: Joint, config: AOTConfig, saved_sizes: int | None, determini
 
 
 def _input(facts: InputFacts, keep: bool) -> InputAliasInfo:
+    replaced = isinstance(facts.place, StorageReplaced)
+    without_grad = not isinstance(facts.data, Unwritten) and facts.data.autograd is Autograd.OFF
     return InputAliasInfo(
-        is_leaf=facts.is_leaf,
-        mutates_data=facts.data_changed and facts.moved is None,
-        mutates_metadata=bool(facts.reshapes or facts.moved),
+        is_leaf=facts.recorded.was_leaf,
+        mutates_data=facts.data_changed and not replaced,
+        mutates_metadata=bool(facts.reshapes) or replaced,
         mutations_hidden_from_autograd=facts.recorded.is_tensor and not facts.data_changed,
-        mutations_under_no_grad_or_inference_mode=facts.all_writes_without_grad,
+        mutations_under_no_grad_or_inference_mode=without_grad,
         mutation_inductor_storage_resize=False,
-        mutates_storage_metadata=facts.moved is not None,
+        mutates_storage_metadata=replaced,
         requires_grad=facts.requires_grad,
         keep_input_mutations=keep,
     )

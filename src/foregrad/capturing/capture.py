@@ -18,7 +18,7 @@ from ..abstract.symbolic_engine import engine_for
 from ..codegen.pytree import Flat, Items, Leaf, Tree, flatten, unflatten
 from ..errors import EscapeError, ForegradError, GraphOutputError, InternalError, StateChangeError, UnsupportedError
 from ..joint.build import Joint, build_joint
-from ..joint.inputs import InputFacts
+from ..joint.inputs import InputFacts, Resized
 from ..joint.side_effects import Assigned
 from ..locks import recording_lock
 from ..options import AOTConfig
@@ -543,10 +543,10 @@ class Changes(NamedTuple):
         in_backward = [write.of for write in joint.backward_writes if not isinstance(write.of, Tangent)]
         return cls(
             written=those(lambda facts: facts.data_changed).union(in_backward),
-            refitted=those(lambda facts: facts.refitted),
+            refitted=those(lambda facts: isinstance(facts.place, Resized)),
             counted=those(lambda facts: facts.version_change),
             flagged=those(lambda facts: facts.made_to_require_grad),
-            rebased=those(lambda facts: facts.data_changed and (facts.write_seen_by_autograd or joint.is_training)),
+            rebased=those(lambda facts: facts.data_changed and (facts.followed or joint.is_training)),
         )
 
     def __bool__(self) -> bool:

@@ -240,7 +240,7 @@ def aot_export_joint_simple(
         raise ExportError("aot_export_joint_simple requires individual inputs not to be pytrees.")
     capture = _captured(func, tuple(args), {}, trace_joint, decompositions)
     for facts in (*capture.joint.memories, *capture.joint.inputs):
-        if facts.data_changed or facts.reshapes or facts.moved:
+        if facts.data_changed or facts.is_acted_on:
             raise ExportError(
                 f"aot_export_joint_simple does not support input mutations: {facts.recorded.slot} is written to. "
                 "Work on a copy, or use aot_export_module."

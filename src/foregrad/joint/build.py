@@ -28,7 +28,7 @@ from ..subclasses.layout import Layout, Wrapped, spread, wrappers_in
 from .calling_convention import RandomFacts, forward_values, placeholder_names, primals_of, random_facts, targets_of
 from .differentiate import BackwardWrite, Differentiated, Tape, copy_seen_constants
 from .hooks import HookEffect, HookEffects
-from .inputs import InputFacts, input_facts
+from .inputs import InputFacts, StorageReplaced, WrittenBack, input_facts
 from .outputs import OutputClassifier, OutputFacts, refuse_regenerated_views, refuse_reshaped_views
 from .side_effects import (
     AttributeSet,
@@ -155,7 +155,7 @@ class Joint:
     def touched(self) -> list[InputFacts]:
         """Everything that the program wrote to or changed the shape of: shared memory first, then inputs."""
         members = [f for f in self.inputs if f.recorded.parent is not None and f.recorded.same_as is None]
-        changed = [f for f in (*self.memories, *self.inputs) if f.written or f.reshapes or f.moved or f.version_change]
+        changed = [f for f in (*self.memories, *self.inputs) if f.is_acted_on or f.version_change]
         return changed + [f for f in members if f not in changed]
 
     @property
@@ -384,13 +384,16 @@ def _is_overwritten(facts: InputFacts) -> bool:
     `x.data = y` counts too: autograd does not notice it, and what was computed from `x` before must not be again.
     """
     through_wrapper = isinstance(facts.recorded.slot, Inner) and facts.data_changed
-    return facts.written or facts.moved_uncounted or through_wrapper
+    match facts.place:
+        case StorageReplaced(counted=False):
+            return True
+    return facts.written or through_wrapper
 
 
 def _is_written_view(facts: InputFacts, recording: Recording) -> bool:
     """Whether autograd saw a write to an input that is a view; it was recorded as if it were none."""
     real = recording.real_tensors.get(facts.recorded.slot)
-    return facts.written and facts.write_seen_by_autograd and real is not None and real._is_view()
+    return isinstance(facts.data, WrittenBack) and facts.followed and real is not None and real._is_view()
 
 
 def _nodes_of_writes(recorded: RecordedInput) -> Iterator[Any]:

@@ -18,7 +18,16 @@ from ..record.fakify import RecordedInput
 from ..record.recording import Recording
 from ..slots import Base, Grown, Output, Primal, Returned, SyntheticBase, Updated, ViewRoot
 from ..subclasses.layout import Wrapped
-from .inputs import InputFacts, is_stale
+from .inputs import (
+    Autograd,
+    InputFacts,
+    Reshaped,
+    Resized,
+    StorageReplaced,
+    WrittenBack,
+    WrittenInGraph,
+    is_stale,
+)
 from .outputs import Constant, Number, OutputFacts, Plain, SameAsInput
 from .subclasses import wrapped_value
 
@@ -42,8 +51,9 @@ def _all_targets(facts: Sequence[InputFacts], outputs: OutputFacts) -> dict[Retu
     """Everything that can be differentiated."""
     targets: dict[Returned, Tensor] = {}
     for item in facts:
-        if item.written and item.write_seen_by_autograd and not item.written_in_graph:
-            targets[Updated(item.recorded.slot)] = item.recorded.seen
+        match item.data:
+            case WrittenBack(Autograd.FOLLOWED):
+                targets[Updated(item.recorded.slot)] = item.recorded.seen
     for i, result in enumerate(outputs.results):
         if isinstance(result, Plain) and result.differentiable:
             targets[Output(i)] = result.tensor
@@ -184,17 +194,18 @@ def forward_values(
     placeholders = {node.slot: node for node in functionalizer.graph.placeholders}
     for facts in inputs:
         slot = facts.recorded.slot
-        if facts.written_in_graph:
-            new = functionalizer.node_of(facts.recorded.seen)
-            kept[slot] = functionalizer.graph.write_placeholder(placeholders[slot], new)
-        elif facts.refitted or facts.moved:
-            if facts.written:
-                values[Updated(slot)] = functionalizer.read(functionalizer.state_before(facts.recorded))
-            grown = facts.refitted and not isinstance(slot, (SyntheticBase, ViewRoot))
-            if grown and functionalizer.state_of(facts.recorded.seen).storage.writes:
-                values[Grown(slot)] = functionalizer.node_of(facts.recorded.seen)
-        elif facts.written or facts.reshapes:
-            values[Updated(slot)] = wrapped_value(facts.recorded.seen, functionalizer.node_of)
+        match facts.data, facts.place:
+            case WrittenInGraph(), _:
+                new = functionalizer.node_of(facts.recorded.seen)
+                kept[slot] = functionalizer.graph.write_placeholder(placeholders[slot], new)
+            case data, Resized() | StorageReplaced():
+                if isinstance(data, WrittenBack):
+                    values[Updated(slot)] = functionalizer.read(functionalizer.state_before(facts.recorded))
+                grown = isinstance(facts.place, Resized) and not isinstance(slot, (SyntheticBase, ViewRoot))
+                if grown and functionalizer.state_of(facts.recorded.seen).storage.writes:
+                    values[Grown(slot)] = functionalizer.node_of(facts.recorded.seen)
+            case (WrittenBack(), _) | (_, Reshaped()):
+                values[Updated(slot)] = wrapped_value(facts.recorded.seen, functionalizer.node_of)
     for i, (result, tensor) in enumerate(zip(outputs.results, outputs.tensors, strict=True)):
         match result:
             case Constant(value):

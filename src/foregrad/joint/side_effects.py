@@ -23,7 +23,7 @@ from ..record.tape import ends_behind
 from ..slots import Output, Primal, Returned, Updated
 from ..subclasses.layout import is_wrapper
 from ..values import is_plain, loosely
-from .inputs import InputFacts, is_stale
+from .inputs import InputFacts, StorageReplaced, is_stale
 from .outputs import OutputFacts, Plain, SameAsInput, SameAsOutput, leaf_behind
 
 Put = Callable[[Any, Any, Any], None]  # into an object, under a key, a value
@@ -136,15 +136,15 @@ class Effects:
                 if after is not before:
                     output = self.add(after, f"{recorded.slot}.grad")
                     self.effects.append(GradAssigned(output, recorded.slot))
-            if facts.moved is not None:
+            if isinstance(facts.place, StorageReplaced):
                 with disable_modes():
                     alias = recorded.seen.data  # whose writes do not count for the input
                 step = ViewStep(aten.detach.default, (), {}, None, counts_alone=True)
                 functionalizer.add_view(functionalizer.state_of(recorded.seen), alias, step)
                 output = self.add(alias, str(recorded.slot))
                 leaf = recorded.was_leaf and (recorded.required_grad or facts.made_to_require_grad)
-                counted = not facts.moved_uncounted or recorded.was_inference  # those count nothing
-                self.effects.append(Moved(output, recorded.slot, facts.moved.grad_enabled, counted, leaf))
+                counted = facts.place.counted or recorded.was_inference  # those count nothing
+                self.effects.append(Moved(output, recorded.slot, facts.place.step.grad_enabled, counted, leaf))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -23,77 +23,85 @@ from ..record.recording import Recording
 from ..record.subclasses import WrapperCalls
 from ..slots import Primal
 from ..subclasses.layout import Wrapped, is_wrapper, layout_of, leaves_of
-from .inputs import InputFacts, is_stale, untouched
+from .inputs import (
+    Autograd,
+    DataChange,
+    InputFacts,
+    PlaceChange,
+    Reshaped,
+    Resized,
+    Stays,
+    StorageReplaced,
+    Unwritten,
+    WrittenBack,
+    WrittenElsewhere,
+    WrittenInGraph,
+    is_stale,
+)
 
 
 def wrapper_facts(
     functionalizer: Functionalizer, recorded: RecordedInput, facts: dict[Primal, InputFacts], calls: WrapperCalls
 ) -> InputFacts:
     """What happened to a wrapper. Where autograd saw it, the whole wrapper is written back and not what is inside."""
-    assert recorded.layout is not None
-    reshaped = calls.reshapes.get(id(recorded.seen), ())
-    geometry = _before(recorded)
+    seen, geometry = recorded.seen, _before(recorded)
     if recorded.same_as is not None:
-        return untouched(recorded, requires_grad=recorded.seen.requires_grad, geometry=geometry)
-    seen, slot = recorded.seen, recorded.slot
+        return InputFacts(recorded, geometry=geometry, requires_grad=seen.requires_grad)
     if is_stale(seen) or (recorded.required_grad and not seen.requires_grad):
         raise UnsupportedError(
-            f"the program detaches the tensor subclass {slot} in place, which cannot be compiled yet."
+            f"the program detaches the tensor subclass {recorded.slot} in place, which cannot be compiled yet."
         )
-    firsts = [item.same_as or item for item in recorded.inner]
-    inner = [facts[item.slot] for item in firsts]
-    written = any(item.data_changed for item in inner)
-    tracked = written and seen.grad_fn is not recorded.start_node
-    real = functionalizer.real_tensors.get(slot)
-    refusal = refusal_of_write(real) if tracked and real is not None else None
-    if refusal is not None:
-        raise refusal
+    inner = [facts[(item.same_as or item).slot] for item in recorded.inner]
+    data = _data_change(functionalizer, recorded, inner)
+    reshapes = tuple(calls.reshapes.get(id(seen), ()))
+    place: PlaceChange = Reshaped(reshapes) if reshapes else Stays()
     for item in inner:
-        if tracked or reshaped:
-            facts[item.recorded.slot] = _left_to_the_wrapper(item, tracked, bool(reshaped))
+        if isinstance(data, WrittenBack) or reshapes:
+            facts[item.recorded.slot] = _left_to_the_wrapper(item, data, place)
     made = seen.requires_grad and not recorded.required_grad and seen.is_leaf
-    if made and written:
+    if made and not isinstance(data, Unwritten):
         raise UnsupportedError(
-            f"the program makes {slot} require grad and writes to it, which cannot be compiled yet. Call "
+            f"the program makes {recorded.slot} require grad and writes to it, which cannot be compiled yet. Call "
             "requires_grad_() before."
         )
-    version = calls.own_version(seen)
-    return untouched(recorded, requires_grad=seen.requires_grad, geometry=geometry)._replace(
-        data_changed=written,
-        written=tracked,
-        reshapes=tuple(reshaped),
-        all_writes_without_grad=written and all(f.all_writes_without_grad for f in inner if f.data_changed),
-        write_seen_by_autograd=tracked,
-        version_change=version,
-        made_to_require_grad=made,
-    )
+    return InputFacts(recorded, data, place, calls.own_version(seen), geometry, seen.requires_grad, made)
+
+
+def _data_change(functionalizer: Functionalizer, recorded: RecordedInput, inner: Sequence[InputFacts]) -> DataChange:
+    writes = [item.data for item in inner if item.data_changed]
+    if not writes:
+        return Unwritten()
+    if recorded.seen.grad_fn is recorded.start_node:
+        off = all(isinstance(data, Unwritten) or data.autograd is Autograd.OFF for data in writes)
+        return WrittenElsewhere(Autograd.OFF if off else Autograd.IGNORED, through=True)
+    real = functionalizer.real_tensors.get(recorded.slot)
+    refusal = None if real is None else refusal_of_write(real)
+    if refusal is not None:
+        raise refusal
+    return WrittenBack(Autograd.FOLLOWED)
 
 
 def refuse_related_wrappers(recording: Recording, wrappers: Sequence[InputFacts]) -> None:
     """Inputs that autograd may take for views of one another, where it saw a write to one: they are recorded apart."""
     roots = [(f, root_of(recording.real_tensors[f.recorded.slot])) for f in wrappers if f.recorded.same_as is None]
     for facts, root in roots:
-        if not facts.write_seen_by_autograd:
-            continue
-        if any(root is other for f, other in roots if f is not facts):
+        if facts.followed and any(root is other for f, other in roots if f is not facts):
             raise UnsupportedError(
                 f"the program writes, with gradients on, to {facts.recorded.slot}, a tensor subclass of which another "
                 "input is a view, or the other way round: this cannot be compiled yet. Pass a clone."
             )
 
 
-def _left_to_the_wrapper(facts: InputFacts, written: bool, reshaped: bool) -> InputFacts:
+def _left_to_the_wrapper(facts: InputFacts, data: DataChange, place: PlaceChange) -> InputFacts:
     """Facts about an inner tensor to which the wrapper's own operators do what was done."""
-    if facts.refitted or facts.moved:
+    if isinstance(facts.place, (Resized, StorageReplaced)):
         raise UnsupportedError(
             f"the program resizes or moves {facts.recorded.slot}, which lies in a tensor subclass: this cannot be "
             "compiled yet."
         )
-    return facts._replace(
-        written=facts.written and not written,
-        written_in_graph=facts.written_in_graph and not written,
-        reshapes=() if reshaped else facts.reshapes,
-    )
+    if isinstance(data, WrittenBack) and isinstance(facts.data, (WrittenBack, WrittenInGraph)):
+        facts = facts._replace(data=WrittenElsewhere(facts.data.autograd, through=True))
+    return facts._replace(place=Stays()) if isinstance(place, Reshaped) else facts
 
 
 def _before(recorded: RecordedInput) -> Tensor:

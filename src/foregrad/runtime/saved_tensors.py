@@ -371,7 +371,7 @@ def edges_of(joint: Joint, saved: Saved, counted: Mapping[Primal, int]) -> Edges
         name = node.name if isinstance(node, Node) else None
         if name in names and facts.recorded.slot not in counted and name not in in_place:
             places[edge] = len(saved.sizes) + names.index(name)
-        elif not facts.is_leaf:
+        elif not facts.recorded.was_leaf:
             anchors.append(edge)
     return Edges(tuple(through), places, tuple(anchors), wrappers, _made_late(joint, through, names))
 

@@ -27,7 +27,16 @@ from ..errors import AssumptionError, UnsupportedError
 from ..graph.graph import Step
 from ..joint.build import Joint
 from ..joint.hooks import GradRetained, HookAdded, HookEffect, with_values
-from ..joint.inputs import InputFacts, has_version
+from ..joint.inputs import (
+    InputFacts,
+    Reshaped,
+    Resized,
+    Stays,
+    StorageReplaced,
+    WrittenBack,
+    WrittenInGraph,
+    has_version,
+)
 from ..joint.side_effects import Assigned, AttributeSet, Effect, GradAssigned, InnerResult, Moved
 from ..locks import recording_lock
 from ..slots import Grown, Inner, Output, Primal, Returned, Updated
@@ -208,10 +217,14 @@ class Counting:
 
     def is_special(self, facts: InputFacts) -> bool:
         """Whether it is not known how often a counter moves by itself."""
-        counts_by_moving = facts.moved is not None and not facts.moved_uncounted
-        counted_before = self.training and facts.reshapes  # perhaps: before it was saved
-        special = counted_before or facts.refitted or counts_by_moving
-        return has_version(facts) and (self.in_memory(facts) or bool(special))
+        if not has_version(facts):
+            return False
+        match facts.place:
+            case Reshaped() if self.training:  # it may be counted already: when it was saved
+                return True
+            case Resized() | StorageReplaced(counted=True):
+                return True
+        return self.in_memory(facts)
 
 
 @dataclass(frozen=True)
@@ -224,7 +237,7 @@ class WriteBack(Stage):
     grad_enabled: bool  # by the caller
 
     def leave(self, writer: Writer) -> None:
-        early = [facts for facts in self.inputs if facts.keeps_place]
+        early = [facts for facts in self.inputs if facts.takes_old_elements]
         for facts in early:
             self._write(writer, facts)
         for facts in self.inputs:
@@ -241,11 +254,11 @@ class WriteBack(Stage):
                     writer.line(f"{writer.variable(facts.recorded.slot)}.detach().copy_({grown})")
 
     def _write(self, writer: Writer, facts: InputFacts) -> None:
-        if facts.written and not facts.written_in_graph:
+        if isinstance(facts.data, WrittenBack):
             target, new = writer.variable(facts.recorded.slot), writer.variable(Updated(facts.recorded.slot))
             # A write that autograd did not see in eager must not be seen here.
-            unseen = facts.requires_grad and not facts.write_seen_by_autograd
-            seen = self.grad_enabled or facts.write_seen_by_autograd
+            unseen = facts.requires_grad and not facts.followed
+            seen = self.grad_enabled or facts.followed
             with self._counted_later(writer, facts), grad_mode(writer, seen, self.grad_enabled):
                 writer.line(f"{target}{'.detach()' if unseen else ''}.copy_({new})")
 
@@ -310,24 +323,24 @@ class Versions(Stage):
             return False
         memory = facts.recorded.parent
         alias_group = [f for f in self.inputs if f.recorded is memory or f.recorded.parent is memory]
-        return not any(f.written or f.moved or f.reshapes or f.refitted for f in alias_group)
+        return not any(f.written or not isinstance(f.place, Stays) for f in alias_group)
 
     def _missing(self, facts: InputFacts) -> int:
         counted = self.counting.when_saved.get(facts.recorded.slot, 0)
         if not self.counting.at_the_end(facts):
-            counted += (facts.written and not facts.written_in_graph) + len(facts.reshapes)
+            counted += isinstance(facts.data, WrittenBack) + len(facts.reshapes)
         return facts.version_change - counted - self._later_moves(facts)
 
     def _counts_at_once(self, facts: InputFacts) -> bool:
         """Writes to nothing only count: they do so before anything is saved, for others may share the counter."""
-        nothing_to_do = not (facts.written or facts.moved or facts.reshapes) and self._missing(facts) > 0
-        return nothing_to_do and has_version(facts) and not self.counting.is_special(facts)
+        only_counts = not facts.is_acted_on and self._missing(facts) > 0
+        return only_counts and has_version(facts) and not self.counting.is_special(facts)
 
     def _later_moves(self, facts: InputFacts) -> int:
         """How often `set_` will still count for an input: once for itself, and for those whose counter it shares."""
         memory = facts.recorded.parent
         alias_group = [f for f in self.inputs if f is facts or f.recorded.parent is memory] if memory else [facts]
-        moving = [f for f in alias_group if f.moved is not None and not f.moved_uncounted]
+        moving = [f for f in alias_group if isinstance(f.place, StorageReplaced) and f.place.counted]
         seen = facts.recorded.seen
         return sum(f is facts or shares_version_counter(f.recorded.seen, seen) for f in moving)
 
@@ -509,7 +522,7 @@ def stages_of(
         counting = Counting(joint.is_training, counted)
         stages.append(Versions(touched, counting))
         stages.append(WriteBack(touched, returned, counting, joint.recording.grad_enabled))
-        in_graph = tuple(f for f in touched if f.written_in_graph and has_version(f) and not counting.in_memory(f))
+        in_graph = tuple(f for f in touched if isinstance(f.data, WrittenInGraph) and has_version(f))
         if in_graph:
             stages.append(WritesInGraph(in_graph))
     return stages
