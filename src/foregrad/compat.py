@@ -560,7 +560,7 @@ def _output(result: Result, tensor: Tensor | None, order: dict[Any, int]) -> Out
     match result:
         case SameAsInput(recorded):
             kind, base = OutputType.is_input, order.get(recorded.slot)
-        case ViewOfInput(recorded, _, one_of_many):
+        case ViewOfInput(recorded, one_of_many=one_of_many):
             kind = OutputType.non_alias if one_of_many else OutputType.alias_of_input
             base = order.get(recorded.slot)
         case ViewOfBase(index, first, _):

@@ -29,7 +29,8 @@ from .calling_convention import RandomFacts, forward_values, placeholder_names, 
 from .differentiate import BackwardWrite, Differentiated, Tape, copy_seen_constants
 from .hooks import HookEffect, HookEffects
 from .inputs import InputFacts, StorageReplaced, WrittenBack, input_facts
-from .outputs import OutputClassifier, OutputFacts, refuse_regenerated_views, refuse_reshaped_views
+from .outputs import OutputClassifier, OutputFacts
+from .regenerated_views import refuse_regenerated_views, refuse_reshaped_views
 from .side_effects import (
     AttributeSet,
     Effect,

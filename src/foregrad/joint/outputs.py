@@ -15,16 +15,12 @@ from torch import SymFloat, SymInt, Tensor
 
 from .._torch import OpOverload, creation_of, hint_of, is_custom_function_node, shares_version_counter
 from ..abstract.engine import geometry_of
-from ..abstract.kernel_checks import reaches_beyond
 from ..errors import UnknownOutputError, UnsupportedError
 from ..functionalize.functionalizer import Functionalizer
 from ..functionalize.state import TensorState
-from ..graph.graph import Step
 from ..ops import Kind, ViewStep, aten, op_info, tensors_in, written_arguments
 from ..record.fakify import RecordedInput, is_start_node
 from ..record.recording import Recording
-from ..record.tape import tape_nodes
-from ..stack_traces import where
 from ..subclasses.layout import is_wrapper
 from ..values import PLAIN
 from .inputs import is_stale
@@ -36,25 +32,60 @@ _LOCKED = frozenset({"IN_CUSTOM_FUNCTION", "MULTI_OUTPUT_NODE", "MULTI_OUTPUT_SA
 KNOWN_CONSTANTS: tuple[type, ...] = (*PLAIN, torch.Size, slice, type(Ellipsis))
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# How a view is taken again from its base.
+@dataclass(frozen=True, slots=True)
+class ByViews:
+    """The recorded views are called again."""
+
+    steps: tuple[ViewStep, ...]
+    regenerated: bool = False  # autograd took it again by its geometry, for its memory changed after it was taken
+
+
+@dataclass(frozen=True, slots=True)
+class ByGeometry:
+    """The base is shown as the graph's own result lies in memory, which does not tell everything."""
+
+    conj: bool  # the conj bit of the view is not that of its base
+    neg: bool  # nor is the neg bit
+    locked: bool  # it is one of several views
+
+
+class History(Enum):
+    """What autograd makes of a view."""
+
+    FOLLOWED = auto()  # it knows what it is a view of, or there is nothing to know
+    WITHOUT_GRAD = auto()  # it was taken under no_grad, and requires grad where its base does
+    DETACHED = auto()  # it does not know that the view belongs to its base, which requires grad
+    GOES_STALE = auto()  # it forbids to use the view once its base has been written
+
+
+@dataclass(frozen=True, slots=True)
+class NewLeaf:
+    """The program made the view itself require grad."""
+
+    hides_base: bool  # which requires grad too
+    forced: bool  # by `requires_grad_()`: a view taken under no_grad seems to require grad already
+
+
 @dataclass(frozen=True, slots=True)
 class ViewReplay:
-    """How a view is taken again from its base: by the recorded views, or by the geometry of the graph's own result."""
+    """How a view is taken again from its base, and what autograd then makes of it."""
 
-    steps: tuple[ViewStep, ...] | None
-    hides_base: bool  # autograd does not know that the view belongs to its base
-    becomes_leaf: bool  # the program made the view itself require grad
-    leaf_by_force: bool = False  # a view taken under no_grad seems to require grad already
-    regenerated: bool = False  # autograd took it again by its geometry, for its memory changed after it was taken
-    before_writes: bool = (
-        False  # it is taken before anything is written, and goes stale by the writes as it does in eager
-    )
-    late: bool = False  # it is taken from the input when that has been moved to other memory
-    conj: bool = False  # the geometry alone lacks the conj bit that the view has, or has not
-    neg: bool = False
-    without_grad: bool = False  # it was taken under no_grad, and requires grad where its base does
-    locked: bool = False  # the geometry alone does not tell that it is one of several views
+    how: ByViews | ByGeometry
+    history: History | NewLeaf
 
 
+class When(Enum):
+    """When a view is taken from an input."""
+
+    BEFORE_WRITES = auto()  # it goes stale by the writes as it does in eager, or hides an input that does
+    AFTER_WRITES = auto()
+    AFTER_MOVES = auto()  # the input lies on other memory by then
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The cases of an output.
 @dataclass(frozen=True, slots=True)
 class Constant:
     """A Python value that the program returned."""
@@ -89,12 +120,13 @@ class ViewOfInput:
 
     input: RecordedInput
     replay: ViewReplay
-    one_of_many: bool  # made by `unbind` or `split`
+    when: When = When.AFTER_WRITES
+    one_of_many: bool = False  # made by `unbind` or `split`
 
 
 @dataclass(frozen=True, slots=True)
 class ViewOfBase:
-    """A view of an intermediate that the graph returns behind the outputs."""
+    """A view of an intermediate that the graph returns after the outputs."""
 
     base: int
     first: bool
@@ -118,17 +150,44 @@ class PlainKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Differentiable:
+    """A tensor with a history."""
+
+    locked: bool = False  # a view that autograd lets nobody write to with gradients on
+    memory: ViewOfInput | None = None  # where its data lies, although autograd does not relate it to that input
+
+
+@dataclass(frozen=True, slots=True)
+class NotDifferentiable:
+    """A tensor without a history."""
+
+    is_leaf: bool  # it requires grad, and was made so in the program
+    inference: bool | None = None  # an inference tensor or not, where the graph runs in the other mode
+
+
+@dataclass(frozen=True, slots=True)
 class Plain:
     """A tensor that the graph returns and the caller gets as it is."""
 
     tensor: Tensor
     kind: PlainKind
-    differentiable: bool
-    fresh_leaf: bool  # requires grad, and was made so in the program
     is_view: bool
-    locked: bool = False  # a view that autograd lets nobody write to with gradients on
-    inference: bool | None = None  # an inference tensor or not, where the graph runs in the other mode
-    memory: ViewOfInput | None = None  # where its data lies, although autograd does not relate it to that input
+    history: Differentiable | NotDifferentiable
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether the graph is differentiated for it."""
+        return isinstance(self.history, Differentiable)
+
+    @property
+    def is_new_leaf(self) -> bool:
+        """Whether the program itself made it require grad."""
+        return isinstance(self.history, NotDifferentiable) and self.history.is_leaf
+
+
+Result = Constant | Number | SameAsInput | SameAsOutput | ViewOfInput | ViewOfBase | ViewOfOutput | Plain
+
+_TAKEN = (ViewOfInput, ViewOfBase, ViewOfOutput, Plain)  # what a call makes or takes itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +206,6 @@ class CounterOf:
     earlier: int
 
 
-Result = Constant | Number | SameAsInput | SameAsOutput | ViewOfInput | ViewOfBase | ViewOfOutput | Plain
-
-
-_TAKEN = (ViewOfInput, ViewOfBase, ViewOfOutput, Plain)  # what a call makes or takes itself
-
-
 @dataclass(frozen=True, slots=True)
 class OutputFacts:
     """The cases of all outputs, and the intermediates that some of them are views of."""
@@ -161,7 +214,7 @@ class OutputFacts:
     tensors: tuple[Tensor | None, ...]  # the abstract tensor of each output
     bases: tuple[Tensor, ...]
     counters: tuple[OwnCounter | CounterOf, ...]
-    shown: int  # so many of the results somebody gets; the others are leaves that views among them are taken of
+    shown: int  # so many of the results are seen; the others are leaves that views among them are taken of
 
     @property
     def parameters(self) -> list[int]:
@@ -174,7 +227,7 @@ class OutputFacts:
 
     @property
     def fresh_leaves(self) -> list[Tensor]:
-        """Outputs that the program itself made require grad; nobody looks at those that views are taken of."""
+        """Outputs that the program itself made require grad."""
         shown = list(zip(self.tensors, self.results, strict=True))[: self.shown]
         return [
             tensor
@@ -187,6 +240,8 @@ class OutputFacts:
         ]
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Which case an output is.
 class OutputClassifier:
     """Sorts the outputs of a recording into their cases; the first that fits wins (A-1)."""
 
@@ -226,113 +281,71 @@ class OutputClassifier:
         inference = torch.is_inference_mode_enabled() and not any(map(_is_differentiable, results))
         results = tuple(_told_apart(result, inference) for result in results)
         tensors = tuple(leaf if isinstance(leaf, Tensor) else None for leaf in self._leaves)
-        counters = tuple(self._counters(results))
-        return OutputFacts(results, tensors, tuple(self._bases), counters, self._shown)
+        return OutputFacts(results, tensors, tuple(self._bases), tuple(self._counters(results)), self._shown)
 
-    def _counters(self, results: Sequence[Result]) -> Iterator[OwnCounter | CounterOf]:
-        """Version counters that do not come about by themselves when results are taken again."""
-        for i, (leaf, result) in enumerate(zip(self._leaves, results, strict=True)):
-            partners = [t for t in self._counts_with(i, result, results) if not t.is_inference() and not is_stale(t)]
-            if not partners or leaf.is_inference() or is_stale(leaf) or (leaf.requires_grad and leaf.grad_fn):
-                continue
-            if all(shares_version_counter(leaf, partner) for partner in partners):
-                continue
-            if any(shares_version_counter(leaf, recorded.seen) for recorded in self._moved_inputs):
-                raise UnsupportedError(
-                    f"{self._paths[i]} is an alias of an input that was moved to other memory, and again after it was "
-                    "taken: this cannot be compiled yet. Return a clone."
-                )
-            earlier = (k for k in range(i) if isinstance(results[k], _TAKEN) and not is_stale(self._leaves[k]))
-            twin = next((k for k in earlier if shares_version_counter(leaf, self._leaves[k])), None)
-            replay = getattr(result, "replay", None)
-            alone = replay is not None and any(step.counts_alone for step in replay.steps or ())
-            if twin is not None:
-                yield CounterOf(i, twin)
-            elif leaf._version or not alone:
-                yield OwnCounter(i, leaf._version)
-
-    def _counts_with(self, i: int, result: Result, results: Sequence[Result]) -> list[Tensor]:
-        """The tensors whose counter a result has when it is taken again, or may have if the graph gives it."""
-        match result:
-            case ViewOfInput(recorded, replay, _) if not recorded.was_inference and not replay.late:
-                return [recorded.seen]
-            case ViewOfBase(base, _, _):
-                return [self._bases[base]]
-            case ViewOfOutput(index, _):
-                return [self._leaves[index]]
-            case Plain(tensor, differentiable=False) if not is_wrapper(tensor):
-                siblings = self._by_storage[id(self._state(tensor).storage)]
-                places = [self._position[id(t)] for t in siblings]
-                return [self._leaves[k] for k in places if k < i and isinstance(results[k], Plain)]
-            case _:
-                return []
-
-    def _refuse_two_histories(self, results: Sequence[Result]) -> None:
-        """Results that are one value of the graph and two tensors for autograd: one of them was written by itself."""
-        computed = [r for r in results if isinstance(r, Plain) and r.differentiable and not is_wrapper(r.tensor)]
-        written = [r for r in computed if self._state(r.tensor).storage.writes]
-        nodes = [self._functionalizer.node_of(r.tensor) for r in written]
-        for i, result in enumerate(written):
-            for k, other in enumerate(written[:i]):
-                # Of a view each result has a tensor of its own; autograd gives any other value out as one.
-                apart = result.is_view and _root(other.tensor) is _root(result.tensor)
-                if nodes[k] is nodes[i] and not apart:
-                    raise UnsupportedError(
-                        "the program returns two tensors that share memory and have histories of their own, because "
-                        "it has written to an alias that was detached: this cannot be compiled yet. Return a clone."
-                    )
+    def _case(self, i: int, leaf: Any) -> Result:
+        """The questions in their order."""
+        path = self._paths[i]
+        if isinstance(leaf, (SymInt, SymFloat)):
+            return Number(leaf)
+        if not isinstance(leaf, Tensor):
+            return _constant(leaf, path)
+        if id(leaf) in self._inputs:
+            return SameAsInput(self._inputs[id(leaf)])
+        if self._position[id(leaf)] != i:
+            return SameAsOutput(self._position[id(leaf)])
+        if is_wrapper(leaf):
+            return self._wrapper(leaf, path)
+        self._refuse_untracked_view_of_moved(leaf, path)
+        if (late := self._counts_with_moved(leaf)) is not None:
+            return late
+        if is_stale(leaf):
+            return self._stale(leaf, path)
+        self._refuse_view_without_history(leaf, path)
+        owner = self._state(leaf).owner
+        if owner is not None:
+            return self._in_memory_of(owner, leaf)
+        return self._view_of_intermediate(leaf) or self._detached_output(leaf) or self._plain(leaf, PlainKind.FRESH)
 
     def _state(self, tensor: Tensor) -> TensorState:
         return self._functionalizer.state_of(tensor)
 
-    def _case(self, i: int, leaf: Any) -> Result:
-        if isinstance(leaf, (SymInt, SymFloat)):
-            return Number(leaf)
-        if not isinstance(leaf, Tensor):
-            return _constant(leaf, self._paths[i])
-        if is_wrapper(leaf):
-            return self._wrapper(i, leaf)
-        state = self._state(leaf)
-        if id(leaf) in self._inputs:
-            return SameAsInput(self._inputs[id(leaf)])
-        owner = state.owner
-        if self._position[id(leaf)] != i:
-            return SameAsOutput(self._position[id(leaf)])
-        self._refuse_untracked_view_of_moved(leaf, self._paths[i])
-        if (late := self._counts_with_moved(leaf)) is not None:
-            return late
-        if is_stale(leaf):
-            return self._stale(leaf, owner, self._paths[i])
-        base = leaf._base
-        without_history = leaf.requires_grad and leaf.grad_fn is None and base is not None and base.requires_grad
-        if without_history and id(base) not in self._roots:
-            raise UnsupportedError(
-                f"{self._paths[i]} is a view, taken under no_grad, of a tensor that is differentiable: this cannot be "
-                "compiled yet. Return a detached tensor instead."
-            )
-        if any(base is tensor for tensor in self._recording.recorder.mutations.detached) and leaf.requires_grad:
-            raise UnsupportedError(
-                f"{self._paths[i]} is a view of a tensor that was detached in place after the view was taken: this "
-                "cannot be compiled yet. Use detach()."
-            )
-        if owner is not None:
-            return self._in_memory_of(owner, leaf)
-        return self._view_of_intermediate(leaf) or self._twin_of_output(leaf) or self._plain(leaf, PlainKind.FRESH)
+    def _siblings(self, tensor: Tensor) -> list[Tensor]:
+        """The outputs that share a tensor's memory, itself among them."""
+        return self._by_storage[id(self._state(tensor).storage)]
 
+    # ------------------------------------------------------------------------------------------- wrappers
+    def _wrapper(self, leaf: Tensor, path: str) -> Result:
+        """A wrapper subclass: views of it are known from its own operators, what is inside from the record."""
+        sources = [source for source, _ in self._recording.recorder.wrappers.chain(leaf)]
+        owner = next((self._inputs[id(source)] for source in sources if id(source) in self._inputs), None)
+        if is_stale(leaf):
+            steps = None if owner is None else chain_to(self._recording, leaf, owner.seen)
+            return self._before_writes(leaf, owner, steps, path)
+        if owner is not None and not is_custom_function_node(leaf.grad_fn):
+            return ViewOfInput(owner, self._wrapper_replay(leaf, owner.seen, path))
+        base = leaf._base
+        siblings = [t for t in self._tensors if t is not leaf and base is not None and (t is base or t._base is base)]
+        if base is not None and siblings and leaf.requires_grad and base.grad_fn is not None:
+            return self._view_of_base(base, self._wrapper_replay(leaf, base, path))
+        refuse_lost_aliasing(self._functionalizer, leaf, path)
+        kind = PlainKind.FRESH if base is None else PlainKind.UNSAFE_VIEW
+        history = NotDifferentiable(leaf.requires_grad) if leaf.grad_fn is None else Differentiable()
+        return Plain(leaf, kind, False, history)
+
+    def _wrapper_replay(self, leaf: Tensor, base: Tensor, path: str) -> ViewReplay:
+        steps = chain_to(self._recording, leaf, base)
+        if steps is None or any(map(_is_symbolic, steps)):
+            raise UnsupportedError(
+                f"{path} is a view of a tensor subclass, taken in a way that cannot be compiled yet. Return a clone."
+            )
+        return ViewReplay(ByViews(tuple(steps)), self._history(leaf, base))
+
+    # ---------------------------------------------------------------------------------------- moved inputs
     def _is_moved(self, recorded: RecordedInput) -> bool:
         if not recorded.is_tensor or recorded.same_as is not None or recorded.layout is not None:
             return False
         return self._state(recorded.seen).storage is not self._functionalizer.state_before(recorded).storage
-
-    def _counts_with_moved(self, leaf: Tensor) -> Result | None:
-        """A view, without a history, of an input that was moved: its writes count for the input, wherever it lies."""
-        if is_stale(leaf) or leaf.is_inference() or leaf.requires_grad:
-            return None
-        for recorded in self._moved_inputs:
-            steps = self._state(leaf).chain_from(self._state(recorded.seen))
-            if steps is not None and shares_version_counter(leaf, recorded.seen):
-                return ViewOfInput(recorded, replace(self._replay_of(leaf, recorded.seen), late=True), False)
-        return None
 
     def _moved(self, leaf: Tensor) -> RecordedInput | None:
         """The input that autograd takes a tensor for a view of, where that was moved to other memory."""
@@ -351,88 +364,101 @@ class OutputClassifier:
                 "cannot be compiled yet. Take it with gradients on, or return a clone."
             )
 
-    def _wrapper(self, i: int, leaf: Tensor) -> Result:
-        """A wrapper subclass: views of it are known from its own operators, what is inside from the record."""
-        if id(leaf) in self._inputs:
-            return SameAsInput(self._inputs[id(leaf)])
-        if self._position[id(leaf)] != i:
-            return SameAsOutput(self._position[id(leaf)])
-        path = self._paths[i]
-        sources = [source for source, _ in self._recording.recorder.wrappers.chain(leaf)]
-        owner = next((self._inputs[id(source)] for source in sources if id(source) in self._inputs), None)
-        if is_stale(leaf):
-            steps = None if owner is None else chain_to(self._recording, leaf, owner.seen)
-            return self._before_writes(leaf, owner, steps, path)
-        if owner is not None and not is_custom_function_node(leaf.grad_fn):
-            return ViewOfInput(owner, self._rebuild_wrapper(leaf, owner.seen, path), False)
+    def _counts_with_moved(self, leaf: Tensor) -> ViewOfInput | None:
+        """A view, without a history, of an input that was moved: its writes count for the input, wherever it lies."""
+        if is_stale(leaf) or leaf.is_inference() or leaf.requires_grad:
+            return None
+        for recorded in self._moved_inputs:
+            steps = self._state(leaf).chain_from(self._state(recorded.seen))
+            if steps is not None and shares_version_counter(leaf, recorded.seen):
+                return ViewOfInput(recorded, self._replay_of(leaf, recorded.seen), When.AFTER_MOVES)
+        return None
+
+    def _view_of_moved(self, leaf: Tensor) -> ViewOfInput | None:
+        """A view, with a history, of an input that was moved to other memory before it was taken."""
+        moved = self._moved(leaf)
+        if moved is None or not moved.required_grad or leaf.grad_fn is None or self._is_from_custom_function(leaf):
+            return None
+        if self._state(leaf).chain_from(self._state(moved.seen)) is None:
+            return None
+        return ViewOfInput(moved, self._replay_of(leaf, moved.seen), When.AFTER_MOVES, self._from_many(leaf))
+
+    # --------------------------------------------------------------------------------------- stale views
+    def _stale(self, leaf: Tensor, path: str) -> ViewOfInput:
+        """A view that autograd no longer lets anybody use: what it was taken from was written with gradients on."""
+        owner = self._state(leaf).owner
+        before = None if owner is None else self._functionalizer.state_before(owner)
+        return self._before_writes(leaf, owner, None if before is None else self._state(leaf).chain_from(before), path)
+
+    def _before_writes(
+        self, leaf: Tensor, owner: RecordedInput | None, steps: Sequence[ViewStep] | None, path: str
+    ) -> ViewOfInput:
+        """A view that is taken from the caller's tensor before anything is written."""
         base = leaf._base
-        siblings = [t for t in self._tensors if t is not leaf and base is not None and (t is base or t._base is base)]
-        if base is not None and siblings and leaf.requires_grad and base.requires_grad and base.grad_fn is not None:
-            replay = self._rebuild_wrapper(leaf, base, path)
-            if id(base) in self._position:
-                return ViewOfOutput(self._position[id(base)], replay)
-            known = next((n for n, b in enumerate(self._bases) if b is base), None)
-            if known is None:
-                self._bases.append(base)
-            return ViewOfBase(len(self._bases) - 1 if known is None else known, known is None, replay)
-        refuse_lost_aliasing(self._functionalizer, leaf, path)
-        differentiable = leaf.requires_grad and leaf.grad_fn is not None
-        kind = PlainKind.FRESH if base is None else PlainKind.UNSAFE_VIEW
-        return Plain(leaf, kind, differentiable, leaf.requires_grad and not differentiable, is_view=False)
-
-    def _rebuild_wrapper(self, leaf: Tensor, base: Tensor, path: str) -> ViewReplay:
-        steps = chain_to(self._recording, leaf, base)
-        if steps is None or any(map(_is_symbolic, steps)):
+        fresh = base is not None and id(base) not in self._roots and self._recording.made_to_require_grad(base)
+        unknown = owner is None or steps is None or fresh or creation_of(leaf) == "IN_CUSTOM_FUNCTION"
+        # Views do not lead through a detached tensor, unless the input itself was moved to one.
+        if unknown or any(step.op is aten.detach.default or _is_symbolic(step) for step in steps or ()):
             raise UnsupportedError(
-                f"{path} is a view of a tensor subclass, taken in a way that cannot be compiled yet. Return a clone."
+                f"{path} is a view that may not be used any more, because what it is a view of was written: this "
+                "cannot be compiled yet. Take the view after the write."
             )
-        cut_off = not leaf.requires_grad or leaf.grad_fn is None
-        return ViewReplay(
-            steps=tuple(steps),
-            hides_base=base.requires_grad and cut_off,
-            becomes_leaf=leaf.requires_grad and cut_off,
-            leaf_by_force=cut_off and self._recording.made_to_require_grad(leaf),
-        )
+        assert owner is not None and steps is not None
+        return ViewOfInput(owner, ViewReplay(ByViews(tuple(steps)), History.GOES_STALE), When.BEFORE_WRITES)
 
+    # ------------------------------------------------------------------------------------ memory of inputs
     def _in_memory_of(self, owner: RecordedInput, leaf: Tensor) -> Result:
-        """An output whose memory belongs to an input; autograd may see it otherwise."""
-        chain = self._state(leaf).chain_from(self._state_at_the_end(owner)) or []
+        """An output whose memory belongs to an input: a view of it, unless autograd sees it otherwise."""
+        self._refuse_view_from_before(owner, leaf)
+        view = self._view_of_input(owner, leaf)
+        own = self._view_of_fresh_leaf(leaf) or self._view_of_moved(leaf) or self._alias_with_own_history(leaf, view)
+        return own or view
+
+    def _refuse_view_from_before(self, owner: RecordedInput, leaf: Tensor) -> None:
+        """A view that was taken before the program made its input require grad."""
+        if owner.required_grad:
+            return
         views = [state.tensor for state in self._state(leaf).views_of_owner()]
-        before = any(not is_stale(view) and view.grad_fn is None for view in views)
-        before = before and all(step.op is not aten.detach.default for step in chain)
+        untracked = any(not is_stale(view) and view.grad_fn is None for view in views)
+        chain = self._state(leaf).chain_from(self._state_at_the_end(owner)) or []
         roots = [t for t in (owner.seen, leaf._base) if t is not None and id(t) in self._roots]
         made = any(map(self._recording.made_to_require_grad, roots))
-        if before and not owner.required_grad and made:
+        if made and untracked and all(step.op is not aten.detach.default for step in chain):
             raise UnsupportedError(
                 f"a view of {owner.slot} is taken before the program makes it require grad, or what it is a view of, "
                 "and returned: this cannot be compiled yet. Take the view afterwards."
             )
-        siblings = self._by_storage[id(self._state(leaf).storage)]
-        unbound = all(self._from_many(t) and not is_stale(t) and t.grad_fn is not None for t in siblings)
-        view = ViewOfInput(owner, self._replay_of(leaf, owner.seen, self._state_at_the_end(owner)), unbound)
-        if view.replay.hides_base and view.replay.steps is not None and is_stale(owner.seen):
-            view = replace(view, replay=replace(view.replay, before_writes=True))  # no view is taken of it afterwards
-        if (found := self._view_of_fresh_leaf(leaf) or self._view_of_moved(leaf)) is not None:
-            return found
+
+    def _view_of_input(self, owner: RecordedInput, leaf: Tensor) -> ViewOfInput:
+        siblings = self._siblings(leaf)
+        one_of_many = all(self._from_many(t) and not is_stale(t) and t.grad_fn is not None for t in siblings)
+        replay = self._replay_of(leaf, owner.seen, self._state_at_the_end(owner))
+        when = When.AFTER_WRITES
+        match replay:
+            case ViewReplay(ByViews(), History.DETACHED | NewLeaf(hides_base=True)) if is_stale(owner.seen):
+                when = When.BEFORE_WRITES  # no view is taken of it afterwards
+        return ViewOfInput(owner, replay, when, one_of_many)
+
+    def _alias_with_own_history(self, leaf: Tensor, view: ViewOfInput) -> Plain | None:
+        """An alias of an input that autograd takes for something computed."""
         custom = is_custom_function_node(leaf.grad_fn)
-        if not custom and not (leaf.requires_grad and leaf.grad_fn is not None and self._has_own_history(leaf)):
-            return view
-        if view.replay.steps is None and any(isinstance(n, SymInt) for n in leaf.shape):
+        if leaf.grad_fn is None or not (custom or self._has_own_history(leaf)):
+            return None
+        if isinstance(view.replay.how, ByGeometry) and any(isinstance(n, SymInt) for n in leaf.shape):
             raise UnsupportedError("an alias of a symbolic size, with a history of its own, cannot be compiled yet.")
-        kind = PlainKind.CUSTOM_FUNCTION_VIEW if custom else PlainKind.FRESH
+        written = bool(self._state(leaf).storage.writes)
         goes_stale = leaf._is_view() and creation_of(leaf) != "DEFAULT"
-        if self._state(leaf).storage.writes and goes_stale and shares_version_counter(leaf, owner.seen):
+        if written and goes_stale and shares_version_counter(leaf, view.input.seen):
             raise UnsupportedError(
-                f"the program writes to {owner.slot} and returns an alias of it with a history of its own (a custom "
-                "function made it, or what it is a view of), which may not be used any more once the caller writes to "
-                "it too: this cannot be compiled yet. Return a clone, or write to a clone."
+                f"the program writes to {view.input.slot} and returns an alias of it with a history of its own (a "
+                "custom function made it, or what it is a view of), which may not be used any more once the caller "
+                "writes to it too: this cannot be compiled yet. Return a clone, or write to a clone."
             )
-        return replace(self._plain(leaf, kind), memory=view if self._state(leaf).storage.writes else None)
+        kind = PlainKind.CUSTOM_FUNCTION_VIEW if custom else PlainKind.FRESH
+        return self._plain(leaf, kind, memory=view if written else None)
 
     def _has_own_history(self, leaf: Tensor) -> bool:
-        """Whether autograd takes an alias of an input for something computed."""
-        root = leaf if leaf._base is None else leaf._base
-        if id(root) not in self._roots or self._moved(leaf) is not None:
+        if id(_root(leaf)) not in self._roots or self._moved(leaf) is not None:
             return True
         return self._is_from_custom_function(leaf) or self._is_from_fresh_leaf(leaf)
 
@@ -455,30 +481,22 @@ class OutputClassifier:
             node = node.next_functions[0][0] if node.next_functions else None
         return node
 
-    def _stale(self, leaf: Tensor, owner: RecordedInput | None, path: str) -> Result:
-        """A view that autograd no longer lets anybody use: what it was taken from was written with gradients on."""
-        steps = None
-        if owner is not None:
-            steps = self._state(leaf).chain_from(self._functionalizer.state_before(owner))
-        return self._before_writes(leaf, owner, steps, path)
-
-    def _before_writes(
-        self, leaf: Tensor, owner: RecordedInput | None, steps: Sequence[ViewStep] | None, path: str
-    ) -> ViewOfInput:
-        """A view that is taken from the caller's tensor before anything is written."""
+    # --------------------------------------------------------------------------------- what the graph makes
+    def _refuse_view_without_history(self, leaf: Tensor, path: str) -> None:
+        """A view that requires grad, and whose base was detached, or does not lead autograd to it."""
         base = leaf._base
-        fresh = base is not None and id(base) not in self._roots and self._recording.made_to_require_grad(base)
-        unknown = owner is None or fresh or creation_of(leaf) == "IN_CUSTOM_FUNCTION"
-        # Views do not lead through a detached tensor, unless the input itself was moved to one.
-        moved = steps is not None and any(step.op is aten.detach.default for step in steps)
-        if owner is None or unknown or steps is None or moved or any(map(_is_symbolic, steps)):
+        if base is None or not leaf.requires_grad:
+            return
+        if leaf.grad_fn is None and base.requires_grad and id(base) not in self._roots:
             raise UnsupportedError(
-                f"{path} is a view that may not be used any more, because what it is a view of was written: this "
-                "cannot be compiled yet. Take the view after the write."
+                f"{path} is a view, taken under no_grad, of a tensor that is differentiable: this cannot be "
+                "compiled yet. Return a detached tensor instead."
             )
-        return ViewOfInput(
-            owner, ViewReplay(tuple(steps), hides_base=False, becomes_leaf=False, before_writes=True), False
-        )
+        if any(base is tensor for tensor in self._recording.recorder.mutations.detached):
+            raise UnsupportedError(
+                f"{path} is a view of a tensor that was detached in place after the view was taken: this "
+                "cannot be compiled yet. Use detach()."
+            )
 
     def _view_of_intermediate(self, leaf: Tensor) -> Result | None:
         base = leaf._base
@@ -488,54 +506,53 @@ class OutputClassifier:
             return None
         if self._state(base).storage is not self._state(leaf).storage:  # it was moved to other memory since
             return None
-        if (fresh := self._view_of_fresh_leaf(leaf)) is not None:
-            return fresh
-        if (late := self._view_of_moved(leaf)) is not None:
-            return late
-        siblings = self._by_storage[id(self._state(leaf).storage)]
+        if (found := self._view_of_fresh_leaf(leaf) or self._view_of_moved(leaf)) is not None:
+            return found
+        siblings = self._siblings(leaf)
         single = [t for t in siblings if not self._from_many(t)]
         if len(siblings) == 1 or (self._from_many(leaf) and len(single) <= 1) or base.grad_fn is None:
             return self._plain(leaf, PlainKind.UNSAFE_VIEW)
-        replay = self._replay_of(leaf, base)
+        return self._view_of_base(base, self._replay_of(leaf, base))
+
+    def _view_of_base(self, base: Tensor, replay: ViewReplay) -> ViewOfOutput | ViewOfBase:
+        """A view of another output, or of an intermediate that the graph returns for its sake."""
         if id(base) in self._position:
             return ViewOfOutput(self._position[id(base)], replay)
-        known = next((n for n, b in enumerate(self._bases) if b is base), None)
+        known = next((n for n, other in enumerate(self._bases) if other is base), None)
         if known is not None:
             return ViewOfBase(known, False, replay)
         self._bases.append(base)
         return ViewOfBase(len(self._bases) - 1, True, replay)
 
-    def _view_of_moved(self, leaf: Tensor) -> Result | None:
-        """A view, with a history, of an input that was moved to other memory before it was taken."""
-        moved = self._moved(leaf)
-        if moved is None or not moved.required_grad or leaf.grad_fn is None or self._is_from_custom_function(leaf):
-            return None
-        if self._state(leaf).chain_from(self._state(moved.seen)) is None:
-            return None
-        return ViewOfInput(moved, replace(self._replay_of(leaf, moved.seen), late=True), self._from_many(leaf))
-
-    def _view_of_fresh_leaf(self, leaf: Tensor) -> Result | None:
+    def _view_of_fresh_leaf(self, leaf: Tensor) -> ViewOfOutput | None:
         base = leaf_behind(self._recording, self._functionalizer, leaf)
         if base is None or id(base) not in self._position:
             return None
         return ViewOfOutput(self._position[id(base)], self._replay_of(leaf, base))
 
-    def _twin_of_output(self, leaf: Tensor) -> Result | None:
+    def _detached_output(self, leaf: Tensor) -> ViewOfOutput | None:
         """A detached output beside the output itself."""
         if leaf.requires_grad:
             return None
-        for other in self._by_storage[id(self._state(leaf).storage)]:
-            steps = self._state(leaf).chain_from(self._state(other))
-            same = steps is not None and geometry_of(other) == geometry_of(leaf)
-            if other is leaf or id(other) in self._inputs or is_stale(other):
+        for other in self._siblings(leaf):
+            if other is leaf or id(other) in self._inputs or is_stale(other) or not other.requires_grad:
                 continue
-            if same and other.requires_grad and self._is_plain(other):
+            taken_from = self._state(leaf).chain_from(self._state(other)) is not None
+            if taken_from and geometry_of(other) == geometry_of(leaf) and self._is_plain(other):
                 return ViewOfOutput(self._position[id(other)], self._replay_of(leaf, other))
         return None
 
     def _is_plain(self, tensor: Tensor) -> bool:
-        return tensor._base is None or len(self._by_storage[id(self._state(tensor).storage)]) == 1
+        return tensor._base is None or len(self._siblings(tensor)) == 1
 
+    def _plain(self, leaf: Tensor, kind: PlainKind, memory: ViewOfInput | None = None) -> Plain:
+        node = self._functionalizer.read(self._state(leaf))
+        is_view = node.op is None or not isinstance(node.op, OpOverload) or op_info(node.op).kind is Kind.VIEW
+        if leaf.grad_fn is None:
+            return Plain(leaf, kind, is_view, NotDifferentiable(leaf.requires_grad))
+        return Plain(leaf, kind, is_view, Differentiable(leaf._is_view() and _is_locked(leaf), memory))
+
+    # ------------------------------------------------------------------------------------------ view replay
     def _from_many(self, tensor: Tensor) -> bool:
         step = self._state(tensor).step
         return step is not None and step.index is not None
@@ -546,38 +563,44 @@ class OutputClassifier:
         return now if now.storage is before.storage else before
 
     def _replay_of(self, leaf: Tensor, base: Tensor, start: TensorState | None = None) -> ViewReplay:
-        steps = self._state(leaf).chain_from(start or self._state(base))
-        if steps is not None and any(map(_is_symbolic, steps)):
-            if leaf.requires_grad and leaf.grad_fn is not None and not all(step.with_grad for step in steps):
-                raise UnsupportedError(
-                    "a view of a symbolic size, taken under no_grad in part, cannot be compiled yet. Take it with "
-                    "gradients on or off."
-                )
-            steps = None
-        elif steps is not None and not (self._replay or leaf.dtype != base.dtype):
-            steps = None
+        steps = self._steps_to_replay(leaf, base, start or self._state(base))
+        has_history = leaf.grad_fn is not None
+        if steps is not None:
+            how: ByViews | ByGeometry = ByViews(tuple(steps), has_history and self._is_regenerated(leaf, steps))
+            return ViewReplay(how, self._history(leaf, base))
         symbolic = any(isinstance(n, SymInt) for n in (*leaf.shape, *leaf.stride()))
-        if steps is None and symbolic and self._state(leaf).storage.writes and hint_of(base.storage_offset()):
+        if symbolic and self._state(leaf).storage.writes and hint_of(base.storage_offset()):
             raise UnsupportedError("a view of a symbolic size, of memory that was written, cannot be compiled yet.")
-        if steps is None and leaf.dtype != base.dtype:
+        if leaf.dtype != base.dtype:
             raise UnsupportedError(
                 "a view of another dtype, of a symbolic size or of an input that changes its shape, cannot be compiled."
             )
-        cut_off = not leaf.requires_grad or leaf.grad_fn is None
-        made_leaf = cut_off and self._recording.made_to_require_grad(leaf)
+        locked = has_history and creation_of(leaf) in _LOCKED
+        how = ByGeometry(leaf.is_conj() != base.is_conj(), leaf.is_neg() != base.is_neg(), locked)
+        return ViewReplay(how, self._history(leaf, base))
+
+    def _steps_to_replay(self, leaf: Tensor, base: Tensor, start: TensorState) -> list[ViewStep] | None:
+        """The views to call again; None where they are not known, or not wanted."""
+        steps = self._state(leaf).chain_from(start)
+        if steps is None or not any(map(_is_symbolic, steps)):
+            return steps if self._replay or leaf.dtype != base.dtype else None
+        if leaf.grad_fn is not None and not all(step.with_grad for step in steps):
+            raise UnsupportedError(
+                "a view of a symbolic size, taken under no_grad in part, cannot be compiled yet. Take it with "
+                "gradients on or off."
+            )
+        return None
+
+    def _history(self, leaf: Tensor, base: Tensor) -> History | NewLeaf:
+        if leaf.grad_fn is not None:
+            return History.FOLLOWED
+        if not leaf.requires_grad:
+            return History.DETACHED if base.requires_grad else History.FOLLOWED
+        made = self._recording.made_to_require_grad(leaf)
         # A view taken under no_grad requires grad if its base does. The caller's may itself be a view of another one.
-        follows_base = cut_off and leaf.requires_grad and not made_leaf and leaf._is_view()
-        return ViewReplay(
-            steps=None if steps is None else tuple(steps),
-            hides_base=base.requires_grad and cut_off and not follows_base,
-            becomes_leaf=leaf.requires_grad and cut_off and not follows_base,
-            leaf_by_force=made_leaf,
-            regenerated=not cut_off and self._is_regenerated(leaf, steps or ()),
-            conj=steps is None and leaf.is_conj() != base.is_conj(),
-            neg=steps is None and leaf.is_neg() != base.is_neg(),
-            without_grad=follows_base,
-            locked=steps is None and not cut_off and creation_of(leaf) in _LOCKED,
-        )
+        if not made and leaf._is_view():
+            return History.WITHOUT_GRAD
+        return NewLeaf(hides_base=base.requires_grad, forced=made)
 
     def _is_regenerated(self, leaf: Tensor, steps: Sequence[ViewStep]) -> bool:
         """Whether the views that gave a tensor say less than its geometry: `as_strided` may reach beyond its base."""
@@ -589,13 +612,58 @@ class OutputClassifier:
         changed = [t for step in later for t in tensors_in(written_arguments(step.op, step.args, step.kwargs))]
         return any(shares_version_counter(t, leaf) for t in changed)
 
-    def _plain(self, leaf: Tensor, kind: PlainKind) -> Plain:
-        differentiable = leaf.requires_grad and leaf.grad_fn is not None
-        state = self._state(leaf)
-        node = self._functionalizer.read(state)
-        is_view = node.op is None or not isinstance(node.op, OpOverload) or op_info(node.op).kind is Kind.VIEW
-        locked = differentiable and leaf._is_view() and _is_locked(leaf)
-        return Plain(leaf, kind, differentiable, leaf.requires_grad and not differentiable, is_view, locked)
+    # --------------------------------------------------------------------------- what is asked of all results
+    def _refuse_two_histories(self, results: Sequence[Result]) -> None:
+        """Results that are one value of the graph and two tensors for autograd: one of them was written by itself."""
+        computed = [r for r in results if isinstance(r, Plain) and r.differentiable and not is_wrapper(r.tensor)]
+        written = [r for r in computed if self._state(r.tensor).storage.writes]
+        nodes = [self._functionalizer.node_of(r.tensor) for r in written]
+        for i, result in enumerate(written):
+            for k, other in enumerate(written[:i]):
+                # Of a view each result has a tensor of its own; autograd gives any other value out as one.
+                apart = result.is_view and _root(other.tensor) is _root(result.tensor)
+                if nodes[k] is nodes[i] and not apart:
+                    raise UnsupportedError(
+                        "the program returns two tensors that share memory and have histories of their own, because "
+                        "it has written to an alias that was detached: this cannot be compiled yet. Return a clone."
+                    )
+
+    def _counters(self, results: Sequence[Result]) -> Iterator[OwnCounter | CounterOf]:
+        """Version counters that do not come about by themselves when results are taken again."""
+        for i, (leaf, result) in enumerate(zip(self._leaves, results, strict=True)):
+            partners = [t for t in self._counts_with(i, result, results) if not t.is_inference() and not is_stale(t)]
+            if not partners or leaf.is_inference() or is_stale(leaf) or leaf.grad_fn is not None:
+                continue
+            if not all(shares_version_counter(leaf, partner) for partner in partners):
+                yield from self._counter(i, leaf, results)
+
+    def _counter(self, i: int, leaf: Tensor, results: Sequence[Result]) -> Iterator[OwnCounter | CounterOf]:
+        if any(shares_version_counter(leaf, recorded.seen) for recorded in self._moved_inputs):
+            raise UnsupportedError(
+                f"{self._paths[i]} is an alias of an input that was moved to other memory, and again after it was "
+                "taken: this cannot be compiled yet. Return a clone."
+            )
+        earlier = (k for k in range(i) if isinstance(results[k], _TAKEN) and not is_stale(self._leaves[k]))
+        partner = next((k for k in earlier if shares_version_counter(leaf, self._leaves[k])), None)
+        if partner is not None:
+            yield CounterOf(i, partner)
+        elif leaf._version or not _counts_alone(results[i]):
+            yield OwnCounter(i, leaf._version)
+
+    def _counts_with(self, i: int, result: Result, results: Sequence[Result]) -> list[Tensor]:
+        """The tensors whose counter a result has when it is taken again, or may have if the graph gives it."""
+        match result:
+            case ViewOfInput(recorded, _, when) if not recorded.was_inference and when is not When.AFTER_MOVES:
+                return [recorded.seen]
+            case ViewOfBase(base, _, _):
+                return [self._bases[base]]
+            case ViewOfOutput(index, _):
+                return [self._leaves[index]]
+            case Plain(tensor, history=NotDifferentiable()) if not is_wrapper(tensor):
+                places = [self._position[id(t)] for t in self._siblings(tensor)]
+                return [self._leaves[k] for k in places if k < i and isinstance(results[k], Plain)]
+            case _:
+                return []
 
 
 def leaf_behind(recording: Recording, functionalizer: Functionalizer, view: Any) -> Tensor | None:
@@ -617,10 +685,20 @@ def _is_differentiable(result: Result) -> bool:
 
 def _told_apart(result: Result, inference: bool) -> Result:
     """A result that is an inference tensor, or none, unlike what the graph gives in the mode that it runs in."""
-    if not isinstance(result, Plain) or result.differentiable or is_wrapper(result.tensor):
-        return result
-    made = result.tensor.is_inference()
-    return result if made is inference else replace(result, inference=made)
+    match result:
+        case Plain(tensor, history=NotDifferentiable(is_leaf)) if not is_wrapper(tensor):
+            if tensor.is_inference() is not inference:
+                return replace(result, history=NotDifferentiable(is_leaf, tensor.is_inference()))
+    return result
+
+
+def _counts_alone(result: Result) -> bool:
+    """Whether one of the views that are called again gives it a version counter of its own."""
+    match result:
+        case ViewOfInput(replay=replay) | ViewOfBase(replay=replay) | ViewOfOutput(replay=replay):
+            return isinstance(replay.how, ByViews) and any(step.counts_alone for step in replay.how.steps)
+        case _:
+            return False
 
 
 def _is_locked(view: Tensor) -> bool:
@@ -645,92 +723,3 @@ def _root(tensor: Tensor) -> Tensor:
 def _is_symbolic(step: ViewStep) -> bool:
     numbers = [n for arg in step.args for n in (arg if isinstance(arg, (list, tuple)) else (arg,))]
     return any(isinstance(n, SymInt) for n in numbers)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Views that autograd takes again by their geometry, once it finds that they are not what they were.
-#
-# Eager does so with a view whose shape was changed under no_grad, and with any view whose memory was written. A
-# recording keeps the view operators themselves, so autograd would differentiate these: the old shape, or, where
-# `as_strided` reached beyond the tensor that it was applied to, less than the view shows.
-def refuse_reshaped_views(recording: Recording, outputs: OutputFacts, targets: Sequence[Tensor]) -> None:
-    """Refuse a program that differentiates such a view; to return one of an input is fine, for it is taken again."""
-    for position, tensor, before in recording.recorder.mutations.reshaped_without_grad:
-        if geometry_of(tensor) != geometry_of(before) and _is_view(recording, tensor):
-            _refuse_uses(tensor, recording.steps[position : recording.forward_end], outputs, targets)
-
-
-def _is_view(recording: Recording, tensor: Tensor) -> bool:
-    if tensor._is_view():
-        return True
-    slots = [recorded.slot for recorded in recording.inputs if recorded.seen is tensor]
-    return any(recording.real_tensors[slot]._is_view() for slot in slots)
-
-
-def _has_custom_function(targets: Sequence[Tensor]) -> bool:
-    """Whether a custom function takes part, in whose forward gradients are off."""
-    return any(is_custom_function_node(node) and not is_start_node(node) for node in tape_nodes(targets))
-
-
-def _refuse_uses(tensor: Tensor, steps: Sequence[Step], outputs: OutputFacts, targets: Sequence[Tensor]) -> None:
-    change, *later = steps
-    views = {id(tensor)}
-    used = _follow(views, later, targets)
-    computed = [result.tensor for result in outputs.results if isinstance(result, Plain)]
-    if used or any(id(t) in views for t in (*computed, *outputs.bases)):
-        raise UnsupportedError(
-            f"{change.op}, at {where(change.stack)}, changes the shape of a view under no_grad, and the view is "
-            "differentiated afterwards: this cannot be compiled yet. Take a new view instead."
-        )
-
-
-def _follow(views: set[int], steps: Sequence[Step], targets: Sequence[Tensor]) -> bool:
-    """Whether anything is computed of views; those that are taken of them are added."""
-    used = unseen = False
-    for step in steps:
-        if any(id(t) in views for t in tensors_in((*step.args, *step.kwargs.values()))):
-            kind = op_info(step.op).kind
-            if kind is Kind.VIEW and step.op is not aten.detach.default:
-                views.update(id(t) for t in tensors_in([step.out]))
-            used = used or (step.grad_enabled and (kind is Kind.PURE or kind is Kind.WRITE))
-            unseen = unseen or not step.grad_enabled
-    return used or (unseen and _has_custom_function(targets))
-
-
-def refuse_regenerated_views(recording: Recording, outputs: OutputFacts, targets: Sequence[Tensor]) -> None:
-    """Refuse a program that differentiates a view beyond its base, after its memory was written.
-
-    To return one is fine where it is taken again, by its geometry.
-    """
-    forward = recording.steps[: recording.forward_end]
-    for i, step in enumerate(forward):
-        followed = step.op is aten.as_strided.default and step.grad_enabled
-        if followed and (is_stale(step.out) or step.out.requires_grad) and reaches_beyond(step.out, step.args[0]):
-            _refuse_later_uses(step, forward[i + 1 :], outputs, targets)
-
-
-def _refuse_later_uses(taken: Step, steps: Sequence[Step], outputs: OutputFacts, targets: Sequence[Tensor]) -> None:
-    views = {id(taken.out)}
-    written = [k for k, step in enumerate(steps) if _counts_for(step, taken.out)]
-    if not written:
-        return
-    _follow(views, steps[: written[0]], ())
-    before = set(views)
-    through = any(steps[k].grad_enabled and id(steps[k].args[0]) in views for k in written)
-    used = _follow(views, steps[written[0] + 1 :], targets)
-    computed = [result.tensor for result in outputs.results if isinstance(result, Plain)]
-    returned = any(id(t) in views for t in (*computed, *outputs.bases))
-    taken_later = any(id(t) in views - before for t in outputs.tensors if t is not None)
-    if through or used or returned or taken_later:
-        raise UnsupportedError(
-            f"as_strided, at {where(taken.stack)}, reaches beyond the tensor that it is applied to, and the view is "
-            "differentiated after its memory was written: this cannot be compiled yet. Apply it to the whole tensor, "
-            "or take it after the write."
-        )
-
-
-def _counts_for(step: Step, view: Tensor) -> bool:
-    """Whether a step is a write, or a change of shape, that counts for a view."""
-    if op_info(step.op).kind not in (Kind.WRITE, Kind.RESHAPE):
-        return False
-    return any(shares_version_counter(t, view) for t in tensors_in(written_arguments(step.op, step.args, step.kwargs)))

@@ -24,7 +24,7 @@ from ..codegen.writer import FEW, PackedArgs, Value, Writer, pack_if_many, sprea
 from ..graph.fx import operator_of
 from ..graph.graph import Node
 from ..joint.build import Joint
-from ..joint.outputs import Plain
+from ..joint.outputs import Differentiable, Plain
 from ..ops import aten
 from ..record.refusals import once_more
 from ..slots import Base, Output, Primal, Returned, Updated
@@ -221,7 +221,10 @@ class TrainingCore:
 
     def _is_locked(self, slot: Returned) -> bool:
         result = self._joint.outputs.results[slot.index] if isinstance(slot, Output) else None
-        return isinstance(result, Plain) and result.locked
+        match result:
+            case Plain(history=Differentiable(locked=True)):
+                return True
+        return False
 
     # ------------------------------------------------------------------------------------------ backward
     def _write_backward(self, writer: Writer) -> None:

@@ -12,7 +12,7 @@ import torch
 from .._torch import autocast_off, set_grad_enabled
 from ..codegen.writer import Writer
 from ..joint.build import Joint
-from ..joint.outputs import Number, Plain, Result, SameAsInput, ViewOfBase, ViewOfInput, ViewOfOutput
+from ..joint.outputs import ByGeometry, Number, Plain, Result, SameAsInput, ViewOfBase, ViewOfInput, ViewOfOutput
 from ..record.alias_groups import SharedMemory, Source, over_storage
 from ..slots import GradOf, Inner, Output, Primal, Returned, Slot, Updated
 
@@ -40,7 +40,7 @@ def gives_geometry(result: Result) -> bool:
     """Whether the graph's own result only says where a view lies; it may be an input that changes its shape later."""
     match result:
         case ViewOfInput(replay=r) | ViewOfBase(replay=r) | ViewOfOutput(replay=r):
-            return r.steps is None and not r.before_writes
+            return isinstance(r.how, ByGeometry)
         case _:
             return False
 
@@ -254,7 +254,7 @@ class InferenceCore:
         """A view taken with gradients off could not be written to with gradients on, which eager allows."""
         alike = repeated_results(self._joint)
         results = self._joint.outputs.results
-        apart = self._joint.recording.grad_enabled or any(isinstance(r, Plain) and r.fresh_leaf for r in results)
+        apart = self._joint.recording.grad_enabled or any(isinstance(r, Plain) and r.is_new_leaf for r in results)
         for i, result in enumerate(results):
             plain_view = isinstance(result, Plain) and result.is_view and apart
             if plain_view or Output(i) in alike or gives_geometry(result):
