@@ -17,7 +17,7 @@ from ..functionalize.effect_tokens import Chain
 from ..functionalize.functionalizer import Functionalizer
 from ..graph.fx import Part, to_fx
 from ..graph.graph import FlatGraph, Node, live_nodes, name_nodes, nodes_in
-from ..ops import Kind, op_info
+from ..ops import Kind, aten, op_info
 from ..options import AOTConfig
 from ..record.fakify import RecordedInput
 from ..record.hooks import BackwardState
@@ -28,9 +28,9 @@ from ..subclasses.layout import Layout, Wrapped, spread, wrappers_in
 from .calling_convention import RandomFacts, forward_values, placeholder_names, primals_of, random_facts, targets_of
 from .differentiate import BackwardWrite, Differentiated, Tape, copy_seen_constants
 from .hooks import HookEffect, HookEffects
-from .inputs import InputFacts, StorageReplaced, WrittenBack, input_facts
+from .inputs import InputFacts, StorageReplaced, WrittenBack, input_facts, is_stale
 from .outputs import OutputClassifier, OutputFacts
-from .regenerated_views import refuse_regenerated_views, refuse_reshaped_views
+from .regenerated_views import refuse_regenerated_views
 from .side_effects import (
     AttributeSet,
     Effect,
@@ -185,15 +185,16 @@ def build_joint(
         facts = _facts(recording, functionalizer, config.keep_inference_input_mutations)
         hidden.add_inputs(recording, functionalizer, [facts[recorded.slot] for recorded in recording.inputs])
         hidden.add_escapes(escapes)
-        hooks = HookEffects(recording, hidden)
+        hooks = HookEffects(recording, hidden) if recording.hooks.on_inputs or recording.hooks.inside else None
         inputs = {id(recorded.seen) for recorded in recording.inputs}
         attributes = attributes_of_results(hidden, lambda t: id(t) in inputs, recording.engine.is_abstract)
         shown = len(hidden.leaves)
         hidden.add_leaves(recording, functionalizer)
         outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay, shown).classify()
     targets = targets_of(config, list(facts.values()), outputs, len(leaves))
-    refuse_reshaped_views(recording, outputs, list(targets.values()))
-    refuse_regenerated_views(recording, outputs, list(targets.values()))
+    strided = any(step.op is aten.as_strided.default for step in recording.steps)
+    if strided or recording.recorder.mutations.reshaped_without_grad:
+        refuse_regenerated_views(recording, outputs, list(targets.values()))
     primal_nodes, primals = primals_of(graph, recording, facts, targets)
     written_views = [facts.recorded for facts in primals if _is_written_view(facts, recording)]
     views = frozenset(node for recorded in written_views for node in _nodes_of_writes(recorded))
@@ -207,8 +208,9 @@ def build_joint(
     )
     _refuse_edges_to_fresh_leaves(recording, targets, outputs)
     _refuse_edges_into_wrappers(recording, targets)
-    tracked = targets.values()
-    effects = [*hooks.of_inputs(tracked), *hooks.of_results(outputs, hidden.paths, tracked)]
+    if hooks is None and _retains_gradients(recording, outputs):
+        hooks = HookEffects(recording, hidden)
+    effects = () if hooks is None else hooks.effects(outputs, targets.values())
     forward = forward_values(functionalizer, facts.values(), outputs)
     derived = _differentiated(recording, tape)
     copy_seen_constants(functionalizer, [*spread(_shown(forward)), *spread(derived.gradients)])
@@ -226,7 +228,7 @@ def build_joint(
         outputs=outputs,
         visible=len(leaves),
         effects=tuple(hidden.effects),
-        hooks=tuple(effects),
+        hooks=effects,
         attributes=attributes,
         inner_results=(
             *inner_results(outputs, hidden.paths, targets),
@@ -367,8 +369,16 @@ def _facts(recording: Recording, functionalizer: Functionalizer, keep: bool) -> 
     wrappers = [r for r in everything if r.layout is not None]
     for recorded in wrappers:
         facts[recorded.slot] = wrapper_facts(functionalizer, recorded, facts, recording.recorder.wrappers)
+    if not wrappers:
+        return facts
     refuse_related_wrappers(recording, [facts[recorded.slot] for recorded in wrappers])
-    return {r.slot: facts[r.slot] for r in everything} if wrappers else facts
+    return {r.slot: facts[r.slot] for r in everything}
+
+
+def _retains_gradients(recording: Recording, outputs: OutputFacts) -> bool:
+    """Whether the program asks autograd to keep the gradient of an input or of a result."""
+    tensors = (*(recorded.seen for recorded in recording.inputs if recorded.is_tensor), *outputs.tensors)
+    return any(tensor is not None and not is_stale(tensor) and tensor.retains_grad for tensor in tensors)
 
 
 def _is_out_of_reach(facts: InputFacts) -> bool:

@@ -18,6 +18,7 @@ from ..record.fakify import RecordedInput
 from ..record.recording import Recording
 from ..slots import Base, Grown, Output, Primal, Returned, SyntheticBase, Updated, ViewRoot
 from ..subclasses.layout import Wrapped
+from .differentiate import value_of
 from .inputs import (
     Autograd,
     InputFacts,
@@ -29,7 +30,6 @@ from .inputs import (
     is_stale,
 )
 from .outputs import Constant, Number, OutputFacts, Plain, SameAsInput
-from .subclasses import wrapped_value
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def forward_values(
                 if grown and functionalizer.state_of(facts.recorded.seen).storage.writes:
                     values[Grown(slot)] = functionalizer.node_of(facts.recorded.seen)
             case (WrittenBack(), _) | (_, Reshaped()):
-                values[Updated(slot)] = wrapped_value(facts.recorded.seen, functionalizer.node_of)
+                values[Updated(slot)] = value_of(functionalizer, facts.recorded.seen)
     for i, (result, tensor) in enumerate(zip(outputs.results, outputs.tensors, strict=True)):
         match result:
             case Constant(value):
@@ -216,9 +216,9 @@ def forward_values(
                 values[Output(i)] = kept[recorded.slot]
             case _:
                 assert tensor is not None
-                values[Output(i)] = wrapped_value(tensor, functionalizer.node_of)
+                values[Output(i)] = value_of(functionalizer, tensor)
     for i, base in enumerate(outputs.bases):
-        values[Base(i)] = wrapped_value(base, functionalizer.node_of)
+        values[Base(i)] = value_of(functionalizer, base)
     return values
 
 

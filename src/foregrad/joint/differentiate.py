@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from .._torch import OpOverload, frees_when_run, is_version_error, names_jagged_size, set_version
-from ..abstract.engine import has_gaps
+from ..abstract.engine import Engine, has_gaps
 from ..abstract.kernel_checks import storage_of
 from ..errors import BackwardError, ForegradError, UnsupportedError
 from ..functionalize.effect_tokens import Chain
@@ -33,7 +33,7 @@ from ..record.tape import tape_nodes
 from ..slots import Inner, Primal, Returned, Tangent, ViewRoot
 from ..stack_traces import where
 from ..subclasses.layout import Layout, Wrapped, is_wrapper, layout_of, leaves_of, spread
-from .subclasses import tangent_like, wrapped_value
+from .subclasses import wrapper_tangent
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ class Tape:
             start,
             self._held_by_the_caller(slots),
             versions,
-            lambda: [None if g is None else wrapped_value(g, walk.node_of) for g in found],
+            lambda: [None if g is None else value_of(walk, g) for g in found],
             lambda: self._fails_again(targets, tangents, autocast),
         )
         for write in writes:
@@ -562,6 +562,18 @@ class Tape:
         graph = self.functionalizer.graph
         known = self.by_name or {node.name: node for node in (*graph.placeholders, *graph.nodes) if node.name}
         return [known[name] for name in names]
+
+
+def value_of(walk: Functionalizer, tensor: Tensor) -> Any:
+    """The node of a tensor, or the nodes of the tensors in a wrapper."""
+    if not is_wrapper(tensor):
+        return walk.node_of(tensor)
+    return Wrapped(layout_of(tensor), tuple(walk.node_of(leaf) for leaf in leaves_of(tensor)))
+
+
+def tangent_like(engine: Engine, target: Tensor) -> Tensor:
+    """A fake for the gradient of a result."""
+    return wrapper_tangent(engine, target) if is_wrapper(target) else engine.like(target, dense=True)
 
 
 def _root(tensor: Tensor) -> Tensor:

@@ -16,8 +16,7 @@ from ..graph.subgraph import between, copied_part, impure_since, read_by
 from ..record.hooks import BackwardState
 from ..slots import Output, Returned
 from ..subclasses.layout import Layout, Wrapped, leaves_of, spread
-from .differentiate import Differentiated, Tape, with_own_constants
-from .subclasses import tangent_like, wrapped_value
+from .differentiate import Differentiated, Tape, tangent_like, value_of, with_own_constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def next_order(
     chain = walk.tokens.chain()
     walk.tokens.begin_order()
     results = [g if use else None for g, use in zip(found, wanted, strict=True)]
-    nodes = [None if g is None else wrapped_value(g, walk.node_of) for g in results]
+    nodes = [None if g is None else value_of(walk, g) for g in results]
     differentiable: dict[Returned, Tensor] = {
         Output(i): g for i, g in enumerate(results) if g is not None and g.requires_grad
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,6 @@ class HookEffects:
         self._recording = recording
         self._hidden = hidden
         self._abstract = recording.engine.is_abstract
-        self._inside: set[Any] | None = None
         self._captured: dict[Registered, tuple[tuple[int, int], ...]] = {}
         hooks = recording.hooks
         results = {id(leaf) for leaf in hidden.leaves if isinstance(leaf, Tensor) and leaf._is_view()}
@@ -72,26 +71,18 @@ class HookEffects:
             outputs.append((id(value), self._hidden.add(value, "a tensor in a hook") if known is None else known))
         self._captured[hook] = tuple(outputs)
 
-    # ------------------------------------------------------------------------------------------- effects
-    def _refuse_inner_use(self, tensor: Tensor, name: str, targets: Iterable[Tensor]) -> None:
-        """A call sees the gradient from outside only; what comes from the program's own results stays in the graph."""
-        if self._inside is None:
-            self._inside = {following for _, following in tape_edges(list(targets))}
-        if tensor.grad_fn in self._inside:
-            raise UnsupportedError(
-                f"the program gives {name} a hook or calls retain_grad() on it, and computes other results from it: "
-                "a compiled call would see a part of its gradient only. Compile with fallback='eager'."
-            )
+    def effects(self, outputs: OutputFacts, targets: Iterable[Tensor]) -> tuple[HookEffect, ...]:
+        """What the program did to inputs, and to results that are rebuilt."""
+        inside = {following for _, following in tape_edges(list(targets))}
+        return (*self._of_inputs(inside), *self._of_results(outputs, inside))
 
-    def of_inputs(self, targets: Iterable[Tensor]) -> list[HookEffect]:
-        """What the program did to inputs."""
-        effects: list[HookEffect] = []
+    def _of_inputs(self, inside: set[Any]) -> Iterator[HookEffect]:
         first: dict[int, RecordedInput] = {}
         for recorded in self._recording.inputs:
             if recorded.is_tensor and not is_stale(recorded.seen):
                 first.setdefault(id(recorded.seen), recorded)
         for hook in self._recording.hooks.on_inputs:
-            self._refuse_several(hook)
+            _refuse_several(hook)
             if is_stale(hook.tensor):
                 raise UnsupportedError(
                     f"a hook, at {where(hook.stack)}, on a view that may not be used any more, because what it is a "
@@ -105,56 +96,65 @@ class HookEffects:
                     f"the program in it: this cannot be compiled yet. {_WAY_OUT}"
                 )
             if hook.node is not recorded.start_node:
-                self._refuse_inner_use(hook.tensor, str(recorded.slot), targets)
-            effects.append(HookAdded(recorded.slot, hook.how, hook.hook, self._captured[hook], before_writes))
+                _refuse_inner_use(hook.tensor, str(recorded.slot), inside)
+            yield HookAdded(recorded.slot, hook.how, hook.hook, self._captured[hook], before_writes)
         for recorded in first.values():
             if recorded.seen.retains_grad:
-                self._refuse_lost_gradient(recorded.seen, str(recorded.slot))
+                _refuse_lost_gradient(recorded.seen, str(recorded.slot))
                 if recorded.seen.grad_fn is not recorded.start_node:
-                    self._refuse_inner_use(recorded.seen, str(recorded.slot), targets)
-                effects.append(GradRetained(recorded.slot))
-        return effects
+                    _refuse_inner_use(recorded.seen, str(recorded.slot), inside)
+                yield GradRetained(recorded.slot)
 
-    def of_results(self, outputs: OutputFacts, paths: Sequence[str], targets: Iterable[Tensor]) -> list[HookEffect]:
-        """What the program did to results; a hook on a plain result is part of the recorded backward."""
-        effects: list[HookEffect] = []
+    def _of_results(self, outputs: OutputFacts, inside: set[Any]) -> Iterator[HookEffect]:
+        """A hook on a plain result is part of the recorded backward."""
+        paths = self._hidden.paths
         for i, (result, leaf) in enumerate(zip(outputs.results, outputs.tensors, strict=True)):
             if leaf is None or isinstance(result, (SameAsInput, SameAsOutput)) or is_stale(leaf):
                 continue
             hooks = [] if isinstance(result, Plain) else [h for h in self._captured if h.tensor is leaf]
             if not hooks and not leaf.retains_grad:
                 continue
-            self._refuse_inner_use(leaf, paths[i], targets)
+            _refuse_inner_use(leaf, paths[i], inside)
             for hook in hooks:
-                self._refuse_several(hook)
+                _refuse_several(hook)
                 if hook.node is not leaf.grad_fn:
                     raise UnsupportedError(
                         f"a hook on {paths[i]}, at {where(hook.stack)}, before a write to it: this cannot be compiled "
                         f"yet. {_WAY_OUT}"
                     )
-                effects.append(HookAdded(Output(i), hook.how, hook.hook, self._captured[hook], before_writes=False))
+                yield HookAdded(Output(i), hook.how, hook.hook, self._captured[hook], before_writes=False)
             if leaf.retains_grad:
-                self._refuse_lost_gradient(leaf, paths[i])
+                _refuse_lost_gradient(leaf, paths[i])
                 if isinstance(result, Plain) and is_hooked(leaf, self._recording.hooks.inside):
                     raise UnsupportedError(
                         f"the program gives {paths[i]} a hook and calls retain_grad() on it: a compiled call would "
                         f"keep the gradient as it is before the hook. {_WAY_OUT}"
                     )
-                effects.append(GradRetained(Output(i)))
-        return effects
+                yield GradRetained(Output(i))
 
-    def _refuse_several(self, hook: Registered) -> None:
-        if hook.serves_several:
-            raise UnsupportedError(
-                f"register_multi_grad_hook, at {where(hook.stack)}, of an input, or of a view that is a result, cannot "
-                f"be compiled yet. {_WAY_OUT}"
-            )
 
-    def _refuse_lost_gradient(self, tensor: Tensor, name: str) -> None:
-        if tensor.grad is not None:
-            raise UnsupportedError(
-                f"the program leaves a gradient on {name}, which is no leaf: this cannot be compiled yet. {_WAY_OUT}"
-            )
+def _refuse_inner_use(tensor: Tensor, name: str, inside: set[Any]) -> None:
+    """A call sees the gradient from outside only; what comes from the program's own results stays in the graph."""
+    if tensor.grad_fn in inside:
+        raise UnsupportedError(
+            f"the program gives {name} a hook or calls retain_grad() on it, and computes other results from it: "
+            "a compiled call would see a part of its gradient only. Compile with fallback='eager'."
+        )
+
+
+def _refuse_several(hook: Registered) -> None:
+    if hook.serves_several:
+        raise UnsupportedError(
+            f"register_multi_grad_hook, at {where(hook.stack)}, of an input, or of a view that is a result, cannot "
+            f"be compiled yet. {_WAY_OUT}"
+        )
+
+
+def _refuse_lost_gradient(tensor: Tensor, name: str) -> None:
+    if tensor.grad is not None:
+        raise UnsupportedError(
+            f"the program leaves a gradient on {name}, which is no leaf: this cannot be compiled yet. {_WAY_OUT}"
+        )
 
 
 # ------------------------------------------------------------------------------------------------ functions

@@ -217,6 +217,11 @@ class OutputFacts:
     shown: int  # so many of the results are seen; the others are leaves that views among them are taken of
 
     @property
+    def are_as_the_graph_gives_them(self) -> bool:
+        """Whether nothing is left to do to the values that the graph returns."""
+        return not self.counters and not self.parameters and all(map(_comes_from_graph, self.results))
+
+    @property
     def parameters(self) -> list[int]:
         """Places of outputs that the program made parameters of."""
         return [
@@ -690,6 +695,16 @@ def _told_apart(result: Result, inference: bool) -> Result:
             if tensor.is_inference() is not inference:
                 return replace(result, history=NotDifferentiable(is_leaf, tensor.is_inference()))
     return result
+
+
+def _comes_from_graph(result: Result) -> bool:
+    match result:
+        case Number():
+            return True
+        case Plain(history=Differentiable(memory=None) | NotDifferentiable(is_leaf=False, inference=None)):
+            return True
+        case _:
+            return False
 
 
 def _counts_alone(result: Result) -> bool:

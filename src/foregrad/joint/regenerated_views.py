@@ -25,11 +25,16 @@ from .inputs import is_stale
 from .outputs import OutputFacts, Plain
 
 
-def refuse_reshaped_views(recording: Recording, outputs: OutputFacts, targets: Sequence[Tensor]) -> None:
-    """Refuse a program that differentiates such a view; to return one of an input is fine, for it is taken again."""
+def refuse_regenerated_views(recording: Recording, outputs: OutputFacts, targets: Sequence[Tensor]) -> None:
+    """Refuse a program that differentiates such a view; to return one is fine where it is taken again."""
     for position, tensor, before in recording.recorder.mutations.reshaped_without_grad:
         if geometry_of(tensor) != geometry_of(before) and _is_view(recording, tensor):
             _refuse_uses(tensor, recording.steps[position : recording.forward_end], outputs, targets)
+    forward = recording.steps[: recording.forward_end]
+    for i, step in enumerate(forward):
+        followed = step.op is aten.as_strided.default and step.grad_enabled
+        if followed and (is_stale(step.out) or step.out.requires_grad) and reaches_beyond(step.out, step.args[0]):
+            _refuse_later_uses(step, forward[i + 1 :], outputs, targets)
 
 
 def _is_view(recording: Recording, tensor: Tensor) -> bool:
@@ -67,18 +72,6 @@ def _follow(views: set[int], steps: Sequence[Step], targets: Sequence[Tensor]) -
             used = used or (step.grad_enabled and (kind is Kind.PURE or kind is Kind.WRITE))
             unseen = unseen or not step.grad_enabled
     return used or (unseen and _has_custom_function(targets))
-
-
-def refuse_regenerated_views(recording: Recording, outputs: OutputFacts, targets: Sequence[Tensor]) -> None:
-    """Refuse a program that differentiates a view beyond its base, after its memory was written.
-
-    To return one is fine where it is taken again, by its geometry.
-    """
-    forward = recording.steps[: recording.forward_end]
-    for i, step in enumerate(forward):
-        followed = step.op is aten.as_strided.default and step.grad_enabled
-        if followed and (is_stale(step.out) or step.out.requires_grad) and reaches_beyond(step.out, step.args[0]):
-            _refuse_later_uses(step, forward[i + 1 :], outputs, targets)
 
 
 def _refuse_later_uses(taken: Step, steps: Sequence[Step], outputs: OutputFacts, targets: Sequence[Tensor]) -> None:

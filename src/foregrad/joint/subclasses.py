@@ -6,8 +6,7 @@ record. Autograd knows the wrapper only: whether it was written with gradients o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from ..record.fakify import RecordedInput
 from ..record.recording import Recording
 from ..record.subclasses import WrapperCalls
 from ..slots import Primal
-from ..subclasses.layout import Wrapped, is_wrapper, layout_of, leaves_of
+from ..subclasses.layout import layout_of, leaves_of
 from .inputs import (
     Autograd,
     DataChange,
@@ -114,13 +113,6 @@ def _before(recorded: RecordedInput) -> Tensor:
         return torch.empty_strided(layout.size, layout.stride, dtype=recorded.seen.dtype, device="meta")
 
 
-def wrapped_value(tensor: Tensor, node_of: Callable[[Tensor], Any]) -> Any:
-    """The node of a tensor, or the nodes of the tensors in a wrapper."""
-    if not is_wrapper(tensor):
-        return node_of(tensor)
-    return Wrapped(layout_of(tensor), tuple(node_of(leaf) for leaf in leaves_of(tensor)))
-
-
 def chain_to(recording: Recording, wrapper: Tensor, base: Tensor) -> list[ViewStep] | None:
     """The views that give a wrapper from another, or None if it was not taken from it."""
     steps: list[ViewStep] = []
@@ -143,16 +135,14 @@ def refuse_lost_aliasing(functionalizer: Functionalizer, wrapper: Tensor, path: 
 
 
 # ------------------------------------------------------------------------------------------------ tangents
-def tangent_like(engine: Engine, target: Tensor) -> Tensor:
-    """A stand-in for the gradient of a result; a subclass may say what its gradients look like (T-6)."""
-    if not is_wrapper(target):
-        return engine.like(target, dense=True)
+def wrapper_tangent(engine: Engine, target: Tensor) -> Tensor:
+    """A fake for the gradient of a wrapper; a subclass may say what its gradients look like (T-6)."""
     with disable_modes(), torch.no_grad():
         like = layout_of(target.detach())
         guess: Tensor = like.build([_leaf_like(engine, leaf) for leaf in leaves_of(target)])
         coerce = getattr(guess, "__coerce_tangent_metadata__", None)
-        guess = guess if coerce is None else coerce()
         if coerce is not None:
+            guess = coerce()
             guess = layout_of(guess).build([_leaf_like(engine, leaf) for leaf in leaves_of(guess)])
     return guess
 

@@ -489,11 +489,7 @@ def stages_of(
         stages.append(WatchResults(joint.inner_results, joint.signature.tangents[0].of))
     if joint.hooks:
         stages.append(RegisterHooks(joint.hooks))
-    made = [facts.recorded.slot for facts in joint.inputs if facts.made_to_require_grad]
-    last = [] if joint.is_training else [slot for slot in made if _shares_written_memory(joint, slot)]
-    for slots in (tuple(slot for slot in made if slot not in last), tuple(last)):
-        if slots:
-            stages.append(RequireGrad(slots, at_once=slots[0] not in last))
+    stages += _requiring_grad(joint)
     if joint.autocast_after is not None:
         stages.append(AutocastAfter(joint.autocast_after))
     if joint.grad_mode_after is not None:
@@ -501,31 +497,48 @@ def stages_of(
     dims = tuple((i, dynamic_dims(t)) for i, t in enumerate(joint.outputs.tensors) if t is not None and dynamic_dims(t))
     if dims:
         stages.append(DynamicMarks(dims))
+    return [*stages, *_giving_results(joint), *_writing_back(joint, counted)]
+
+
+def _requiring_grad(joint: Joint) -> Iterator[Stage]:
+    """Inputs that the program makes require grad: those last whose memory it writes, if it differentiates nothing."""
+    made = [facts.recorded.slot for facts in joint.inputs if facts.made_to_require_grad]
+    last = [] if joint.is_training else [slot for slot in made if _shares_written_memory(joint, slot)]
+    if first := tuple(slot for slot in made if slot not in last):
+        yield RequireGrad(first, at_once=True)
+    if last:
+        yield RequireGrad(tuple(last), at_once=False)
+
+
+def _giving_results(joint: Joint) -> Iterator[Stage]:
+    """Results are taken from the caller's tensors, then go where the program put them, and inputs are moved."""
     moves = tuple(effect for effect in joint.effects if isinstance(effect, Moved))
     grads = tuple(effect for effect in joint.effects if isinstance(effect, GradAssigned))
     late = tuple(effect for effect in grads if is_late(joint.outputs.results[effect.output]))
     early = tuple(effect for effect in grads if effect not in late)  # in the shape that their tensors still have
     escapes = tuple(effect for effect in joint.effects if effect not in (*moves, *early))
-    if escapes:
-        stages.append(Escapes(escapes))
-    if joint.attributes:
-        stages.append(Attributes(joint.attributes))
     aliases = Aliases(joint.outputs, joint.recording.grad_enabled)
+    if escapes:
+        yield Escapes(escapes)
+    if joint.attributes:
+        yield Attributes(joint.attributes)
     if moves:
-        stages.append(Moves(moves, aliases))
+        yield Moves(moves, aliases)
     if early:
-        stages.append(Escapes(early))
-    stages.append(aliases)
-    if joint.touched:
-        # Before views are taken: they would take a new version for a write.
-        touched, returned = tuple(joint.touched), frozenset(joint.signature.returned)
+        yield Escapes(early)
+    if not joint.outputs.are_as_the_graph_gives_them:
+        yield aliases
+
+
+def _writing_back(joint: Joint, counted: Mapping[Primal, int]) -> Iterator[Stage]:
+    """Changes of inputs: before views are taken, which would take a new version for a write."""
+    if touched := tuple(joint.touched):
         counting = Counting(joint.is_training, counted)
-        stages.append(Versions(touched, counting))
-        stages.append(WriteBack(touched, returned, counting, joint.recording.grad_enabled))
+        yield Versions(touched, counting)
+        yield WriteBack(touched, frozenset(joint.signature.returned), counting, joint.recording.grad_enabled)
         in_graph = tuple(f for f in touched if isinstance(f.data, WrittenInGraph) and has_version(f))
         if in_graph:
-            stages.append(WritesInGraph(in_graph))
-    return stages
+            yield WritesInGraph(in_graph)
 
 
 def _shares_written_memory(joint: Joint, slot: Primal) -> bool:
