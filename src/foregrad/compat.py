@@ -6,7 +6,7 @@ Foregrad reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
@@ -18,7 +18,7 @@ from torch import Tensor
 from ._torch import FakeTensor, pytree
 from .errors import AssumptionError, VerificationError
 from .joint.build import Joint
-from .joint.inputs import Autograd, InputFacts, StorageReplaced, Unwritten
+from .joint.inputs import Autograd, InputFacts, StorageReplaced
 from .joint.outputs import (
     Number,
     Plain,
@@ -53,10 +53,7 @@ __all__ = [
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Facts about a program, in the words of the behavioural rules (V-1 to V-7).
-#
-# These records describe a compiled program to its users. They are frozen and complete when made; nothing inside
-# Foregrad reads them to decide anything, they are derived from the program at the end.
+# Programs (V-1 to V-7).
 class MutationType(Enum):
     """What happened to an input, and who writes it back."""
 
@@ -272,9 +269,7 @@ class ViewAndMutationMeta:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Records about wrapper subclasses, in the words of the behavioural rules (T-2 to T-5).
-#
-# They describe a compiled program to its users; nothing inside Foregrad reads them to decide anything.
+# Wrapper subclasses (T-2 to T-5).
 @dataclass(frozen=True)
 class SubclassCreationMeta:
     """How one wrapper is built from plain tensors of a flat list."""
@@ -333,20 +328,17 @@ class SubclassTracingInfo:
     maybe_subclass_meta: SubclassMeta | None
 
 
-def creation_meta(wrapper: Tensor, start: int) -> SubclassCreationMeta:
-    """The record of one wrapper whose plain tensors begin at a position."""
-    return _creation_meta(wrapper, layout_of(wrapper), start)
-
-
 def _creation_meta(wrapper: Any, layout: Layout, start: int) -> SubclassCreationMeta:
+    """The record of one wrapper whose plain tensors begin at a position."""
     attrs: dict[str, SubclassCreationMeta | Fixed | None] = {}
     position = start
     for attr, inner in layout.attrs:
-        if isinstance(inner, Fixed):
+        if isinstance(inner, Layout):
+            attrs[attr] = _creation_meta(getattr(wrapper, attr), inner, position)
+            position += inner.leaves
+        else:
             attrs[attr] = inner
-            continue
-        attrs[attr] = None if inner is None else _creation_meta(getattr(wrapper, attr), inner, position)
-        position += 1 if inner is None else inner.leaves
+            position += inner is None
     size, stride = tuple(wrapper.shape), tuple(wrapper.stride())
     return SubclassCreationMeta(start, layout.leaves, attrs, size, stride, layout.context, wrapper)
 
@@ -444,7 +436,7 @@ def create_subclass_meta(args: Sequence[Any]) -> list[int | SubclassCreationMeta
     metas: list[int | SubclassCreationMeta] = []
     position = 0
     for arg in args:
-        metas.append(creation_meta(arg, position) if is_wrapper(arg) else position)
+        metas.append(_creation_meta(arg, layout_of(arg), position) if is_wrapper(arg) else position)
         position += len(leaves_of(arg)) if is_wrapper(arg) else 1
     return metas
 
@@ -460,70 +452,25 @@ def get_types_for_subclass(tensor: Any) -> list[str]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The public records about wrapper subclasses of a program (T-2, T-3, V-7).
-def metas_of(values: Iterable[Any]) -> list[Any]:
-    """For each value its position in the flat list, or the record of a wrapper."""
-    values = list(values)
-    if not any(map(is_wrapper, values)):
-        return list(range(len(values)))
-    return create_subclass_meta(values)
-
-
-def input_metas(joint: Joint) -> list[Any]:
-    """Of the user's inputs."""
-    return metas_of(facts.recorded.seen for facts in joint.inputs if not isinstance(facts.recorded.slot, Inner))
-
-
-def output_metas(joint: Joint) -> list[Any]:
-    """Of what the forward graph returns, before saved values."""
-    updated: dict[Returned, Any] = {Updated(facts.recorded.slot): facts.recorded.seen for facts in joint.inputs}
-    values: list[Any] = []
-    for slot in joint.signature.returned:
-        match slot:
-            case Output(index):
-                values.append(joint.outputs.tensors[index])
-            case Base(index):
-                values.append(joint.outputs.bases[index])
-            case _:
-                values.append(updated.get(slot))
-    return metas_of(values)
-
-
-def tangent_metas(joint: Joint) -> list[Any]:
-    """Of the tangents."""
-    return metas_of(joint.tape.tangents.values())
-
-
-def tangent_contexts(joint: Joint) -> list[tuple[list[str], Any] | None]:
-    """Attribute names and context of each tangent that is a wrapper."""
-
-    def context(tangent: Tensor) -> tuple[list[str], Any] | None:
-        return layout_of(tangent).metadata if is_wrapper(tangent) else None
-
-    return [context(tangent) for tangent in joint.tape.tangents.values()]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Derive the public record of facts from a program.
+# The records of a program.
 def describe(joint: Joint, config: AOTConfig, saved_sizes: int | None, deterministic: bool) -> ViewAndMutationMeta:
     """The facts about a program, over the user's flat inputs and outputs; as torch's settings were at its capture."""
     keep = config.keep_inference_input_mutations
     inputs = [facts for facts in joint.inputs if not isinstance(facts.recorded.slot, Inner)]
     order = {facts.recorded.slot: i for i, facts in enumerate(inputs)}
+    results = list(zip(joint.outputs.results, joint.outputs.tensors, strict=True))[: joint.visible]
+    tangents = list(joint.tape.tangents.values())
     return ViewAndMutationMeta(
         input_info=[_input(facts, keep) for facts in inputs],
-        output_info=[
-            _output(result, tensor, order)
-            for result, tensor in list(zip(joint.outputs.results, joint.outputs.tensors, strict=True))[: joint.visible]
-        ],
+        output_info=[_output(result, tensor, order) for result, tensor in results],
         num_intermediate_bases=len(joint.outputs.bases),
         keep_input_mutations=keep,
         traced_tangents=[],
-        subclass_inp_meta=input_metas(joint),
-        subclass_fw_graph_out_meta=output_metas(joint),
-        subclass_tangent_meta=tangent_metas(joint),
+        subclass_inp_meta=create_subclass_meta([facts.recorded.seen for facts in inputs]),
+        subclass_fw_graph_out_meta=create_subclass_meta(_returned(joint)),
+        subclass_tangent_meta=create_subclass_meta(tangents),
         is_train=joint.is_training,
-        traced_tangent_metas=tangent_contexts(joint),
+        traced_tangent_metas=[layout_of(tangent).metadata if is_wrapper(tangent) else None for tangent in tangents],
         num_symints_saved_for_bw=saved_sizes,
         grad_enabled_mutation=joint.grad_mode_after,
         is_rng_op_functionalized=joint.random.forward is not None,
@@ -532,9 +479,18 @@ def describe(joint: Joint, config: AOTConfig, saved_sizes: int | None, determini
     )
 
 
+def _returned(joint: Joint) -> list[Any]:
+    """What the forward graph returns before what it saves."""
+    updated: dict[Returned, Any] = {Updated(facts.recorded.slot): facts.recorded.seen for facts in joint.inputs}
+    shown: dict[Returned, Any] = {Output(i): tensor for i, tensor in enumerate(joint.outputs.tensors)}
+    bases: dict[Returned, Any] = {Base(i): tensor for i, tensor in enumerate(joint.outputs.bases)}
+    values = updated | shown | bases
+    return [values.get(slot) for slot in joint.signature.returned]
+
+
 def _input(facts: InputFacts, keep: bool) -> InputAliasInfo:
     replaced = isinstance(facts.place, StorageReplaced)
-    without_grad = not isinstance(facts.data, Unwritten) and facts.data.autograd is Autograd.OFF
+    without_grad = facts.data is not None and facts.data.autograd is Autograd.OFF
     return InputAliasInfo(
         is_leaf=facts.recorded.was_leaf,
         mutates_data=facts.data_changed and not replaced,

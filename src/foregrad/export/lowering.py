@@ -15,7 +15,7 @@ from ..capturing.capture import Capture
 from ..errors import ExportError
 from ..graph.fx import Part, to_fx
 from ..graph.graph import Node, get_constant, name_nodes, nodes_in
-from ..joint.inputs import InputFacts, Stays
+from ..joint.inputs import InputFacts
 from ..joint.side_effects import Assigned, GradAssigned, Moved
 from ..ops import Kind, aten, op_info
 from ..record.hooks import has_hooks
@@ -69,7 +69,7 @@ def refuse_what_is_lost(capture: Capture, joint: bool) -> None:
 
 
 def _refuse_reshapes(facts: InputFacts) -> None:
-    if not isinstance(facts.place, Stays):
+    if facts.place is not None:
         raise ExportError(
             f"Found an input that received a metadata mutation, {facts.recorded.slot}: an exported graph can return "
             "new data for an input but cannot change its shape or move it. Work on a view or a copy of it."

@@ -31,11 +31,6 @@ class Autograd(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Unwritten:
-    """Nothing wrote to its memory."""
-
-
-@dataclass(frozen=True, slots=True)
 class WrittenBack:
     """The call copies new data into it; memory that inputs share is written back as a whole."""
 
@@ -55,11 +50,6 @@ class WrittenElsewhere:
 
     autograd: Autograd
     through: bool  # the program wrote through it, and not only through others
-
-
-@dataclass(frozen=True, slots=True)
-class Stays:
-    """It keeps its memory and its shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +74,16 @@ class StorageReplaced:
     counted: bool  # `set_` counts as a write, `.data =` does not
 
 
-DataChange = Unwritten | WrittenBack | WrittenInGraph | WrittenElsewhere
-PlaceChange = Stays | Reshaped | Resized | StorageReplaced
+DataChange = WrittenBack | WrittenInGraph | WrittenElsewhere
+PlaceChange = Reshaped | Resized | StorageReplaced
 
 
 class InputFacts(NamedTuple):
     """What the program did to one input."""
 
     recorded: RecordedInput
-    data: DataChange = Unwritten()
-    place: PlaceChange = Stays()
+    data: DataChange | None = None  # nothing, unless its memory was written
+    place: PlaceChange | None = None  # nothing, where it keeps its memory and its shape
     version_change: int = 0
     geometry: Tensor | None = None  # an abstract tensor with the shape that the input came with
     requires_grad: bool = False  # after the program ran
@@ -102,13 +92,7 @@ class InputFacts(NamedTuple):
     @property
     def data_changed(self) -> bool:
         """Whether the program wrote to it, or through it."""
-        match self.data:
-            case Unwritten():
-                return False
-            case WrittenElsewhere(through=through):
-                return through
-            case _:
-                return True
+        return self.data.through if isinstance(self.data, WrittenElsewhere) else self.data is not None
 
     @property
     def written(self) -> bool:
@@ -118,7 +102,7 @@ class InputFacts(NamedTuple):
     @property
     def followed(self) -> bool:
         """Whether autograd saw that it was written."""
-        return not isinstance(self.data, Unwritten) and self.data.autograd is Autograd.FOLLOWED
+        return self.data is not None and self.data.autograd is Autograd.FOLLOWED
 
     @property
     def reshapes(self) -> tuple[Step, ...]:
@@ -169,11 +153,15 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
 
 # ------------------------------------------------------------------------------------------------------ data
 def _data_change(
-    functionalizer: Functionalizer, recorded: RecordedInput, before: TensorState, place: PlaceChange, keep_writes: bool
-) -> DataChange:
+    functionalizer: Functionalizer,
+    recorded: RecordedInput,
+    before: TensorState,
+    place: PlaceChange | None,
+    keep_writes: bool,
+) -> DataChange | None:
     writes = before.storage.writes
     if not writes:
-        return Unwritten()
+        return None
     if recorded.parent is None and _hides_memory(before.tensor):
         raise Retrace(WholeMemory(recorded.slot))
     autograd = Autograd.IGNORED if any(write.step.grad_enabled for write in writes) else Autograd.OFF
@@ -190,7 +178,7 @@ def _data_change(
     return WrittenBack(autograd)
 
 
-def _is_followed(functionalizer: Functionalizer, recorded: RecordedInput, place: PlaceChange) -> bool:
+def _is_followed(functionalizer: Functionalizer, recorded: RecordedInput, place: PlaceChange | None) -> bool:
     """Whether autograd saw that the input was written; what it forbids to write is refused."""
     if not _is_own(recorded) or recorded.seen.grad_fn is recorded.start_node:
         return False
@@ -202,7 +190,7 @@ def _is_followed(functionalizer: Functionalizer, recorded: RecordedInput, place:
     for step in functionalizer.reshapes.get(id(recorded.seen), ()) if recorded.required_grad else ():
         if step.grad_enabled and not resizes(step) and node is not None and node is not recorded.start_node:
             node = node.next_functions[0][0]
-    if isinstance(place, (Stays, Reshaped)):
+    if not isinstance(place, (Resized, StorageReplaced)):
         return node is not recorded.start_node  # all the nodes may be those of changes of shape
     if node is not recorded.start_node and (recorded.required_grad or recorded.seen.requires_grad):
         raise UnsupportedError(
@@ -231,8 +219,8 @@ def _is_written_behind_its_back(recorded: RecordedInput, writes: Sequence[Write]
     return not recorded.required_grad and True in through_views and False in through_views[through_views.index(True) :]
 
 
-def _stays(place: PlaceChange, seen: Tensor, before: Tensor) -> bool:
-    return isinstance(place, (Stays, Reshaped)) and geometry_of(seen) == geometry_of(before)
+def _stays(place: PlaceChange | None, seen: Tensor, before: Tensor) -> bool:
+    return not isinstance(place, (Resized, StorageReplaced)) and geometry_of(seen) == geometry_of(before)
 
 
 def _hides_memory(tensor: Tensor) -> bool:
@@ -241,11 +229,11 @@ def _hides_memory(tensor: Tensor) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------- place
-def _place_change(functionalizer: Functionalizer, recorded: RecordedInput, before: TensorState) -> PlaceChange:
+def _place_change(functionalizer: Functionalizer, recorded: RecordedInput, before: TensorState) -> PlaceChange | None:
     seen = recorded.seen
     steps = tuple(functionalizer.reshapes.get(id(seen), ()))
     if not steps:
-        return Stays()
+        return None
     if recorded.parent is not None and any(map(resizes, steps)) and _requires_grad(recorded):
         raise UnsupportedError(
             f"the program resizes {recorded.slot}, and a write to the memory that it shares makes it require grad: "
@@ -262,7 +250,7 @@ def _place_change(functionalizer: Functionalizer, recorded: RecordedInput, befor
         )
     if resized:
         return Resized(lasting)
-    return Reshaped(lasting) if lasting else Stays()
+    return Reshaped(lasting) if lasting else None
 
 
 def _lasting_reshapes(

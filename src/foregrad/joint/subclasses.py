@@ -26,12 +26,9 @@ from .inputs import (
     Autograd,
     DataChange,
     InputFacts,
-    PlaceChange,
     Reshaped,
     Resized,
-    Stays,
     StorageReplaced,
-    Unwritten,
     WrittenBack,
     WrittenElsewhere,
     WrittenInGraph,
@@ -53,12 +50,12 @@ def wrapper_facts(
     inner = [facts[(item.same_as or item).slot] for item in recorded.inner]
     data = _data_change(functionalizer, recorded, inner)
     reshapes = tuple(calls.reshapes.get(id(seen), ()))
-    place: PlaceChange = Reshaped(reshapes) if reshapes else Stays()
+    place = Reshaped(reshapes) if reshapes else None
     for item in inner:
         if isinstance(data, WrittenBack) or reshapes:
             facts[item.recorded.slot] = _left_to_the_wrapper(item, data, place)
     made = seen.requires_grad and not recorded.required_grad and seen.is_leaf
-    if made and not isinstance(data, Unwritten):
+    if made and data is not None:
         raise UnsupportedError(
             f"the program makes {recorded.slot} require grad and writes to it, which cannot be compiled yet. Call "
             "requires_grad_() before."
@@ -66,12 +63,14 @@ def wrapper_facts(
     return InputFacts(recorded, data, place, calls.own_version(seen), geometry, seen.requires_grad, made)
 
 
-def _data_change(functionalizer: Functionalizer, recorded: RecordedInput, inner: Sequence[InputFacts]) -> DataChange:
-    writes = [item.data for item in inner if item.data_changed]
+def _data_change(
+    functionalizer: Functionalizer, recorded: RecordedInput, inner: Sequence[InputFacts]
+) -> DataChange | None:
+    writes = [item.data for item in inner if item.data is not None and item.data_changed]
     if not writes:
-        return Unwritten()
+        return None
     if recorded.seen.grad_fn is recorded.start_node:
-        off = all(isinstance(data, Unwritten) or data.autograd is Autograd.OFF for data in writes)
+        off = all(data.autograd is Autograd.OFF for data in writes)
         return WrittenElsewhere(Autograd.OFF if off else Autograd.IGNORED, through=True)
     real = functionalizer.real_tensors.get(recorded.slot)
     refusal = None if real is None else refusal_of_write(real)
@@ -91,7 +90,7 @@ def refuse_related_wrappers(recording: Recording, wrappers: Sequence[InputFacts]
             )
 
 
-def _left_to_the_wrapper(facts: InputFacts, data: DataChange, place: PlaceChange) -> InputFacts:
+def _left_to_the_wrapper(facts: InputFacts, data: DataChange | None, place: Reshaped | None) -> InputFacts:
     """Facts about an inner tensor to which the wrapper's own operators do what was done."""
     if isinstance(facts.place, (Resized, StorageReplaced)):
         raise UnsupportedError(
@@ -100,7 +99,7 @@ def _left_to_the_wrapper(facts: InputFacts, data: DataChange, place: PlaceChange
         )
     if isinstance(data, WrittenBack) and isinstance(facts.data, (WrittenBack, WrittenInGraph)):
         facts = facts._replace(data=WrittenElsewhere(facts.data.autograd, through=True))
-    return facts._replace(place=Stays()) if isinstance(place, Reshaped) else facts
+    return facts if place is None else facts._replace(place=None)
 
 
 def _before(recorded: RecordedInput) -> Tensor:

@@ -20,7 +20,7 @@ from ..graph.fx import operator_of, to_fx
 from ..graph.graph import Node
 from ..graph.verify import verify_module
 from ..joint.build import Joint
-from ..joint.inputs import InputFacts, Stays
+from ..joint.inputs import InputFacts
 from ..joint.outputs import Constant, Number, SameAsInput
 from ..logs import show_graph
 from ..options import AOTConfig
@@ -219,7 +219,7 @@ def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
 def _changes_later(joint: Joint, facts: InputFacts) -> bool:
     """Whether the shape or place of an input, or of one that looks at its memory, changes once the graph has run."""
     members = [f for f in joint.inputs if f.recorded.parent is facts.recorded]
-    return not facts.data_changed and not all(isinstance(f.place, Stays) for f in (facts, *members))
+    return not facts.data_changed and any(f.place for f in (facts, *members))
 
 
 def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, made: _Compiled) -> None:

@@ -31,7 +31,6 @@ from ..joint.inputs import (
     InputFacts,
     Reshaped,
     Resized,
-    Stays,
     StorageReplaced,
     WrittenBack,
     WrittenInGraph,
@@ -323,7 +322,7 @@ class Versions(Stage):
             return False
         memory = facts.recorded.parent
         alias_group = [f for f in self.inputs if f.recorded is memory or f.recorded.parent is memory]
-        return not any(f.written or not isinstance(f.place, Stays) for f in alias_group)
+        return not any(f.written or f.place for f in alias_group)
 
     def _missing(self, facts: InputFacts) -> int:
         counted = self.counting.when_saved.get(facts.recorded.slot, 0)
