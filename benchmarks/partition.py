@@ -107,16 +107,17 @@ class Cut:
 
 def flops(graph: fx.GraphModule) -> int:
     """Of the products and convolutions of a graph."""
-    from foregrad.graph.fx import from_fx
+    from foregrad.graph.fx import joint_from_fx
     from foregrad.partition.costs import flops_of
 
-    return sum(flops_of(node.op, node.args, node.value) for node in from_fx(graph).nodes)
+    return sum(flops_of(node.op, node.args, node.value) for node in joint_from_fx(graph, 0).nodes)
 
 
 def judged(joint: Joint, partition: Callable[..., Any], repeats: int = 1) -> Cut:
     """Run a partitioner, and simulate what it emits; the best time of several counts."""
-    from foregrad.graph.fx import from_fx
+    from foregrad.graph.fx import from_fx, joint_from_fx
     from foregrad.partition.memory import simulate
+    from foregrad.slots import Output
 
     seconds = float("inf")
     for _ in range(repeats):
@@ -126,7 +127,7 @@ def judged(joint: Joint, partition: Callable[..., Any], repeats: int = 1) -> Cut
         with torch.no_grad():
             forward, backward = partition(module, joint.inputs, num_fwd_outputs=joint.outputs, **joint.keywords)
         seconds = min(seconds, time.process_time() - start)
-    found = simulate(from_fx(forward), from_fx(backward), joint.outputs)
+    found = simulate(from_fx(forward, [*map(Output, range(joint.outputs))]), joint_from_fx(backward, 0))
     gflop = (flops(forward) + flops(backward) - flops(joint.module)) / 1e9
     peaks = found.forward.peak / MiB, found.backward.peak / MiB
     return Cut(found.saved / MiB, *peaks, gflop, seconds, (forward, backward))
@@ -143,12 +144,12 @@ def calls_of(joint: Joint, partition: Callable[..., Any]) -> int:
 
 def budgeted(joint: Joint) -> Callable[[float], Cut]:
     """Foregrad's cut for any memory budget; what all budgets choose from is computed once."""
-    from foregrad.graph.fx import from_fx, to_fx
+    from foregrad.graph.fx import joint_from_fx, to_fx
     from foregrad.partition.model import Model
     from foregrad.partition.rematerialize import within, without_common_subexpressions
     from foregrad.partition.search import Frontier
 
-    frontier = Frontier(Model(without_common_subexpressions(from_fx(joint.module)), joint.outputs))
+    frontier = Frontier(Model(without_common_subexpressions(joint_from_fx(joint.module, joint.outputs))))
     known: dict[int, Cut] = {}
 
     def cut(budget: float) -> Cut:

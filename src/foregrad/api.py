@@ -299,9 +299,8 @@ def explain_partition(
     options = config.copy()
     if memory_budget is not None:
         options.memory_budget = memory_budget
-    returned = len(joint.signature.tokens) + len(joint.signature.returned) + len(joint.random.forward_outputs)
     with torch.no_grad():
-        plan = plan_of(joint.part, returned, options)
+        plan = plan_of(joint.graph, options)
     if plan is None:
         raise PartitionError("There is nothing to cut: no operator belongs to the backward.")
     return report_of(plan)

@@ -99,12 +99,13 @@ Primal = Input | Param | Buffer | FreeTensor | SyntheticBase | ViewRoot | GradOf
 
 @dataclass(frozen=True, slots=True)
 class RandomState:
-    """The seed or the offset that a graph draws from, under `functionalize_rng_ops`: `fwd_seed`, `bwd_base_offset`."""
+    """What a graph draws from, or leaves, under `functionalize_rng_ops`: `fwd_seed`, `bwd_base_offset`, ..."""
 
-    name: str
+    direction: Literal["fwd", "bwd"]
+    part: Literal["seed", "base_offset", "offset"]
 
     def __str__(self) -> str:
-        return self.name
+        return f"{self.direction}_{self.part}"
 
 
 class Updated(NamedTuple):
@@ -160,14 +161,34 @@ class Tangent(NamedTuple):
         return f"tangent of {self.of}"
 
 
+@dataclass(frozen=True, slots=True)
+class LowerTangent:
+    """A tangent of a lower order, for which gradients are differentiated too."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"tangent {self.index} of a lower order"
+
+
 class Grad(NamedTuple):
     """The gradient that leaves for an input."""
 
-    of: Primal
+    of: Primal | LowerTangent
     kind: Literal["grad"] = "grad"
 
     def __str__(self) -> str:
         return f"gradient of {self.of}"
+
+
+class BackwardUpdate(NamedTuple):
+    """The new value of an input, or of a tangent, that the backward wrote to."""
+
+    of: Primal | Tangent
+    kind: Literal["backward update"] = "backward update"
+
+    def __str__(self) -> str:
+        return f"{self.of} as the backward leaves it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +196,54 @@ class Token:
     """What keeps operators with side effects of one kind in order: each takes the token of the one before."""
 
     effect: str
+    backward: bool = False
 
     def __str__(self) -> str:
         return f"{self.effect} token"
 
 
-Slot = Primal | RandomState | Returned | Tangent | Grad | Token
+class Saved(NamedTuple):
+    """A tensor that the forward keeps for its backward, by the name of its node."""
+
+    name: str
+    kind: Literal["saved"] = "saved"
+
+    def __str__(self) -> str:
+        return f"saved {self.name}"
+
+
+class Size(NamedTuple):
+    """The same for a symbolic size, or another value that is no tensor."""
+
+    name: str
+    kind: Literal["size"] = "size"
+
+    def __str__(self) -> str:
+        return f"size {self.name}"
+
+
+Slot = Primal | RandomState | Returned | Tangent | LowerTangent | Grad | BackwardUpdate | Token | Saved | Size
+
+
+def outermost(slot: Slot | None) -> Slot | None:
+    """What a place belongs to: the wrapper subclass, where it is a tensor inside of one."""
+    while isinstance(slot, Inner):
+        slot = slot.of
+    return slot
+
+
+def belongs_to_backward(slot: Slot | None) -> bool:
+    """Whether a joint graph takes or returns something for its backward alone.
+
+    >>> belongs_to_backward(Grad(Input("x"))), belongs_to_backward(Output(0)), belongs_to_backward(Token("print"))
+    (True, False, False)
+    """
+    match outermost(slot):
+        case Tangent() | Grad() | BackwardUpdate():
+            return True
+        case Token(backward=backward):
+            return backward
+        case RandomState(direction=direction):
+            return direction == "bwd"
+        case _:
+            return False

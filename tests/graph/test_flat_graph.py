@@ -5,7 +5,7 @@ import operator
 import torch
 
 import foregrad
-from foregrad.graph.graph import FlatGraph, Node, live_nodes, name_nodes, nodes_in
+from foregrad.graph.graph import GraphBuilder, Node, live_nodes, name_nodes, nodes_in
 from foregrad.slots import Input
 from helpers import grab, leaf, plain
 
@@ -19,7 +19,7 @@ def test_nodes_are_found_in_nested_arguments():
 
 
 def test_names_follow_the_operators_and_are_all_different():
-    graph = FlatGraph()
+    graph = GraphBuilder()
     x = graph.placeholder(Input("args[0]"), plain(2))
     nodes = [graph.call(op, (x,), {}, None) for op in (aten.sin.default, aten.cos.default, aten.sin.default)]
     name_nodes(nodes, ["cos"])
@@ -27,7 +27,7 @@ def test_names_follow_the_operators_and_are_all_different():
 
 
 def test_dead_code_goes_and_what_must_run_stays():
-    graph = FlatGraph()
+    graph = GraphBuilder()
     x = graph.placeholder(Input("args[0]"), plain(2))
     dead = graph.call(aten.sin.default, (x,), {}, None)
     draw = graph.call(aten.rand.default, ([2],), {}, None)
@@ -69,5 +69,5 @@ def test_a_size_that_is_returned_is_a_number():
 
 def test_operators_are_counted_without_the_taking_apart_of_results():
     captured = foregrad.capture(lambda x: x.max(0), leaf(3))
-    forward = [n for n in captured.joint.part.nodes if n.op is not operator.getitem]
+    forward = [n for n in captured.joint.graph.nodes if n.op is not operator.getitem]
     assert captured.joint.op_count == len(forward)

@@ -7,11 +7,10 @@ import weakref
 
 import pytest
 import torch
-from torch import fx
 
 import foregrad
-from foregrad.graph.fx import WORTH_COMPILING, LazyModule, outputs_of, placeholders_of, unread, value_of
-from helpers import leaf, plain
+from foregrad.graph.fx import WORTH_COMPILING, LazyModule, unread
+from helpers import plain
 
 
 def captured(program, *args):
@@ -80,18 +79,6 @@ def test_an_edited_graph_is_what_runs():
             node.target = torch.ops.aten.cos.default
     module.recompile()
     assert torch.equal(module.forward(x)[0], x.cos()) and unread(module) is None
-
-
-def test_readers_say_the_same_of_both_forms():
-    module = captured(lambda x: (x.sin(), 3), leaf(3))
-
-    def read():
-        nodes = [*placeholders_of(module), *outputs_of(module)]
-        return [(getattr(node, "name", node), type(value_of(node))) for node in nodes]
-
-    before = read()
-    assert isinstance(module.graph, fx.Graph)
-    assert read() == before and unread(module) is None
 
 
 def test_it_can_be_copied_pickled_and_printed():

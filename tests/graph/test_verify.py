@@ -8,7 +8,8 @@ from torch import fx
 
 import foregrad
 from foregrad.errors import NotFunctionalError, VerificationError
-from foregrad.graph.verify import verify_graph
+from foregrad.graph.fx import joint_from_fx
+from foregrad.graph.verify import verify
 from helpers import grab, leaf, nop
 
 aten = torch.ops.aten
@@ -76,20 +77,20 @@ def module_of(build):
 
 def test_a_node_without_an_abstract_value_is_found():
     module = module_of(lambda g: (g.call_function(aten.neg.default, (g.placeholder("a"),)),))
-    verify_graph(module)
+    verify(joint_from_fx(module, 1))
     next(n for n in module.graph.nodes if n.op == "call_function").meta.clear()
     with pytest.raises(VerificationError, match="no abstract value"):
-        verify_graph(module)
+        verify(joint_from_fx(module, 1))
 
 
 def test_a_result_that_does_not_exist_is_found():
     def build(g):
         pair = g.call_function(aten.max.dim, (g.placeholder("a"), 0))
         pair.meta["val"] = (torch.empty(2, device="meta"), torch.empty(2, device="meta"))
-        return g.call_function(operator.getitem, (pair, 2))
+        return (g.call_function(operator.getitem, (pair, 2)),)
 
     with pytest.raises(VerificationError, match="does not have"):
-        verify_graph(module_of(build))
+        verify(joint_from_fx(module_of(build), 1))
 
 
 def test_a_node_read_before_it_is_made_is_found():
@@ -98,10 +99,10 @@ def test_a_node_read_before_it_is_made_is_found():
         first = g.call_function(aten.neg.default, (a,))
         second = g.call_function(aten.sin.default, (a,))
         first.args = (second,)
-        return first
+        return (first,)
 
     with pytest.raises(VerificationError, match="before it is made"):
-        verify_graph(module_of(build))
+        verify(joint_from_fx(module_of(build), 1))
 
 
 def test_what_a_partitioner_returns_is_verified():

@@ -9,6 +9,9 @@ from torch import fx, nn
 import foregrad
 from benchmarks.models import GPT
 from benchmarks.partition_models import LSTM, Mixer, MoE, ResNet18, UNet, ViT
+from foregrad.graph.fx import from_fx, joint_from_fx
+from foregrad.partition.memory import Simulation, simulate
+from foregrad.slots import Output
 
 
 def _text(vocabulary, batch, length):
@@ -32,6 +35,11 @@ def build(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     torch.manual_seed(0)
     model, inputs = SMALL[name]()
     return model.double(), tuple(x.double() if x.is_floating_point() else x for x in inputs)
+
+
+def simulated(forward: fx.GraphModule, backward: fx.GraphModule, own: int) -> Simulation:
+    """The memory of two graphs; so many results of the forward are its own."""
+    return simulate(from_fx(forward, [*map(Output, range(own))]), joint_from_fx(backward, 0))
 
 
 @dataclass(frozen=True)

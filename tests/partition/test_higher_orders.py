@@ -7,7 +7,7 @@ from torch.nn import functional as F
 import foregrad
 from foregrad import check, default_partition, min_cut_rematerialization_partition
 from foregrad.errors import UnsupportedError
-from foregrad.graph.fx import from_fx
+from foregrad.graph.fx import joint_from_fx
 from foregrad.partition.rules import saved_for_higher_orders
 from helpers import leaf, nop
 
@@ -82,7 +82,7 @@ def test_a_budget_in_bytes_is_about_the_first_order():
 def test_what_autograd_saves_of_a_factorization_is_within_reach(partition):
     """J-10: all factors are saved, though the first backward reads some of them"""
     captured = foregrad.capture(lambda x: torch.linalg.svd(x.sin() * 2, full_matrices=False)[1].sum(), leaf(2, 3))
-    joint = from_fx(captured.joint_graph)
+    joint = joint_from_fx(captured.joint_graph, 1)
     forward, _ = partition(captured.joint_graph, captured.example_inputs, num_fwd_outputs=1)
     saved = {node.name for node in forward.graph.output_node().args[0][1:]}
     read = {node for node in joint.nodes if node.name == "getitem"}

@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 import torch
+from families import simulated
 from random_programs import N, random_program
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 import foregrad
 from benchmarks.executing import run_step
 from foregrad import min_cut_rematerialization_partition
-from foregrad.graph.fx import from_fx
-from foregrad.partition.memory import simulate
+from foregrad.graph.fx import joint_from_fx
 from foregrad.partition.rematerialize import plan_of
 from foregrad.partition.rules import why_not_again
 
@@ -55,7 +55,7 @@ def compiled(program, budget, dynamic):
 
     def partition(module, inputs, *, num_fwd_outputs, **keywords):
         options = dataclasses.replace(foregrad.config, memory_budget=budget)
-        plan = plan_of(from_fx(module), num_fwd_outputs, options)
+        plan = plan_of(joint_from_fx(module, num_fwd_outputs), options)
         figures = plan and (plan.saved_bytes, plan.forward_memory.peak, plan.backward_memory.peak)
         plans.append((num_fwd_outputs, figures))
         return min_cut_rematerialization_partition(
@@ -81,10 +81,11 @@ def test_gradients_and_peaks(seed):
         if len(calls) < 2:
             continue
         (forward, primals), (backward, given) = calls[0], calls[1]
-        drawn = [node.name for node in from_fx(backward).nodes if why_not_again(node) == "random" and not node.backward]
+        again = [node for node in joint_from_fx(backward, 0).nodes if not node.backward]
+        drawn = [node.name for node in again if why_not_again(node) == "random"]
         assert drawn == [], steps
         own, planned = plans[0]
-        found = simulate(from_fx(forward), from_fx(backward), own)
+        found = simulated(forward, backward, own)
         assert planned in ((found.saved, found.forward.peak, found.backward.peak), None), (budget, steps)
         saved = len(forward.graph.output_node().args[0]) - own
         tangents = given[saved:]

@@ -3,12 +3,13 @@
 import networkx
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import foregrad
 from foregrad import check, default_partition, explain_partition, min_cut_rematerialization_partition
 from foregrad.errors import BudgetError, ConfigError, InfeasibleBudgetError, PartitionError
-from foregrad.graph.fx import from_fx
+from foregrad.graph.fx import joint_from_fx
 from foregrad.partition.min_cut import BYTE, minimum_cut, relevant
 from foregrad.partition.model import Model
 from foregrad.partition.rematerialize import without_common_subexpressions
@@ -78,7 +79,7 @@ def test_products_are_computed_once_without_a_budget():
 def test_the_cut_is_minimal():
     """P-5, by networkx"""
     captured = foregrad.capture(layers, square(), square())
-    model = Model(from_fx(captured.joint_graph), 2)
+    model = Model(joint_from_fx(captured.joint_graph, 2))
 
     def price(i):
         return None if model.flops[i] else model.moved[i]
@@ -129,8 +130,8 @@ def test_common_subexpressions_are_computed_once():
     def program(x):
         return (x.sin() + x.sin()) * torch.rand_like(x) + torch.rand_like(x), x + 1, x + 1
 
-    part = from_fx(foregrad.capture(program, leaf(4)).joint_graph)
-    names = [node.name for node in without_common_subexpressions(part).nodes]
+    graph = joint_from_fx(foregrad.capture(program, leaf(4)).joint_graph, 3)
+    names = [node.name for node in without_common_subexpressions(graph).nodes]
     assert "sin" in names and "sin_1" not in names
     assert len([name for name in names if "rand" in name]) == 2
     check(program, leaf(4), compile=rematerializing())
@@ -269,6 +270,23 @@ def test_the_report():
     assert "beyond the inputs" in str(report) and "relu" in str(report)
     with pytest.raises(PartitionError, match="no gradients"):
         explain_partition(layers, plain(4, 4), plain(4, 4))
+
+
+def test_the_report_is_about_the_graphs_that_are_compiled_where_a_tensor_subclass_takes_part():
+    """P-5: what the forward returns of a wrapper is as many tensors as lie in it"""
+
+    def program(x):
+        return x.sin().exp()
+
+    x = TwoTensor(plain(32, 64), plain(32, 64)).requires_grad_()
+    report = explain_partition(program, x)
+    compiled, graphs = grab(program, partition_fn=min_cut_rematerialization_partition)
+    compiled(x).sum().backward()
+    for kind, alive in (("forward", report.forward_memory), ("backward", report.backward_memory)):
+        run = [node.name for node in graphs.modules[kind].graph.nodes if node.op == "call_function"]
+        assert [name for name, _ in alive] == run
+    assert [name for name, _ in report.forward_memory] == ["sin", "sin_1", "exp", "exp_1"]
+    assert (report.saved_bytes, report.peak) == (0, 4 * 32 * 64 * 4)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 import foregrad
 from foregrad import check, min_cut_rematerialization_partition
 from foregrad.errors import PartitionError
-from foregrad.graph.fx import from_fx
+from foregrad.graph.fx import joint_from_fx
 from foregrad.graph.graph import Node, get_constant
 from foregrad.partition.model import Model
 from foregrad.partition.rules import why_not_again
@@ -75,7 +75,7 @@ def test_what_reads_a_written_input_directly_or_through_a_view_is_banned():
         return y
 
     captured = foregrad.capture(program, leaf(4), plain(4))
-    model = Model(from_fx(captured.joint_graph), 2)
+    model = Model(joint_from_fx(captured.joint_graph, 2))
     banned = {made.name: reason for made, reason in zip(model.nodes, model.banned, strict=True)}
     assert banned["sin"] == "reads an input that is written later" and banned["cos"] is None
 

@@ -14,7 +14,6 @@ from ..capturing.capture import Capture, capture_call
 from ..codegen.pytree import Flat, Items, Leaf, Tree, flatten, unflatten
 from ..compat import ViewAndMutationMeta, describe
 from ..errors import ExportError, GraphOutputError, SignatureError
-from ..graph.verify import verify_graph
 from ..joint.outputs import SameAsInput, SameAsOutput, ViewOfBase, ViewOfInput, ViewOfOutput
 from ..options import AOTConfig, Loss, config, next_aot_id
 from ..partition import default_partition
@@ -73,7 +72,7 @@ def export(
     wanted = Loss(loss) if loss is not None else False
     with contextlib.nullcontext() if symbols is None else python_kernels_first():
         capture = capture_for_export(mod, args, kwargs, wanted, decompositions, pre_dispatch)
-    graph, signature = _graph_of(capture, mod, loss)
+    graph, signature = export_graph(capture, mod.forward, loss)
     ranges = ranges_of_fakes((args, kwargs)) if symbols is None else symbols.ranges()
     state, non_persistent = state_of_module(mod, capture)
     return Exported(graph, signature, state, non_persistent, given, ranges, wrappers_of(capture))
@@ -126,14 +125,7 @@ def aot_export_module(
             "Graph output must be a tuple() or list(): Expected forward output to be either a tensor or a list/tuple "
             "of tensors, in one of them. Return (result,)."
         )
-    return _graph_of(capture, mod, loss)
-
-
-def _graph_of(capture: Capture, mod: nn.Module, loss: int | None) -> tuple[fx.GraphModule, GraphSignature]:
-    graph, signature = export_graph(capture, mod.forward, loss)
-    if config.verify:
-        verify_graph(graph)
-    return graph, signature
+    return export_graph(capture, mod.forward, loss)
 
 
 def _call_of(
@@ -271,7 +263,7 @@ def _run_forward(capture: Capture) -> None:
     """Partition the joint graph and run its forward on the abstract inputs (X-10)."""
     joint = capture.joint
     primals, tangents, *_ = capture.example_inputs
-    count = len(joint.signature.tokens) + len(joint.signature.returned)
+    count = len(joint.graph.forward_outputs)
     forward, _ = default_partition(joint.module, (primals, tangents), num_fwd_outputs=count)
     with torch.no_grad():
         forward(*primals)

@@ -14,8 +14,8 @@ from typing import Any
 from .._torch import pytree
 from ..capturing.capture import Capture
 from ..codegen.pytree import unflatten
-from ..graph.graph import Node
-from ..slots import Buffer, Input, Output, Param
+from ..graph.graph import GraphOutput, Node
+from ..slots import Buffer, Grad, Input, Output, Param, Slot, Token, Updated
 from ..subclasses.layout import Layout, Wrapped
 from .signature import BackwardSignature, GraphSignature
 from .subclasses import Named, Wrappers, in_parts, owner_of, path_of
@@ -90,17 +90,22 @@ class Inputs:
 class Outputs:
     """What the graph returns, in its order."""
 
-    tokens: list[Node] = field(default_factory=list)
+    tokens: dict[str, Node] = field(default_factory=dict)  # by their effects
     updates: list[tuple[Named, Any]] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
     loss: int | None = None  # which of them, if the graph has a backward
-    offsets: list[tuple[str, Node]] = field(default_factory=list)
+    offsets: list[tuple[Slot, Node]] = field(default_factory=list)
     gradients: list[tuple[Named, Node]] = field(default_factory=list)
 
-    def flat(self) -> list[Any]:
+    def flat(self) -> list[GraphOutput]:
         """All of it."""
-        updates, offsets = [node for _, node in self.updates], [node for _, node in self.offsets]
-        return [*self.tokens, *updates, *self.results, *offsets, *(node for _, node in self.gradients)]
+        return [
+            *(GraphOutput(Token(effect), node) for effect, node in self.tokens.items()),
+            *(GraphOutput(Updated(slot), node) for slot, node in self.updates),
+            *(GraphOutput(Output(i), value) for i, value in enumerate(self.results)),
+            *(GraphOutput(slot, node) for slot, node in self.offsets),
+            *(GraphOutput(Grad(slot), node) for slot, node in self.gradients),
+        ]
 
 
 def signature_of(inputs: Inputs, outputs: Outputs, structure: Structure, ties: Mapping[str, str]) -> GraphSignature:
@@ -122,10 +127,10 @@ def signature_of(inputs: Inputs, outputs: Outputs, structure: Structure, ties: M
         out_spec=structure.out_spec,
         backward_signature=_backward_signature(inputs, outputs),
         input_tokens=[node.name for node in inputs.tokens],
-        output_tokens=[node.name for node in outputs.tokens],
+        output_tokens=[node.name for node in outputs.tokens.values()],
         ties=dict(ties),
         random_inputs={node.name: role for role, node in inputs.random.items()},
-        random_outputs={node.name: role for role, node in outputs.offsets},
+        random_outputs={node.name: str(slot) for slot, node in outputs.offsets},
     )
 
 

@@ -13,14 +13,16 @@ from .._torch import OpOverload, disable_modes, is_traceable_wrapper_subclass, p
 from ..abstract.engine import geometry_of
 from ..capturing.capture import Capture
 from ..errors import ExportError
-from ..graph.fx import Part, to_fx
-from ..graph.graph import Node, get_constant, name_nodes, nodes_in
+from ..graph.fx import to_fx
+from ..graph.graph import Graph, Node, get_constant, name_nodes, nodes_in
+from ..graph.verify import verify
 from ..joint.inputs import InputFacts
 from ..joint.side_effects import Assigned, GradAssigned, Moved
 from ..ops import Kind, aten, op_info
+from ..options import config
 from ..record.hooks import has_hooks
 from ..record.pre_dispatch import AboveAutograd
-from ..slots import Buffer, FreeTensor, GradOf, Inner, Input, Output, Param, Primal, Token, Updated
+from ..slots import Buffer, FreeTensor, Grad, GradOf, Inner, Input, Output, Param, Primal, RandomState, Token, Updated
 from ..subclasses.layout import Wrapped, leaves_of, spread
 from .calling_convention import Inputs, Names, Outputs, argument_names, signature_of, structure_of
 from .signature import GraphSignature
@@ -185,7 +187,7 @@ class _Lowering:
         self._recorded = {recorded.slot: recorded for recorded in joint.recording.inputs}
         self.inputs = Inputs()
         # Gradients are told apart by names of parameters and of input nodes: no input is called like a parameter.
-        self._names = Names({node.name for node in joint.part.nodes} | {str(place.path) for _, place in capture.state})
+        self._names = Names({node.name for node in joint.graph.nodes} | {str(place.path) for _, place in capture.state})
         self._above = isinstance(joint.recording.recorder, AboveAutograd)
         self._add_placeholders(function)
         if self._above:
@@ -193,14 +195,17 @@ class _Lowering:
         self._copy_nodes()
         self.outputs = self._collect()
         self._keep_live()
+        name_nodes(self._nodes, self._names.taken)
+        self.graph = Graph(self.inputs.flat(), self._nodes, self.outputs.flat())
+        if config.verify:
+            verify(self.graph)
 
     # ------------------------------------------------------------------------------------------- inputs
     def _add_placeholders(self, function: Callable[..., Any]) -> None:
         joint, capture = self._joint, self._capture
-        heads = joint.part.placeholders
-        by_slot = {node.slot: node for node in heads}
-        for i, token in enumerate(joint.signature.tokens):
-            self.inputs.tokens.append(self._placeholder(heads[i], token, f"token_{token.effect}", None))
+        by_slot = {node.slot: node for node in joint.graph.inputs}
+        for token in joint.signature.tokens:
+            self.inputs.tokens.append(self._placeholder(by_slot[token], token, f"token_{token.effect}", None))
         for slot, _ in capture.state:
             prefix = "p" if isinstance(slot, Param) else "b"
             for place, item in plain_slots(self._recorded[slot]):
@@ -220,23 +225,23 @@ class _Lowering:
             for (place, _), real in zip(plain_slots(self._recorded[hidden]), lifted, strict=True):
                 if place in by_slot:
                     self._new[id(by_slot[place])] = self._constant(real.detach(), by_slot[place].value)
-        for head in _last(heads, len(joint.signature.backward_tokens)):
-            self._new[id(head)] = self._token_of_backward(head)
+        for token in joint.signature.backward_tokens:
+            self._new[id(by_slot[token])] = self._token_of_backward(by_slot[token], token)
 
     def _keep_old_values(self) -> None:
         """The graph will be differentiated, after its runner has given written inputs their new values."""
-        by_slot = {node.slot: node for node in self._joint.part.placeholders}
+        by_slot = {node.slot: node for node in self._joint.graph.inputs}
         inputs = self.inputs.named
         for slot in self._new_values():
             if slot in by_slot:
                 self._new[id(by_slot[slot])] = self._call(aten.clone.default, inputs[slot])
 
-    def _token_of_backward(self, head: Node) -> Any:
+    def _token_of_backward(self, head: Node, slot: Token) -> Any:
         """The backward goes on where the forward's effects of the same kind ended, or takes a token of its own."""
-        assert isinstance(head.slot, Token)
-        if head.slot in self._joint.signature.tokens:
-            return self._joint.part.outputs[self._joint.signature.tokens.index(head.slot)]
-        self.inputs.tokens.append(self._placeholder(head, head.slot, f"token_{head.slot.effect}", None))
+        for end, value in self._joint.graph.forward_outputs:
+            if end == Token(slot.effect):
+                return value
+        self.inputs.tokens.append(self._placeholder(head, slot, f"token_{slot.effect}", None))
         return self.inputs.tokens[-1]
 
     def _placeholder(self, old: Node | None, slot: Any, name: str, seen: Any) -> Node:
@@ -268,7 +273,7 @@ class _Lowering:
             self._add_seed_of_wrapper(tangents)
         elif loss is not None and id(loss) in self._new:  # it is an input
             self._add_seed(tangents, loss)
-        for node in joint.part.nodes:
+        for node in joint.graph.nodes:
             # Above autograd, composite operators choose their kernels, and so their strides, when the graph is run.
             op = aten.reshape.default if self._above and node.op is aten.view.default else node.op
             new = Node(op, self._value(node.args), {k: self._value(v) for k, v in node.kwargs.items()}, node.value)
@@ -305,12 +310,8 @@ class _Lowering:
 
     def _collect(self) -> Outputs:
         joint, found = self._joint, Outputs()
-        signature, part = joint.signature, joint.part
-        count = len(signature.tokens)
-        ends = dict(zip(signature.tokens, part.outputs[:count], strict=True))
-        late = _last(part.outputs, len(signature.backward_tokens) + len(joint.random.backward_outputs))
-        ends |= dict(zip(signature.backward_tokens, late, strict=False))
-        found.tokens = [self._value(node) for node in ends.values()]
+        for token, node in joint.graph.outputs_of(Token):
+            found.tokens[token.effect] = self._value(node)  # type: ignore[union-attr]
         new = self._new_values()
         old = self.inputs.named
         found.updates = [(slot, self._value(new[slot])) for slot in old if slot in new]
@@ -319,8 +320,7 @@ class _Lowering:
         results = [self._returned(Output(i)) for i in range(joint.visible)]
         found.results = [self._value(value) for value in spread(results)]
         found.loss = len(spread(results[: self._loss])) if self._loss is not None else None
-        offsets = (("fwd_offset", joint.random.forward_outputs), ("bwd_offset", joint.random.backward_outputs))
-        found.offsets = [(role, self._value(node)) for role, nodes in offsets for node in nodes]
+        found.offsets = [(slot, self._value(node)) for slot, node in joint.graph.outputs_of(RandomState)]
         found.gradients = [(slot, self._value(node)) for slot, node in self._gradients()]
         self._copy_what_is_overwritten(found)
         self._separate(found)
@@ -362,12 +362,10 @@ class _Lowering:
         joint = self._joint
         if self._loss is None:
             return []
-        start = len(joint.signature.tokens) + len(spread(joint.returned_nodes)) + len(joint.random.forward_outputs)
-        rest = iter(joint.part.outputs[start:])
         gradients: dict[Any, list[tuple[Any, Node]]] = {}
-        for slot, layout in zip(joint.signature.primals, joint.grad_layouts, strict=True):
-            places = [slot] if layout is None else layout.slots(slot)
-            gradients[slot] = [(place, node) for place in places if (node := next(rest)) is not None]
+        for slot, node in joint.graph.outputs_of(Grad):
+            if node is not None:
+                gradients.setdefault(owner_of(slot.of), []).append((slot.of, node))  # type: ignore[union-attr]
         owners = dict.fromkeys(owner_of(place) for place in self.inputs.named)
         found = [pair for owner in owners for pair in gradients.get(owner, ())]
         refuse_unnamed_gradient([place for place, _ in found], self.inputs.arguments)
@@ -391,7 +389,7 @@ class _Lowering:
 
     def _keep_live(self) -> None:
         live: set[int] = set()
-        pending = [*nodes_in(self.outputs.flat()), *(node for node in self._nodes if node.impure)]
+        pending = [*nodes_in(value for _, value in self.outputs.flat()), *(node for node in self._nodes if node.impure)]
         while pending:
             node = pending.pop()
             if id(node) not in live:
@@ -402,8 +400,7 @@ class _Lowering:
     # ------------------------------------------------------------------------------------------- results
     def graph_module(self) -> fx.GraphModule:
         """The graph in `torch.fx`."""
-        name_nodes(self._nodes, self._names.taken)
-        module = to_fx(Part(self.inputs.flat(), self._nodes, self.outputs.flat()))
+        module = to_fx(self.graph)
         arguments = self.inputs.arguments.values()
         constants = {node.name: node.value for node in arguments if not isinstance(node.value, Tensor)}
         for node in module.graph.find_nodes(op="placeholder"):
@@ -441,7 +438,3 @@ def _without_history(value: Tensor) -> Tensor:
         return value
     with disable_modes(), torch.no_grad():
         return value.detach().requires_grad_(value.is_leaf)
-
-
-def _last(items: Sequence[Any], count: int) -> Sequence[Any]:
-    return items[len(items) - count :]

@@ -36,7 +36,7 @@ class Tokens:
     """Keeps the operators with side effects of one kind in a chain."""
 
     def __init__(self) -> None:
-        self._heads: dict[tuple[Token, bool], Node] = {}  # placeholders, by effect and direction
+        self._heads: dict[Token, Node] = {}  # placeholders
         self._chains: dict[Token, tuple[Node, Node]] = {}  # of this walk: first and latest token
 
     def begin(self) -> None:
@@ -45,7 +45,7 @@ class Tokens:
 
     def begin_order(self) -> None:
         """A backward that is differentiated is itself a forward: what follows has tokens of its own."""
-        self._heads = {key: head for key, head in self._heads.items() if not key[1]}
+        self._heads = {slot: head for slot, head in self._heads.items() if not slot.backward}
 
     def chain(self) -> Chain:
         """What the last walk has taken and left."""
@@ -55,7 +55,7 @@ class Tokens:
     def call(self, walk: Walk, step: Step, effect: str) -> None:
         """Run a step behind those of the same effect."""
         _refuse_plain_results(step)
-        slot = Token(effect)
+        slot = Token(effect, walk.graph.backward)
         head, token = self._chains.get(slot) or (self._head(walk, slot),) * 2
         several = isinstance(step.out, tuple)
         outs = tuple(walk.shape_now(out) for out in step.out) if several else (walk.shape_now(step.out),)
@@ -74,14 +74,13 @@ class Tokens:
 
     def _head(self, walk: Walk, slot: Token) -> Node:
         """The placeholder of a token; it is no primal and no tangent, so the graph does not count it among them."""
-        backward = walk.graph.backward
-        head = self._heads.get((slot, backward))
+        head = self._heads.get(slot)
         if head is None:
             value = walk.engine.run(aten.empty.memory_format, (), ([0],), {"device": torch.device("cpu")})
-            head = self._heads[slot, backward] = Node(None, (), {}, value)
+            head = self._heads[slot] = Node(None, (), {}, value)
             head.slot = slot
-            if backward:
-                count = sum(in_backward for _, in_backward in self._heads)
+            if slot.backward:
+                count = sum(known.backward for known in self._heads)
                 head.name = "tangents_token" if count == 1 else f"tangents_token_{count - 1}"
         return head
 

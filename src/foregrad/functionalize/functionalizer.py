@@ -19,7 +19,7 @@ from torch import Tensor
 from .._torch import disable_modes, effect_of, shares_version_counter
 from ..abstract.engine import has_gaps
 from ..errors import UnsupportedError
-from ..graph.graph import FlatGraph, Node, Step
+from ..graph.graph import GraphBuilder, Node, Step
 from ..ops import Kind, ViewStep, aten, op_info, tensors_in
 from ..record.fakify import RecordedInput
 from ..record.recording import Recording
@@ -42,7 +42,7 @@ from .view_inverses import Carry, carry_back, carry_past_repetition, takes_any_l
 class Functionalizer(Walk):
     """Walks over the steps of a recording and writes a graph without side effects."""
 
-    def __init__(self, recording: Recording, graph: FlatGraph) -> None:
+    def __init__(self, recording: Recording, graph: GraphBuilder) -> None:
         super().__init__(recording, graph)
         self.draws = Draws(self)
         self.tokens = Tokens()

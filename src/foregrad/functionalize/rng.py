@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,9 +29,9 @@ from .state import Walk
 class RandomInputs:
     """The seed and the offset of one direction, and where its draws have brought the offset."""
 
-    def __init__(self, number: Tensor, direction: str) -> None:
+    def __init__(self, number: Tensor, direction: Literal["fwd", "bwd"]) -> None:
         self.seed, self.base = (Node(None, (), {}, number) for _ in range(2))
-        self.seed.slot, self.base.slot = RandomState(f"{direction}_seed"), RandomState(f"{direction}_base_offset")
+        self.seed.slot, self.base.slot = RandomState(direction, "seed"), RandomState(direction, "base_offset")
         self.offset = self.base
         self.devices: list[torch.device] = []
 

@@ -13,7 +13,7 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 
 from .._torch import hint_of, is_script_object, script_object_identity
 from ..errors import CaptureError
-from ..graph.graph import FlatGraph, Node, Step
+from ..graph.graph import GraphBuilder, Node, Step
 from ..ops import IDENTITIES, ViewStep, aten, tensors_in
 from ..record.fakify import RecordedInput
 from ..record.recording import Recording
@@ -113,7 +113,7 @@ class TensorState:
 class Walk(abc.ABC):
     """The tensors of a recording while a walk over its steps writes a graph: their states and current values."""
 
-    def __init__(self, recording: Recording, graph: FlatGraph) -> None:
+    def __init__(self, recording: Recording, graph: GraphBuilder) -> None:
         self.graph = graph
         self._shapes_before = recording.recorder.mutations.shapes_before
         self.written_together = recording.recorder.mutations.written_together

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,10 +13,10 @@ from torch.fx.passes.shape_prop import TensorMetadata
 
 from .._torch import LazyGraphModule
 from ..abstract.lean_tensors import to_fake_tensors
-from ..errors import VerificationError
-from ..slots import Token
+from ..errors import PartitionError, VerificationError
+from ..slots import Grad, Input, Output, RandomState, Saved, Size, Slot, Tangent, Token
 from ..stack_traces import show_stack
-from .graph import Node, get_constant, nodes_in
+from .graph import Graph, GraphOutput, Node, get_constant, map_nodes, nodes_in
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What `torch.fx` nodes tell about their tensors in `tensor_meta`, beside the abstract value itself.
@@ -84,13 +83,10 @@ def _same(one: Any, other: Any) -> bool:
 _LITERALS = frozenset({int, bool, type(None), str})
 
 
-def compile_flat(
-    placeholders: Sequence[Node], nodes: Sequence[Node], outputs: Sequence[Any], constants: dict[int, str]
-) -> Callable[..., Any]:
-    """A function of the module that holds the constants, by these names, and of the placeholders."""
-    dropped = _last_uses(nodes, outputs)
+def compile_flat(graph: Graph, constants: dict[Node, str]) -> Callable[..., Any]:
+    """A function of the module that holds the constants, by these names, and of the graph's inputs."""
     prefix = "_"
-    while any(node.name.startswith(prefix) for node in (*placeholders, *nodes)):
+    while any(node.name.startswith(prefix) for node in (*graph.inputs, *graph.nodes)):
         prefix += "_"
     known: dict[int, str] = {}
     namespace: dict[str, Any] = {}
@@ -116,69 +112,52 @@ def compile_flat(
             return f"({''.join([text(item) + ',' for item in value])})"
         return outside(value)
 
-    lines = [f"def forward({','.join([f'{prefix}self', *(node.name for node in placeholders)])}):"]
-    for node, gone in zip(nodes, dropped, strict=True):
+    lines = [f"def forward({','.join([f'{prefix}self', *(node.name for node in graph.inputs)])}):"]
+    for node, gone in zip(graph.nodes, _last_uses(graph), strict=True):
         if node.op is operator.getitem:
             call = f"{text(node.args[0])}[{text(node.args[1])}]"
         elif node.op is get_constant:
-            call = f"{prefix}self.{constants[id(node)]}"
+            call = f"{prefix}self.{constants[node]}"
         else:
             given = [text(item) for item in node.args]
             given += [f"{name}={text(item)}" for name, item in node.kwargs.items()]
             call = f"{outside(node.op)}({','.join(given)})"
         lines.append(f" {node.name}={call}" + (f";{'='.join([item.name for item in gone])}=None" if gone else ""))
-    lines.append(f" return {text(tuple(outputs))}")
+    lines.append(f" return {text(tuple(graph.results))}")
     exec(compile("\n".join(lines), "<flat graph>", "exec"), namespace)
     function: Callable[..., Any] = namespace["forward"]
     return function
 
 
-def run_flat(
-    module: Any,
-    placeholders: Sequence[Node],
-    nodes: Sequence[Node],
-    outputs: Sequence[Any],
-    constants: dict[int, str],
-    args: Sequence[Any],
-) -> tuple[Any, ...]:
+def run_flat(graph: Graph, module: Any, constants: dict[Node, str], args: Sequence[Any]) -> tuple[Any, ...]:
     """Run the graph without any code: for the few calls that would not repay compiling it."""
-    env: dict[int, Any] = dict(zip(map(id, placeholders), args, strict=True))
-    for node, gone in zip(nodes, _last_uses(nodes, outputs), strict=True):
+    env: dict[Node, Any] = dict(zip(graph.inputs, args, strict=True))
+    for node, gone in zip(graph.nodes, _last_uses(graph), strict=True):
         op = node.op
         if op is get_constant:
-            result = getattr(module, constants[id(node)])
+            result = getattr(module, constants[node])
         else:
             assert op is not None
-            given = [_value(env, item) for item in node.args]
-            named = {name: _value(env, item) for name, item in node.kwargs.items()} if node.kwargs else {}
+            given = map_nodes(node.args, env.__getitem__)
+            named = {name: map_nodes(item, env.__getitem__) for name, item in node.kwargs.items()}
             result = op(*given, **named)
             del given, named
-        env[id(node)] = result
+        env[node] = result
         del result
         for item in gone:
-            del env[id(item)]
-    return tuple([_value(env, item) for item in outputs])
+            del env[item]
+    return tuple([map_nodes(item, env.__getitem__) for item in graph.results])
 
 
-def _value(env: dict[int, Any], item: Any) -> Any:
-    """What an argument of a node is now. (A function inside of another that calls itself would keep `env` alive.)"""
-    kind = item.__class__
-    if kind is Node:
-        return env[id(item)]
-    if kind is list or kind is tuple:
-        return kind([_value(env, x) for x in item])
-    return item
-
-
-def _last_uses(nodes: Sequence[Node], outputs: Sequence[Any]) -> list[list[Node]]:
-    """For each node, the values that nobody reads after it."""
-    needed = set(map(id, nodes_in(outputs)))
+def _last_uses(graph: Graph) -> list[list[Node]]:
+    """For each node, the values that nothing reads after it."""
+    needed = set(nodes_in(graph.results))
     dropped = []
-    for node in reversed(nodes):
-        gone = [] if id(node) in needed else [node]
+    for node in reversed(graph.nodes):
+        gone = [] if node in needed else [node]
         for item in node.inputs():
-            if id(item) not in needed:
-                needed.add(id(item))
+            if item not in needed:
+                needed.add(item)
                 gone.append(item)
         dropped.append(gone)
     dropped.reverse()
@@ -199,25 +178,25 @@ class LazyModule(LazyGraphModule):
     Its code is generated when it is first called, by torch only if the graph was looked at.
     """
 
-    def __init__(self, part: Any, build: Callable[[Any, dict[int, str]], fx.Graph]) -> None:
+    def __init__(self, graph: Graph) -> None:
         super().__init__(torch.nn.Module(), fx.Graph())
-        self._foregrad_constants: dict[int, str] = {}  # names of attributes, by id of their nodes
-        for node in part.nodes:
+        self._foregrad_constants: dict[Node, str] = {}  # names of attributes, by their nodes
+        for node in graph.nodes:
             if node.op is get_constant:
                 kind = "tensor" if isinstance(node.args[0], torch.Tensor) else "object"
                 name = f"_{kind}_constant{len(self._foregrad_constants)}"
-                self._foregrad_constants[id(node)] = name
+                self._foregrad_constants[node] = name
                 setattr(self, name, node.args[0])
         self._foregrad_calls = 0
         self._foregrad_code: Callable[..., Any] | None = None
-        self._foregrad_flat: tuple[Any, Callable[..., fx.Graph]] | None = (part, build)
+        self._foregrad_flat: Graph | None = graph
 
     @property
     def _graph(self) -> fx.Graph:
         members = vars(self)
-        if members.get("_foregrad_flat") is not None:
-            part, build = members["_foregrad_flat"]
-            graph = build(part, members["_foregrad_constants"])
+        flat = members.get("_foregrad_flat")
+        if flat is not None:
+            graph = _fx_graph(flat, members["_foregrad_constants"])
             graph.owning_module = self
             self._graph = graph
         found: fx.Graph = members["_graph"]
@@ -243,116 +222,47 @@ class LazyModule(LazyGraphModule):
         code = members["_foregrad_code"]
         if code is not None:
             return code(self, *args)
-        part, names = flat[0], members["_foregrad_constants"]
+        names = members["_foregrad_constants"]
         if self._foregrad_calls < WORTH_COMPILING:
             self._foregrad_calls += 1
-            return run_flat(self, part.placeholders, part.nodes, part.outputs, names, args)
-        code = members["_foregrad_code"] = compile_flat(part.placeholders, part.nodes, part.outputs, names)
+            return run_flat(flat, self, names, args)
+        code = members["_foregrad_code"] = compile_flat(flat, names)
         return code(self, *args)
 
     forward = _lazy_forward
 
 
-def unread(module: fx.GraphModule) -> Any:
-    """The flat form of a graph that nobody has looked at."""
-    flat = vars(module).get("_foregrad_flat")
-    return None if flat is None else flat[0]
-
-
-def outputs_of(module: fx.GraphModule) -> Sequence[Any]:
-    """What a graph returns: nodes of either form, and constants."""
-    part = unread(module)
-    found: Any = module.graph.output_node().args[0] if part is None else part.outputs
-    return list(found)
-
-
-def placeholders_of(module: fx.GraphModule) -> Sequence[Any]:
-    """What a graph takes: nodes of either form."""
-    part = unread(module)
-    return list(module.graph.find_nodes(op="placeholder") if part is None else part.placeholders)
-
-
-def value_of(node: Any) -> Any:
-    """The abstract value of a node of either form, if it has one; anything else is its own value."""
-    if node.__class__ is Node and node.meta is not None:
-        return node.meta.get("val")
-    if node.__class__ is Node:
-        known = node.slot is None or isinstance(node.value, (torch.Tensor, torch.SymInt))
-        return node.value if known else None
-    return node.meta.get("val") if isinstance(node, fx.Node) else node
-
-
-def is_placeholder(node: Any) -> bool:
-    """Whether a node of either form is an input of its graph."""
-    return node.op is None if node.__class__ is Node else node.op == "placeholder"
-
-
-def stack_of(node: Any) -> str:
-    """The user's line for a node of either form."""
-    if node.__class__ is Node and node.meta is None:
-        return show_stack(node.stack) if node.stack else ""
-    return str(node.meta.get("stack_trace") or "")
-
-
-def is_token(placeholder: Any) -> bool:
-    """Whether a placeholder of either form takes a token."""
-    flat = placeholder.__class__ is Node and placeholder.meta is None
-    return isinstance(placeholder.slot, Token) if flat else "token" in placeholder.meta
-
-
-def operator_of(node: Any) -> Any:
-    """The operator of a node of either form; a placeholder and a constant have none."""
-    if node.__class__ is Node:
-        return None if node.op is get_constant else node.op
-    return node.target if node.op == "call_function" else None
+def unread(module: fx.GraphModule) -> Graph | None:
+    """The graph of a module that has not been looked at."""
+    return vars(module).get("_foregrad_flat")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Between the flat graph and `torch.fx`, the form that users and compilers see.
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A graph in flat form: what it takes, what it runs, what it returns."""
-
-    placeholders: Sequence[Node]
-    nodes: Sequence[Node]
-    outputs: Sequence[Any]
+# Between the graph and `torch.fx`, the form that users and compilers see.
+def to_fx(graph: Graph) -> fx.GraphModule:
+    """A graph module. Its `torch.fx` graph is made when it is looked at, its code when it is first called."""
+    return LazyModule(graph)
 
 
-def to_fx(part: Part) -> fx.GraphModule:
-    """A graph module. Its graph is made when somebody looks at it, its code when it is first called."""
-    return LazyModule(part, _fx_graph)
-
-
-def _fx_graph(part: Part, constants: dict[int, str]) -> fx.Graph:
+def _fx_graph(flat: Graph, constants: dict[Node, str]) -> fx.Graph:
     graph = fx.Graph()
-    written: dict[int, fx.Node] = {}
-
-    def value(item: Any) -> Any:
-        kind = item.__class__
-        if kind is Node:
-            return written[id(item)]
-        if kind is list:
-            return [value(x) for x in item]
-        if kind is tuple:
-            return tuple([value(x) for x in item])
-        return item
-
-    for node in part.placeholders:
-        new = written[id(node)] = graph.create_node("placeholder", node.name, (), {}, node.name)
+    written: dict[Node, fx.Node] = {}
+    for node in flat.inputs:
+        new = written[node] = graph.create_node("placeholder", node.name, (), {}, node.name)
         new.meta = _meta(node)
-    for node in part.nodes:
+    for node in flat.nodes:
         if node.op is get_constant:
-            new = graph.create_node("get_attr", constants[id(node)], (), {}, node.name)
+            new = graph.create_node("get_attr", constants[node], (), {}, node.name)
         else:
             assert node.op is not None
-            kwargs = {key: value(item) for key, item in node.kwargs.items()} if node.kwargs else {}
-            args = tuple([value(item) for item in node.args])
+            kwargs = {key: map_nodes(item, written.__getitem__) for key, item in node.kwargs.items()}
+            args = map_nodes(node.args, written.__getitem__)
             new = graph.create_node("call_function", node.op, args, kwargs, node.name)
         if new.name != node.name:
             raise VerificationError(f"the node {node.name} would be called {new.name} in torch.fx")
         new.meta = _meta(node)
-        written[id(node)] = new
-    graph.output(tuple([value(item) for item in part.outputs]))
+        written[node] = new
+    graph.output(tuple([map_nodes(item, written.__getitem__) for item in flat.results]))
     return graph
 
 
@@ -361,7 +271,7 @@ def _meta(node: Node) -> dict[str, Any]:
     if node.meta is not None:
         return dict(node.meta)
     meta: dict[str, Any] = {}
-    if node.slot is None or isinstance(node.value, (torch.Tensor, torch.SymInt)):
+    if node.slot is None or isinstance(node.value, (Tensor, torch.SymInt)):
         meta["val"] = to_fake_tensors(node.value)
     if node.written:
         meta["written"] = True
@@ -419,18 +329,36 @@ def _first_with_line(node: Node) -> Node:
     return node
 
 
-def from_fx(module: fx.GraphModule) -> Part:
-    """The flat form of a graph module."""
+def joint_from_fx(module: fx.GraphModule, num_fwd_outputs: int) -> Graph:
+    """A joint graph of somebody else's, of whose flat outputs so many belong to the forward."""
+    count = len(module.graph.output_node().args[0])  # type: ignore[arg-type]
+    if not 0 <= num_fwd_outputs <= count:
+        raise PartitionError(
+            f"num_fwd_outputs says how many of the graph's {count} outputs are the forward's; it cannot be "
+            f"{num_fwd_outputs}."
+        )
+    gradients = [Grad(Input(f"output {i}")) for i in range(num_fwd_outputs, count)]
+    return from_fx(module, [*map(Output, range(num_fwd_outputs)), *gradients])
+
+
+def from_fx(module: fx.GraphModule, slots: Sequence[Slot]) -> Graph:
+    """The graph of a module whose first outputs have these slots; what a forward returns after them, it saves."""
     read: dict[fx.Node, Node] = {}
-    placeholders: list[Node] = []
+    inputs: list[Node] = []
     nodes: list[Node] = []
-    outputs: Sequence[Any] = ()
+    results: Sequence[Any] = ()
+
+    def known(item: fx.Node) -> Any:
+        if item not in read:
+            raise VerificationError(f"{node.format_node()} reads {item.name} before it is made")
+        return read[item]
+
     for node in module.graph.nodes:
-        args = fx.node.map_arg(node.args, read.__getitem__)  # type: ignore[arg-type]
+        args = fx.node.map_arg(node.args, known)
         if node.op == "output":
-            outputs = args[0]
+            results = args[0]
             break
-        kwargs = fx.node.map_arg(node.kwargs, read.__getitem__)  # type: ignore[arg-type]
+        kwargs = fx.node.map_arg(node.kwargs, known)
         target = node.target if node.op == "call_function" else None
         if node.op == "get_attr":
             target, args = get_constant, (operator.attrgetter(node.target)(module),)
@@ -441,8 +369,33 @@ def from_fx(module: fx.GraphModule) -> Part:
         new.written = bool(node.meta.get("written"))
         new.backward = node.meta.get("partitioner_tag") == "is_backward"
         read[node] = new
-        (placeholders if node.op == "placeholder" else nodes).append(new)
-    return Part(placeholders, nodes, list(outputs))
+        if node.op == "placeholder":
+            new.slot = _slot_by_name(node, len(inputs))
+            inputs.append(new)
+        else:
+            nodes.append(new)
+    saved = [saved_slot(node) for node in results[len(slots) :]]
+    return Graph(inputs, nodes, [GraphOutput(*pair) for pair in zip((*slots, *saved), results, strict=True)])
+
+
+def saved_slot(node: Node) -> Slot:
+    """The slot of what a forward saves."""
+    return Saved(node.name) if isinstance(node.value, Tensor) else Size(node.name)
+
+
+def _slot_by_name(placeholder: fx.Node, index: int) -> Slot:
+    """In a graph of somebody else's, the name of a placeholder says what it takes."""
+    name = placeholder.name
+    in_backward = "tangents" in name
+    if "token" in placeholder.meta:
+        return Token(name, in_backward)
+    if in_backward:
+        return Tangent(Output(index))
+    if name.startswith("bwd_seed"):
+        return RandomState("bwd", "seed")
+    if name.startswith("bwd_base_offset"):
+        return RandomState("bwd", "base_offset")
+    return Input(name)
 
 
 def _plain(args: Any) -> Any:

@@ -1,13 +1,20 @@
-"""The graph that passes read and write: a flat list of nodes, and the recorded calls that nodes are made from."""
+"""The graph that every pass reads: its nodes, the frozen graph over them, and the builder that makes one.
+
+A `Node` is one value. A `Graph` says what it takes, what it runs and what it returns, and has a slot for each place: a
+pass asks for `graph.outputs_of(Grad)` and never counts. Passes that write do so through a `GraphBuilder`, or give a new
+graph. What a user or a compiler sees is a `torch.fx` graph, made from this one when it is asked for (`fx.py`).
+"""
 
 from __future__ import annotations
 
 import builtins
+import copy
 import keyword
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence, Set
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import SymInt, Tensor
@@ -15,63 +22,14 @@ from torch import SymInt, Tensor
 from .._torch import OpOverload, expression_of, is_static, sympy_functions
 from ..errors import UnsupportedError
 from ..ops import aten
-from ..slots import Slot
-from ..stack_traces import Origin, Stack
+from ..slots import Slot, belongs_to_backward, outermost
+from ..stack_traces import Origin, Stack, show_stack
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# One recorded operator call.
-class Step:
-    """One recorded operator call."""
-
-    __slots__ = (
-        "args",
-        "backward",
-        "becomes_grad",
-        "computed",
-        "follows",
-        "grad_enabled",
-        "kwargs",
-        "op",
-        "origin",
-        "out",
-        "repeats",
-        "stack",
-    )
-
-    def __init__(
-        self,
-        op: OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-        grad_enabled: bool,
-        backward: bool,
-        stack: Stack,
-        repeats: int | None,
-        follows: int | None = None,
-    ) -> None:
-        self.op = op
-        self.args = args
-        self.kwargs = kwargs
-        self.out = out
-        self.grad_enabled = grad_enabled
-        self.backward = backward
-        self.stack = stack
-        self.computed: Sequence[Any] | None = None  # what a decomposition of its twin gave, if it writes
-        self.origin: Origin | None = None
-        self.repeats = repeats  # the earlier step whose random draw this one replays
-        self.becomes_grad = False  # autograd's copy for a `.grad`, of what the recording holds too
-        self.follows = follows  # then, the step behind whose draw it draws, in the same recomputation
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The flat graph that passes write: a list of nodes.
-#
-# It is cheap to make and to walk. What a user or a compiler sees is a `torch.fx` graph, made from this one at the end.
 Target = Callable[..., Any]
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Nodes.
 class Node:
     """One value of the graph: a placeholder (it has a slot), a constant, or the result of an operator."""
 
@@ -108,6 +66,12 @@ class Node:
         self.stack: Stack = ()
         self.origin: Origin | None = None
 
+    def copy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+        """The same node over other arguments."""
+        new = copy.copy(self)
+        new.args, new.kwargs, new._inputs = args, kwargs, None
+        return new
+
     def become(self, other: Node) -> None:
         """Compute what another node computes, for all who read this one."""
         self.op, self.args, self.kwargs, self.value = other.op, other.args, other.kwargs, other.value
@@ -119,6 +83,19 @@ class Node:
         if found is None:
             found = self._inputs = tuple(nodes_in((*self.args, *self.kwargs.values()) if self.kwargs else self.args))
         return found
+
+    @property
+    def shown_value(self) -> Any:
+        """The abstract value that compilers are shown: None for an input that is neither a tensor nor a size."""
+        hidden = self.meta is None and self.slot is not None and not isinstance(self.value, (Tensor, SymInt))
+        return None if hidden else self.value
+
+    @property
+    def stack_trace(self) -> str:
+        """The user's lines that it comes from."""
+        if self.meta is not None:
+            return str(self.meta.get("stack_trace") or "")
+        return show_stack(self.stack) if self.stack else ""
 
 
 def nodes_in(values: Iterable[Any]) -> list[Node]:
@@ -133,8 +110,69 @@ def nodes_in(values: Iterable[Any]) -> list[Node]:
     return found
 
 
-class FlatGraph:
-    """Placeholders, then nodes in the order in which they run."""
+def map_nodes(value: Any, of: Callable[[Node], Any]) -> Any:
+    """A value with something else in the place of each node in it."""
+    kind = value.__class__
+    if kind is Node:
+        return of(value)
+    if kind is list or kind is tuple:
+        return kind([map_nodes(item, of) for item in value])
+    return value
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The graph.
+class GraphOutput(NamedTuple):
+    """Something that a graph returns: what it is for, and the node, the constant or None that is returned."""
+
+    slot: Slot
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """What a program takes, runs and returns.
+
+    >>> from foregrad.slots import Grad, Input, Output
+    >>> x = Node(None, (), {}, None)
+    >>> y = Node(aten.sin.default, (x,), {}, None)
+    >>> graph = Graph([x], [y], [GraphOutput(Output(0), y), GraphOutput(Grad(Input("x")), None)])
+    >>> [str(slot) for slot, _ in graph.forward_outputs], [str(slot) for slot, _ in graph.outputs_of(Grad)]
+    (['output 0'], ['gradient of x'])
+    """
+
+    inputs: Sequence[Node]
+    nodes: Sequence[Node]
+    outputs: Sequence[GraphOutput]
+
+    @property
+    def results(self) -> list[Any]:
+        """What is returned, without saying what it is for."""
+        return [output.value for output in self.outputs]
+
+    def outputs_of(self, *kinds: type) -> list[GraphOutput]:
+        """The outputs with a slot of one of these kinds; those in a wrapper subclass are of the kind of the wrapper."""
+        return [output for output in self.outputs if isinstance(outermost(output.slot), kinds)]
+
+    def inputs_of(self, *kinds: type) -> list[Node]:
+        """The same for inputs."""
+        return [node for node in self.inputs if isinstance(outermost(node.slot), kinds)]
+
+    @property
+    def forward_outputs(self) -> list[GraphOutput]:
+        """What the forward of a joint graph returns."""
+        return [output for output in self.outputs if not belongs_to_backward(output.slot)]
+
+    @property
+    def backward_outputs(self) -> list[GraphOutput]:
+        """What its backward returns."""
+        return [output for output in self.outputs if belongs_to_backward(output.slot)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The builder.
+class GraphBuilder:
+    """Placeholders, then nodes in the order in which they run: the only form that grows."""
 
     def __init__(self) -> None:
         self.placeholders: list[Node] = []
@@ -247,6 +285,8 @@ def _arithmetic_rules() -> dict[Any, Target]:
     }
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Names, and what is needed of a graph.
 _RESERVED = frozenset({*dir(builtins), *keyword.kwlist, "torch", "device", "inf", "nan"})
 
 
@@ -280,7 +320,7 @@ def ancestors(wanted: Iterable[Node], stop: Set[Node] = frozenset()) -> set[Node
 
 
 def live_nodes(
-    graph: FlatGraph, outputs: Iterable[Node | None], may_refuse: Callable[[Node], bool] = lambda node: False
+    graph: GraphBuilder, outputs: Iterable[Node | None], may_refuse: Callable[[Node], bool] = lambda node: False
 ) -> list[Node]:
     """Dead code elimination: what the outputs need, and what must run anyway.
 
@@ -305,3 +345,49 @@ def live_nodes(
             pending.append(node)
     follow()
     return [node for node in graph.nodes if node in live]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What nodes are made from.
+class Step:
+    """One recorded operator call."""
+
+    __slots__ = (
+        "args",
+        "backward",
+        "becomes_grad",
+        "computed",
+        "follows",
+        "grad_enabled",
+        "kwargs",
+        "op",
+        "origin",
+        "out",
+        "repeats",
+        "stack",
+    )
+
+    def __init__(
+        self,
+        op: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        grad_enabled: bool,
+        backward: bool,
+        stack: Stack,
+        repeats: int | None,
+        follows: int | None = None,
+    ) -> None:
+        self.op = op
+        self.args = args
+        self.kwargs = kwargs
+        self.out = out
+        self.grad_enabled = grad_enabled
+        self.backward = backward
+        self.stack = stack
+        self.computed: Sequence[Any] | None = None  # what a decomposition of its twin gave, if it writes
+        self.origin: Origin | None = None
+        self.repeats = repeats  # the earlier step whose random draw this one replays
+        self.becomes_grad = False  # autograd's copy for a `.grad`, of what the recording holds too
+        self.follows = follows  # then, the step behind whose draw it draws, in the same recomputation

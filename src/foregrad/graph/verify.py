@@ -1,8 +1,9 @@
-"""Checks on graphs: what every pass must leave behind."""
+"""Checks on graphs: what holds after every pass."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from torch import fx
@@ -10,8 +11,7 @@ from torch import fx
 from .._torch import OpOverload
 from ..errors import NotFunctionalError, VerificationError
 from ..ops import aten
-from .fx import unread
-from .graph import nodes_in
+from .graph import Graph, get_constant, nodes_in
 
 
 def assert_functional_graph(graph: fx.Graph) -> int:
@@ -27,72 +27,38 @@ def assert_functional_graph(graph: fx.Graph) -> int:
         The number of such writes.
     """
     placeholders = {node for node in graph.nodes if node.op == "placeholder"}
-    written: set[fx.Node] = set()
-    for node in graph.nodes:
-        if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
-            continue
-        target = node.args[0]
-        allowed = node.target in (aten.copy_.default, aten.set_.source_Tensor) and target in placeholders
-        if not allowed or target in written:
-            raise NotFunctionalError(
-                f"aot_autograd expected to have an entirely functional graph, but found {node.format_node()}"
-            )
-        written.add(target)
+    return _count_writes([(node.format_node(), node.target, node.args) for node in graph.nodes], placeholders)
+
+
+def _count_writes(calls: Iterable[tuple[Any, Any, Sequence[Any]]], inputs: Collection[Any]) -> int:
+    """How many calls, each with its text and its arguments, write to an input; any other write is refused."""
+    written: set[Any] = set()
+    for text, op, args in calls:
+        if isinstance(op, OpOverload) and op._schema.is_mutable:
+            allowed = op in (aten.copy_.default, aten.set_.source_Tensor) and args[0] in inputs
+            if not allowed or args[0] in written:
+                raise NotFunctionalError(
+                    f"aot_autograd expected to have an entirely functional graph, but found {text}"
+                )
+            written.add(args[0])
     return len(written)
 
 
-def verify_module(module: fx.GraphModule) -> None:
-    """Check a graph in the form in which it is: a flat one need not become one of `torch.fx`."""
-    part = unread(module)
-    if part is None:
-        verify_graph(module)
-    else:
-        verify_part(part)
-
-
-def verify_part(part: Any) -> None:
-    """The same checks on the flat form."""
-    seen = set(map(id, part.placeholders))
-    written: set[int] = set()
-    for node in part.nodes:
+def verify(graph: Graph) -> None:
+    """Check that a graph is functional, in order, and that its abstract values are there."""
+    _count_writes([(f"{node.name} = {node.op}", node.op, node.args) for node in graph.nodes], set(graph.inputs))
+    seen = set(graph.inputs)
+    for node in graph.nodes:
         for item in node.inputs():
-            if id(item) not in seen:
+            if item not in seen:
                 raise VerificationError(f"{node.name} reads {item.name} before it is made")
-        if isinstance(node.op, OpOverload) and node.op._schema.is_mutable:
-            target = node.args[0]
-            allowed = node.op in (aten.copy_.default, aten.set_.source_Tensor) and target in part.placeholders
-            if not allowed or id(target) in written:
-                raise NotFunctionalError(
-                    f"aot_autograd expected to have an entirely functional graph, but found {node.name} = {node.op}"
-                )
-            written.add(id(target))
+        if node.meta is not None and node.op is not get_constant and "val" not in node.meta:
+            raise VerificationError(f"{node.name} = {node.op} has no abstract value")
         if node.op is operator.getitem:
             value = node.args[0].value
             if isinstance(value, (list, tuple)) and not 0 <= node.args[1] < len(value):
                 raise VerificationError(f"{node.name} takes a result that {node.args[0].name} does not have")
-        seen.add(id(node))
-    for item in nodes_in(part.outputs):
-        if id(item) not in seen:
-            raise VerificationError(f"{item.name} is returned and never made")
-
-
-def verify_graph(module: fx.GraphModule) -> None:
-    """Check that a graph is functional, in order, and that its abstract values are there."""
-    assert_functional_graph(module.graph)
-    seen: set[fx.Node] = set()
-    for node in module.graph.nodes:
-        for item in node.all_input_nodes:
-            if item not in seen:
-                raise VerificationError(f"{node.format_node()} reads {item.name} before it is made")
-        if node.op == "call_function" and "val" not in node.meta:
-            raise VerificationError(f"{node.format_node()} has no abstract value")
-        if node.op == "call_function" and node.target is operator.getitem:
-            _verify_element(node)
         seen.add(node)
-
-
-def _verify_element(node: fx.Node) -> None:
-    source: Any = node.args[0]
-    value = source.meta["val"] if isinstance(source, fx.Node) else None
-    if isinstance(value, (list, tuple)) and not 0 <= node.args[1] < len(value):  # type: ignore[operator]
-        raise VerificationError(f"{node.format_node()} takes a result that {source.name} does not have")
+    for item in nodes_in(graph.results):
+        if item not in seen:
+            raise VerificationError(f"{item.name} is returned and never made")

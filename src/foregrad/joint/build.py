@@ -15,18 +15,18 @@ from .._torch import AutocastState, OpOverload, effect_type, is_backward_state, 
 from ..errors import BackwardStateError, UnsupportedError
 from ..functionalize.effect_tokens import Chain
 from ..functionalize.functionalizer import Functionalizer
-from ..graph.fx import Part, to_fx
-from ..graph.graph import FlatGraph, Node, live_nodes, name_nodes, nodes_in
+from ..graph.fx import to_fx
+from ..graph.graph import Graph, GraphBuilder, GraphOutput, Node, live_nodes, name_nodes, nodes_in
 from ..ops import Kind, aten, op_info
 from ..options import AOTConfig
 from ..record.fakify import RecordedInput
 from ..record.hooks import BackwardState
 from ..record.recording import Recording
 from ..record.tape import tape_edges
-from ..slots import Base, Grad, Inner, Output, Primal, Returned, Tangent, Token
+from ..slots import Base, Grad, Inner, Output, Primal, RandomState, Returned, Tangent, Token, belongs_to_backward
 from ..subclasses.layout import Layout, Wrapped, spread, wrappers_in
 from .calling_convention import RandomFacts, forward_values, placeholder_names, primals_of, random_facts, targets_of
-from .differentiate import BackwardWrite, Differentiated, Tape, copy_seen_constants
+from .differentiate import BackwardWrite, Differentiated, Tape, copy_seen_constants, outputs_for
 from .hooks import HookEffect, HookEffects
 from .inputs import InputFacts, StorageReplaced, WrittenBack, input_facts, is_stale
 from .outputs import OutputClassifier, OutputFacts
@@ -116,7 +116,7 @@ class Signature:
 class Joint:
     """Forward and backward as one functional graph, with the facts that the run time needs."""
 
-    part: Part
+    graph: Graph
     signature: Signature
     inputs: tuple[InputFacts, ...]  # of the user
     memories: tuple[InputFacts, ...]  # that some of them share
@@ -127,8 +127,6 @@ class Joint:
     hooks: tuple[HookEffect, ...]  # that a call registers on inputs and results
     attributes: tuple[AttributeSet, ...]  # that a call puts on results
     inner_results: tuple[InnerResult, ...]  # whose gradients are not whole outside
-    primal_values: tuple[Any, ...]  # of the graph, tokens first
-    tangent_values: tuple[Tensor, ...]  # of the graph
     primal_nodes: tuple[Node | Wrapped, ...]  # what stands for the primals in the graph
     returned_nodes: tuple[Any, ...]  # what the forward returns, without tokens
     grad_layouts: tuple[Layout | None, ...]  # of gradients that are wrapper subclasses
@@ -145,7 +143,18 @@ class Joint:
     @cached_property
     def module(self) -> fx.GraphModule:
         """The graph as `torch.fx`, made when somebody looks at it."""
-        return to_fx(self.part)
+        return to_fx(self.graph)
+
+    @property
+    def primal_values(self) -> list[Any]:
+        """Abstract values of what the forward takes, tokens first, without seeds and offsets."""
+        inputs = [node for node in self.graph.inputs if not belongs_to_backward(node.slot)]
+        return [node.value for node in inputs if not isinstance(node.slot, RandomState)]
+
+    @property
+    def tangent_values(self) -> list[Tensor]:
+        """Abstract values of the tangents."""
+        return [node.value for node in self.graph.inputs_of(Tangent)]
 
     @property
     def tokens(self) -> dict[Any, Any]:
@@ -167,7 +176,7 @@ class Joint:
     @property
     def op_count(self) -> int:
         """How many operators the graph runs."""
-        return sum(node.op is not operator.getitem for node in self.part.nodes)
+        return sum(node.op is not operator.getitem for node in self.graph.nodes)
 
 
 def build_joint(
@@ -218,9 +227,8 @@ def build_joint(
     random = random_facts(functionalizer.draws, training=bool(targets))
     graph.placeholders += random.placeholders
     _mark_written(graph, facts, derived)
-    part, taken = _live_part(graph, tokens, forward, tape, derived, random)
     return Joint(
-        part=part,
+        graph=_live_graph(graph, tokens, forward, tape, derived, random),
         signature=_signature(primals, tape, forward, derived, tokens),
         inputs=tuple(facts[recorded.slot] for recorded in recording.inputs),
         memories=tuple(facts[recorded.slot] for recorded in recording.memories),
@@ -234,8 +242,6 @@ def build_joint(
             *inner_results(outputs, hidden.paths, targets),
             *hooked_results(outputs, hidden.paths, targets, recording.hooks.inside),
         ),
-        primal_values=tuple(node.value for node in taken),
-        tangent_values=tuple(node.value for node in tape.tangent_nodes),
         primal_nodes=primal_nodes,
         returned_nodes=tuple(forward.values()),
         grad_layouts=derived.layouts,
@@ -253,7 +259,7 @@ def build_joint(
 
 def _functionalized_forward(recording: Recording, config: AOTConfig) -> Functionalizer:
     """Write the forward into a graph; what is written there afterwards has no line of the program."""
-    graph = FlatGraph()
+    graph = GraphBuilder()
     functionalizer = Functionalizer(recording, graph)
     if config.options.functionalize_rng_ops:
         functionalizer.draws.functionalize()
@@ -277,7 +283,7 @@ def _differentiated(recording: Recording, tape: Tape) -> Differentiated:
     return derived
 
 
-def _mark_written(graph: FlatGraph, facts: dict[Primal, InputFacts], derived: Differentiated) -> None:
+def _mark_written(graph: GraphBuilder, facts: dict[Primal, InputFacts], derived: Differentiated) -> None:
     """Tell the partitioner which inputs the backward cannot compute from."""
     for node in graph.placeholders:
         node.written = node.slot in facts and _is_out_of_reach(facts[node.slot])
@@ -285,34 +291,33 @@ def _mark_written(graph: FlatGraph, facts: dict[Primal, InputFacts], derived: Di
         write.current.written = not isinstance(write.of, Tangent)
 
 
-def _live_part(
-    graph: FlatGraph,
+def _live_graph(
+    graph: GraphBuilder,
     tokens: Chain,
     forward: dict[Returned, Any],
     tape: Tape,
     derived: Differentiated,
     random: RandomFacts,
-) -> tuple[Part, list[Node]]:
-    """What the graph's outputs need, with names; and those of its placeholders that stand for tokens and primals."""
+) -> Graph:
+    """What the graph's outputs need, with names."""
     if random.placeholders and (tokens.slots or derived.tokens.slots):
         raise UnsupportedError("functionalize_rng_ops does not go together with side effects yet. Switch it off.")
     outputs = [
-        *tokens.ends,
-        *spread(forward.values()),
+        *map(GraphOutput, tokens.slots, tokens.ends),
+        *(output for slot, value in forward.items() for output in outputs_for(slot, value)),
         *random.forward_outputs,
-        *(derived.outputs if tape.targets else ()),
+        *(derived.outputs(tape.primals) if tape.targets else ()),
         *random.backward_outputs,
     ]
-    live = live_nodes(graph, nodes_in(outputs), may_refuse)
-    placeholders = [*tokens.heads, *graph.placeholders]
-    tangents = tape.tangent_nodes
-    taken = placeholders[: len(placeholders) - len(tangents) - len(random.placeholders)]
-    names = [*placeholder_names(len(taken), len(tangents)), *(f"{node.slot}_1" for node in random.placeholders)]
-    for node, name in zip(placeholders, names, strict=True):
+    live = live_nodes(graph, nodes_in([value for _, value in outputs]), may_refuse)
+    inputs, tangents = [*tokens.heads, *graph.placeholders], tape.tangent_nodes
+    primals = len(inputs) - len(tangents) - len(random.placeholders)
+    names = [*placeholder_names(primals, len(tangents)), *(f"{node.slot}_1" for node in random.placeholders)]
+    for node, name in zip(inputs, names, strict=True):
         node.name = name
-    placeholders += derived.tokens.heads
-    name_nodes(live, [node.name for node in placeholders])
-    return Part(placeholders, live, outputs), taken
+    inputs += derived.tokens.heads
+    name_nodes(live, [node.name for node in inputs])
+    return Graph(inputs, live, outputs)
 
 
 def _signature(

@@ -12,11 +12,11 @@ from torch import Tensor
 from ..errors import ExportError
 from ..functionalize.functionalizer import Functionalizer
 from ..functionalize.rng import Draws, RandomInputs
-from ..graph.graph import FlatGraph, Node
+from ..graph.graph import GraphBuilder, GraphOutput, Node
 from ..options import AOTConfig, Loss
 from ..record.fakify import RecordedInput
 from ..record.recording import Recording
-from ..slots import Base, Grown, Output, Primal, Returned, SyntheticBase, Updated, ViewRoot
+from ..slots import Base, Grown, Output, Primal, RandomState, Returned, SyntheticBase, Updated, ViewRoot
 from ..subclasses.layout import Wrapped
 from .differentiate import value_of
 from .inputs import (
@@ -127,14 +127,15 @@ class RandomFacts:
         return [node.value for node in self.placeholders]
 
     @property
-    def forward_outputs(self) -> Sequence[Node]:
+    def forward_outputs(self) -> list[GraphOutput]:
         """The forward's new offset."""
-        return () if self.forward is None else (self.forward.offset,)
+        return [] if self.forward is None else [GraphOutput(RandomState("fwd", "offset"), self.forward.offset)]
 
     @property
-    def backward_outputs(self) -> Sequence[Node]:
+    def backward_outputs(self) -> list[GraphOutput]:
         """The backward's new offset, if it draws."""
-        return (self.backward.offset,) if self.backward is not None and self.backward.draws else ()
+        draws = self.backward is not None and self.backward.draws
+        return [GraphOutput(RandomState("bwd", "offset"), self.backward.offset)] if draws else []  # type: ignore[union-attr]
 
 
 def random_facts(draws: Draws, training: bool) -> RandomFacts:
@@ -149,7 +150,7 @@ def _side(inputs: RandomInputs | None) -> RandomSide | None:
 # ---------------------------------------------------------------------------------------------------------------------
 # The calling convention of a joint graph: what it takes, what its forward returns, and how placeholders are called.
 def primals_of(
-    graph: FlatGraph, recording: Recording, facts: dict[Primal, InputFacts], targets: dict[Returned, Tensor]
+    graph: GraphBuilder, recording: Recording, facts: dict[Primal, InputFacts], targets: dict[Returned, Tensor]
 ) -> tuple[tuple[Node | Wrapped, ...], tuple[InputFacts, ...]]:
     """What the graph takes; the second place of a tensor that was passed twice is dropped if it is written (D-2).
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from .._torch import OpOverload, frees_when_run, is_version_error, names_jagged_size, set_version
 from ..abstract.engine import Engine, has_gaps
@@ -20,8 +20,7 @@ from ..functionalize.functionalizer import Functionalizer
 from ..functionalize.rng import RandomInputs
 from ..functionalize.state import Storage, TensorState
 from ..functionalize.storage import changes_memory
-from ..graph.fx import Part, to_fx
-from ..graph.graph import Node, Step, get_constant, name_nodes, nodes_in
+from ..graph.graph import Graph, GraphOutput, Node, Step, get_constant, name_nodes, nodes_in
 from ..graph.subgraph import between, impure_since, read_by
 from ..ops import Kind, aten, op_info, tensors_in
 from ..record.fakify import RecordedInput
@@ -30,7 +29,7 @@ from ..record.recording import Recording
 from ..record.refusals import without_frames
 from ..record.retrace import LateInputs, Retrace
 from ..record.tape import tape_nodes
-from ..slots import Inner, Primal, Returned, Tangent, ViewRoot
+from ..slots import BackwardUpdate, Grad, Inner, LowerTangent, Primal, RandomState, Returned, Slot, Tangent, ViewRoot
 from ..stack_traces import where
 from ..subclasses.layout import Layout, Wrapped, is_wrapper, layout_of, leaves_of, spread
 from .subclasses import wrapper_tangent
@@ -251,10 +250,16 @@ class Differentiated:
     state: BackwardState | None = None  # that code of the user's has read in it
     emptied: frozenset[int] = frozenset()  # selective checkpoints that it runs through
 
-    @property
-    def outputs(self) -> list[Node | None]:
-        """What the backward returns."""
-        return [*spread(self.gradients), *(write.new for write in self.writes), *self.tokens.ends]
+    def outputs(self, primals: Sequence[RecordedInput]) -> list[GraphOutput]:
+        """What the backward returns: gradients of primals and of lower tangents, what it wrote, tokens."""
+        lower = [LowerTangent(i) for i in range(len(self.gradients) - len(primals))]
+        slots = (*(recorded.slot for recorded in primals), *lower)
+        gradients = [output for pair in zip(slots, self.gradients, strict=True) for output in outputs_for(*pair)]
+        return [
+            *(GraphOutput(Grad(slot), node) for slot, node in gradients),  # type: ignore[arg-type]
+            *(GraphOutput(BackwardUpdate(write.of), write.new) for write in self.writes),
+            *map(GraphOutput, self.tokens.slots, self.tokens.ends),
+        ]
 
     @property
     def layouts(self) -> tuple[Layout | None, ...]:
@@ -262,11 +267,18 @@ class Differentiated:
         return tuple(g.layout if isinstance(g, Wrapped) else None for g in self.gradients)
 
 
+def outputs_for(slot: Slot, value: Any) -> list[GraphOutput]:
+    """The outputs of a graph for a value; several for one that is a wrapper subclass."""
+    if isinstance(value, Wrapped):
+        return [*map(GraphOutput, value.layout.slots(slot), value.leaves)]
+    return [GraphOutput(slot, value)]
+
+
 @dataclass(frozen=True, slots=True)
 class PartialBackward:
     """A backward for some of the tangents: its graph, and which saved values it takes before all the tangents."""
 
-    module: fx.GraphModule
+    graph: Graph
     saved: tuple[int, ...]
     layouts: tuple[Layout | None, ...]  # of gradients that are wrapper subclasses
     checked: bool  # autograd finds what it wrote changed, when it is asked again
@@ -544,18 +556,22 @@ class Tape:
         derived = self.differentiate(slots, autocast=True)
         new = {write.of: write.new for write in derived.writes}
         gradients = with_own_constants(self.functionalizer, spread(derived.gradients))
-        outputs = [*gradients, *(new.get(write.of) for write in writes), *derived.tokens.ends]
+        places = [slot for slot, _ in derived.outputs(self.primals)]
+        outputs = [GraphOutput(*pair) for pair in zip(places, gradients, strict=False)]
+        outputs += [GraphOutput(BackwardUpdate(write.of), new.get(write.of)) for write in writes]
+        outputs += map(GraphOutput, derived.tokens.slots, derived.tokens.ends)
         given, tangents = self.named(saved), [*self.tangent_nodes, *derived.tokens.heads]
         if self.random is not None and self.random.draws:
             tangents += [self.random.seed, self.random.base]  # what only the backward is given
-            outputs.append(self.random.offset)
-        nodes = between(graph, [*given, *tangents], [*nodes_in(outputs), *impure_since(graph, start)])
-        read = read_by(nodes, outputs)
-        used = [i for i, node in enumerate(given) if id(node) in read]
+            outputs.append(GraphOutput(RandomState("bwd", "offset"), self.random.offset))
+        results = nodes_in([value for _, value in outputs])
+        nodes = between(graph, [*given, *tangents], [*results, *impure_since(graph, start)])
+        read = read_by(nodes, results)
+        used = [i for i, node in enumerate(given) if node in read]
         name_nodes([*given, *nodes], [node.name for node in (*graph.placeholders, *graph.nodes) if node.name])
-        module = to_fx(Part([*(given[i] for i in used), *tangents], nodes, outputs))
+        excerpt = Graph([*(given[i] for i in used), *tangents], nodes, outputs)
         checked = any(write.checked for write in derived.writes)
-        return PartialBackward(module, tuple(used), derived.layouts, checked, derived.state, derived.emptied)
+        return PartialBackward(excerpt, tuple(used), derived.layouts, checked, derived.state, derived.emptied)
 
     def named(self, names: Sequence[str]) -> list[Node]:
         """The nodes that stand for saved values, by the names that they have in the graph of this order."""

@@ -10,11 +10,11 @@ from torch import Tensor
 from .._torch import names_jagged_size
 from ..errors import UnsupportedError
 from ..functionalize.effect_tokens import Chain
-from ..graph.fx import Part
-from ..graph.graph import Node, ancestors, nodes_in
-from ..graph.subgraph import between, copied_part, impure_since, read_by
+from ..graph.fx import saved_slot
+from ..graph.graph import Graph, GraphOutput, Node, ancestors, nodes_in
+from ..graph.subgraph import between, copied_joint, impure_since, read_by
 from ..record.hooks import BackwardState
-from ..slots import Output, Returned
+from ..slots import LowerTangent, Output, Returned, Slot, Token
 from ..subclasses.layout import Layout, Wrapped, leaves_of, spread
 from .differentiate import Differentiated, Tape, tangent_like, value_of, with_own_constants
 
@@ -27,23 +27,17 @@ class HigherOrderGraph:
     """
 
     tape: Tape  # its targets are those gradients that require grad
-    part: Part
+    graph: Graph
     saved: tuple[int, ...]  # which saved values the graph takes, and then
     tangents: tuple[int, ...]  # which of the tensors in the tangents
     results: tuple[int, ...]  # which gradients it returns; the others are None
     layouts: tuple[Layout | None, ...]  # of those that are wrapper subclasses
     gradient_layouts: tuple[Layout | None, ...]  # and of the gradients of these gradients
-    tokens: int  # of its effects, which it takes and returns before everything else
     refused: dict[Returned, Exception]
     state: BackwardState | None  # that code of the user's has read in this backward, and
     backward_state: BackwardState | None  # in its own
     emptied: frozenset[int]  # selective checkpoints that this backward runs through, and
     backward_emptied: frozenset[int]  # its own
-
-    @property
-    def returned(self) -> int:
-        """How many tensors the graph returns for the gradients."""
-        return sum(1 if layout is None else layout.leaves for layout in self.layouts)
 
 
 def next_order(
@@ -127,26 +121,36 @@ def _with_its_gradients(
     positions = tuple(i for i, node in enumerate(results) if node is not None)
     layouts = tuple(node.layout if isinstance(node, Wrapped) else None for node in results if node is not None)
     walk = tape.functionalizer
-    returned = [*chain.ends, *with_own_constants(walk, spread(results[i] for i in positions))]
-    outputs = [*returned, *with_own_constants(walk, derived.outputs)]
+    own_results = iter(with_own_constants(walk, spread(results[i] for i in positions)))
+    tokens = [Token(slot.effect) for slot in chain.slots]
+    returned = [*map(GraphOutput, tokens, chain.ends)]
+    for i, layout in zip(positions, layouts, strict=True):
+        places = [Output(i)] if layout is None else layout.slots(Output(i))
+        returned += [GraphOutput(place, next(own_results)) for place in places]
+    gradients = derived.outputs(tape.primals)
+    copies = with_own_constants(walk, [value for _, value in gradients])
+    outputs = [*returned, *(GraphOutput(slot, value) for (slot, _), value in zip(gradients, copies, strict=True))]
     own = [*tape.tangent_nodes, *derived.tokens.heads]
-    wanted = [*nodes_in(outputs), *impure, *impure_since(graph, start)]
+    wanted = [*nodes_in([value for _, value in outputs]), *impure, *impure_since(graph, start)]
     nodes = between(graph, [*chain.heads, *given, *tangents, *own], wanted)
-    read = read_by(nodes, outputs)
-    used = [i for i, node in enumerate(given) if id(node) in read]
-    used_tangents = [i for i, node in enumerate(tangents) if id(node) in read]
-    placeholders = [*chain.heads, *(given[i] for i in used), *(tangents[i] for i in used_tangents)]
-    in_forward = {id(node) for node in ancestors([*nodes_in(returned), *impure])}
-    part, tape.by_name = copied_part(placeholders, own, nodes, outputs, in_forward)
+    read = read_by(nodes, [value for _, value in outputs])
+    used = [i for i, node in enumerate(given) if node in read]
+    used_tangents = [i for i, node in enumerate(tangents) if node in read]
+    inputs: list[tuple[Slot, Node]] = [
+        *zip(tokens, chain.heads, strict=True),
+        *((saved_slot(given[i]), given[i]) for i in used),
+        *((LowerTangent(i), tangents[i]) for i in used_tangents),
+    ]
+    in_forward = ancestors([*nodes_in([value for _, value in returned]), *impure])
+    copied, tape.by_name = copied_joint(inputs, own, nodes, outputs, in_forward)
     return HigherOrderGraph(
         tape=tape,
-        part=part,
+        graph=copied,
         saved=tuple(used),
         tangents=tuple(used_tangents),
         results=positions,
         layouts=layouts,
         gradient_layouts=derived.layouts,
-        tokens=len(chain.heads),
         refused=derived.refused,
         state=state,
         backward_state=derived.state,

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import fx
 
-from ..graph.fx import Part, from_fx, to_fx
+from ..graph.fx import joint_from_fx, to_fx
+from ..graph.graph import Graph
 from ..options import Config, config
 from .rematerialize import rematerialized
 from .rules import is_marked_for_recomputation
@@ -32,12 +33,12 @@ def default_partition(
         joint_inputs: example values, as (primals, tangents).
         num_fwd_outputs: how many of the flat outputs belong to the forward.
     """
-    forward, backward = cut(from_fx(joint_module), num_fwd_outputs)
+    forward, backward = cut(joint_from_fx(joint_module, num_fwd_outputs))
     return to_fx(forward), to_fx(backward)
 
 
-def cut(joint: Part, num_fwd_outputs: int, options: Config = config, keeps_sides: bool = False) -> tuple[Part, Part]:
-    """The same on the flat form; marks of the user's send the graph to the other partitioner (P-4)."""
+def cut(joint: Graph, options: Config = config, keeps_sides: bool = False) -> tuple[Graph, Graph]:
+    """The same for a graph with slots; marks of the user's send it to the other partitioner (P-4)."""
     if any(is_marked_for_recomputation(node) for node in joint.nodes):
-        return rematerialized(joint, num_fwd_outputs, options, keeps_sides)
-    return cut_plainly(joint, num_fwd_outputs)
+        return rematerialized(joint, options, keeps_sides)
+    return cut_plainly(joint)

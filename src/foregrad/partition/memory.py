@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from .._torch import OpOverload
-from ..graph.fx import Part
-from ..graph.graph import Node, get_constant, nodes_in
+from ..graph.graph import Graph, Node, get_constant, nodes_in
 from ..ops import Kind, op_info
+from ..slots import Saved, Size
 from .costs import bytes_of
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def alive_over(
     returned: Iterable[int],
     free: Collection[int],
 ) -> Memory:
-    """Run a graph in thought.
+    """Simulate the execution of a graph.
 
     Args:
         order: the numbers of its nodes as they run; `inputs`, `holds` and `makes` are by number.
@@ -169,38 +169,31 @@ def alive_over(
     return Memory(tuple(alive), now)
 
 
-def simulate(forward: Part, backward: Part, num_fwd_outputs: int) -> Simulation:
-    """The memory of two graphs as a partitioner emitted them; what is saved has the same name on both sides.
-
-    Args:
-        forward: returns its own results, then what is saved.
-        backward: takes what is saved, then tangents.
-        num_fwd_outputs: how many results are the forward's own.
-    """
+def simulate(forward: Graph, backward: Graph) -> Simulation:
+    """The memory of two graphs as a partitioner emitted them; what is saved has the same name on both sides."""
     nodes, inputs, index = _numbered(forward)
     storages = Storages(nodes, inputs)
-    count = len(forward.placeholders)
+    count = len(forward.inputs)
     pinned = {s for held in storages.holds[:count] for s in held}
-    own = [index[id(node)] for node in nodes_in(forward.outputs[:num_fwd_outputs])]
-    saved = [index[id(node)] for node in nodes_in(forward.outputs[num_fwd_outputs:])]
-    order = range(count, len(nodes))
-    first = alive_over(
-        order, inputs, storages.holds, storages.makes, storages.sizes, range(count), [*own, *saved], pinned
-    )
-    free = pinned | {s for i in own for s in storages.holds[i]}
+    returned = [index[node] for node in nodes_in(forward.results)]
+    saved = [index[node] for _, node in forward.outputs_of(Saved, Size)]
+    tables = inputs, storages.holds, storages.makes, storages.sizes
+    first = alive_over(range(count, len(nodes)), *tables, range(count), returned, pinned)
+    own = nodes_in(value for slot, value in forward.outputs if not isinstance(slot, (Saved, Size)))
+    free = pinned | {s for node in own for s in storages.holds[index[node]]}
     by_name = {nodes[i].name: storages.holds[i] for i in saved}
     nodes, inputs, index = _numbered(backward)
-    given = {i: by_name[node.name] for i, node in enumerate(backward.placeholders) if node.name in by_name}
+    given = {i: by_name[node.name] for i, node in enumerate(backward.inputs) if node.name in by_name}
     later = Storages(nodes, inputs, given, storages.sizes)
-    count = len(backward.placeholders)
-    returned = [index[id(node)] for node in nodes_in(backward.outputs)]
-    order = range(count, len(nodes))
-    second = alive_over(order, inputs, later.holds, later.makes, later.sizes, range(count), returned, free)
+    count = len(backward.inputs)
+    returned = [index[node] for node in nodes_in(backward.results)]
+    tables = inputs, later.holds, later.makes, later.sizes
+    second = alive_over(range(count, len(nodes)), *tables, range(count), returned, free)
     unique = {s for held in by_name.values() for s in held} - free
     return Simulation(sum(storages.sizes[s] for s in unique), first, second)
 
 
-def _numbered(part: Part) -> tuple[list[Node], list[Numbers], dict[int, int]]:
-    nodes = [*part.placeholders, *part.nodes]
-    index = {id(node): i for i, node in enumerate(nodes)}
-    return nodes, [tuple(dict.fromkeys([index[id(item)] for item in node.inputs()])) for node in nodes], index
+def _numbered(graph: Graph) -> tuple[list[Node], list[Numbers], dict[Node, int]]:
+    nodes = [*graph.inputs, *graph.nodes]
+    index = {node: i for i, node in enumerate(nodes)}
+    return nodes, [tuple(dict.fromkeys([index[item] for item in node.inputs()])) for node in nodes], index

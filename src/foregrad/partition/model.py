@@ -9,12 +9,11 @@ from typing import Any
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 from ..errors import PartitionError
-from ..graph.fx import Part
-from ..graph.graph import Node, get_constant, nodes_in
+from ..graph.graph import Graph, Node, get_constant, nodes_in
 from .costs import flops_of, weight_of
 from .memory import Storages
 from .rules import MARKED, is_marked_for_recomputation, mark_of, saved_for_higher_orders, why_not_again
-from .sides import split_outputs
+from .sides import split_inputs
 
 NOWHERE = 1000
 """A distance from which a limit on distances says nothing."""
@@ -25,35 +24,28 @@ class Model:
 
     Args:
         joint: the graph.
-        num_fwd_outputs: how many of its outputs belong to the forward.
         keeps_sides: leave the backward's own operators there, though the forward could save what they make of its
             values: a backward of the backward can then compute all that autograd saves.
         farthest: what is further away from the backward than this, in operators, is not computed again.
     """
 
-    def __init__(
-        self, joint: Part, num_fwd_outputs: int, keeps_sides: bool = False, farthest: int | None = None
-    ) -> None:
+    def __init__(self, joint: Graph, keeps_sides: bool = False, farthest: int | None = None) -> None:
         self.joint = joint
         self.keeps_sides = keeps_sides
-        self.nodes: list[Node] = [*joint.placeholders, *joint.nodes]
-        self.index = {id(node): i for i, node in enumerate(self.nodes)}
-        self.placeholders = len(joint.placeholders)
-        self.forward_outputs, self.backward_outputs = split_outputs(joint, num_fwd_outputs)
+        self.nodes: list[Node] = [*joint.inputs, *joint.nodes]
+        self.index = {node: i for i, node in enumerate(self.nodes)}
+        self.placeholders = len(joint.inputs)
         index = self.index
+        self.forward_results = self.numbers(value for _, value in joint.forward_outputs)
+        self.backward_results = self.numbers(value for _, value in joint.backward_outputs)
         self.inputs: list[tuple[int, ...]] = [
-            tuple(dict.fromkeys([index[id(item)] for item in node.inputs()])) for node in self.nodes
+            tuple(dict.fromkeys([index[item] for item in node.inputs()])) for node in self.nodes
         ]
         self.users: list[list[int]] = [[] for _ in self.nodes]
         for i, inputs in enumerate(self.inputs):
             for item in inputs:
                 self.users[item].append(i)
-        self.tangents = [i for i in range(self.placeholders) if "tangents" in self.nodes[i].name]
-        self.backward_random = [
-            i for i in range(self.placeholders) if self.nodes[i].name.startswith(("bwd_seed", "bwd_base_offset"))
-        ]
-        taken = {*self.tangents, *self.backward_random}
-        self.primals = [i for i in range(self.placeholders) if i not in taken]
+        self.primals, self.tangents, self.backward_random = map(self.numbers, split_inputs(joint))
         self.is_constant = [node.op is get_constant for node in self.nodes]
         self.symbolic = [isinstance(node.value, (SymInt, SymFloat, SymBool)) for node in self.nodes]
         self._find_storages()
@@ -63,14 +55,14 @@ class Model:
 
     def numbers(self, values: Iterable[Any]) -> list[int]:
         """The numbers of the nodes among values."""
-        return [self.index[id(node)] for node in nodes_in(values)]
+        return [self.index[node] for node in nodes_in(values)]
 
     # ------------------------------------------------------------------------------------------------ storages
     def _find_storages(self) -> None:
         found = Storages(self.nodes, self.inputs)
         self.sizes, self.holds, self.makes, self.base = found.sizes, found.holds, found.makes, found.base
         self.pinned = {s for i in self.primals for s in self.holds[i]}  # the caller holds them in any case
-        self.returned = {s for i in self.numbers(self.forward_outputs) for s in self.holds[i]}
+        self.returned = {s for i in self.forward_results for s in self.holds[i]}
         self.free = self.pinned | self.returned
 
     def bytes(self, i: int) -> int:
@@ -106,20 +98,20 @@ class Model:
             for i in range(self.placeholders, len(nodes)):
                 late[i] = late[i] or any(late[item] for item in self.inputs[i])
         must = [i for i in range(self.placeholders, len(nodes)) if nodes[i].impure and not nodes[i].backward]
-        self.early = self.ancestors([*self.numbers(self.forward_outputs), *must])
+        self.early = self.ancestors([*self.forward_results, *must])
         for i in self.early:
             if late[i]:
                 raise PartitionError(
                     f"An output of the forward was invalid, but is output: {nodes[i].name} belongs to the backward."
                 )
         must_run = [i for i in range(self.placeholders, len(nodes)) if nodes[i].impure and nodes[i].backward]
-        self.wanted = [*self.numbers(self.backward_outputs), *must_run]
+        self.wanted = [*self.backward_results, *must_run]
         needed = self.ancestors(self.wanted)
         self.late_needed = sorted(i for i in needed if late[i] and i >= self.placeholders)
         read = {item for i in self.late_needed for item in self.inputs[i] if not late[item]}
         read |= {i for i in self.wanted if not late[i]}
         more = saved_for_higher_orders(self.joint, {nodes[i] for i in read})
-        self.within_reach = {i for i in (self.index[id(node)] for node in more) if not late[i]} - read
+        self.within_reach = {i for i in (self.index[node] for node in more) if not late[i]} - read
         self.read = read | self.within_reach  # what the backward reads of the forward, in any case
 
     def _is_backwards_own(self, i: int) -> bool:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..errors import PartitionError
-from ..graph.fx import Part
-from ..graph.graph import nodes_in
+from ..graph.graph import Graph
 from .memory import Memory, Numbers, alive_over
 from .model import Model
-from .sides import complete, if_used, saved_sizes
+from .sides import complete, if_used, saved_outputs, saved_sizes
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ class Plan:
     def forward_memory(self) -> Memory:
         """Of the forward as it is emitted."""
         model = self.model
-        returned = [*model.numbers(model.forward_outputs), *self.crossing]
+        returned = [*model.forward_results, *self.crossing]
         order = self.forward_order
         tables = model.inputs, model.holds, model.makes, model.sizes
         return alive_over(order, *tables, given=model.primals, returned=returned, free=model.pinned)
@@ -171,11 +170,12 @@ class Plan:
     def backward_memory(self) -> Memory:
         """Of the backward as it is emitted."""
         model = self.model
-        returned = model.numbers(model.backward_outputs)
         order = self.backward_order
         holds, makes, sizes = self._backward_storages()
         given = [*self.crossing, *model.tangents]
-        return alive_over(order, model.inputs, holds, makes, sizes, given=given, returned=returned, free=model.free)
+        return alive_over(
+            order, model.inputs, holds, makes, sizes, given=given, returned=model.backward_results, free=model.free
+        )
 
     def _backward_storages(self) -> tuple[Sequence[Numbers], Sequence[Numbers], Sequence[int]]:
         """What the values of the backward hold and make, and all sizes.
@@ -203,7 +203,7 @@ class Plan:
         return max(self.forward_memory.peak, self.backward_memory.peak)
 
     # ------------------------------------------------------------------------------------------------ emission
-    def emit(self) -> tuple[Part, Part]:
+    def emit(self) -> tuple[Graph, Graph]:
         """The two graphs."""
         model = self.model
         nodes = model.nodes
@@ -214,15 +214,15 @@ class Plan:
         in_forward |= {node for i, node in enumerate(nodes) if model.symbolic[i] and not model.late[i]}
         sizes = saved_sizes(model.joint, in_forward, read, [*tensors, *tangents])
         forward_order = self.forward_order
-        if missing := {model.index[id(node)] for node in sizes} - {*forward_order, *range(model.placeholders)}:
+        if missing := {model.index[node] for node in sizes} - {*forward_order, *range(model.placeholders)}:
             forward_order = self._in_order(model.ancestors([*forward_order, *missing]))
         backward_nodes = [nodes[i] for i in self.backward_order]
-        used = {item for node in backward_nodes for item in node.inputs()} | set(nodes_in(model.backward_outputs))
+        used = {item for node in backward_nodes for item in node.inputs()} | {nodes[i] for i in model.backward_results}
         random = if_used([nodes[i] for i in model.backward_random], used)
-        forward = Part(
+        forward = Graph(
             [nodes[i] for i in model.primals],
             [nodes[i] for i in forward_order],
-            [*model.forward_outputs, *tensors, *sizes],
+            [*model.joint.forward_outputs, *saved_outputs([*tensors, *sizes])],
         )
-        backward = Part([*sizes, *tensors, *tangents, *random], backward_nodes, model.backward_outputs)
+        backward = Graph([*sizes, *tensors, *tangents, *random], backward_nodes, model.joint.backward_outputs)
         return complete(forward), complete(backward)

@@ -11,8 +11,8 @@ from torch import Tensor, fx
 
 from .._torch import OpOverload, garbage_collection_paused
 from ..errors import BudgetError, ConfigError, InfeasibleBudgetError
-from ..graph.fx import Part, from_fx, to_fx
-from ..graph.graph import Node, nodes_in
+from ..graph.fx import joint_from_fx, to_fx
+from ..graph.graph import Graph, GraphOutput, Node, map_nodes, nodes_in
 from ..ops import Kind, op_info
 from ..options import Config, config
 from .model import NOWHERE, Model
@@ -29,52 +29,39 @@ from .sides import cut_plainly
 # A backward that computes something of the forward again does so because a checkpoint asked for it, or because
 # autograd did: nothing is merged across the two sides. Results keep memory of their own, and draws and effects stay as
 # they are.
-def without_common_subexpressions(part: Part) -> Part:
+def without_common_subexpressions(graph: Graph) -> Graph:
     """The same graph with fewer nodes; those that are left are copies with the same names where an argument changed."""
-    kept = {id(node) for node in nodes_in(part.outputs)}
-    for node in reversed(part.nodes):  # results, and what they are views of, have memory of their own
-        if id(node) in kept and _is_view(node):
-            kept.update(id(item) for item in node.inputs())
-    replaced: dict[int, Node] = {}
+    kept = set(nodes_in(graph.results))
+    for node in reversed(graph.nodes):  # results, and what they are views of, have memory of their own
+        if node in kept and _is_view(node):
+            kept.update(node.inputs())
+    replaced: dict[Node, Node] = {}
     known: dict[Any, Node] = {}
     nodes: list[Node] = []
 
-    def value(item: Any) -> Any:
-        kind = item.__class__
-        if kind is Node:
-            return replaced.get(id(item), item)
-        if kind is list or kind is tuple:
-            return kind([value(x) for x in item])
-        return item
+    def now(item: Any) -> Any:
+        return map_nodes(item, lambda node: replaced.get(node, node))
 
-    for node in part.nodes:
+    for node in graph.nodes:
         new = node
-        if any(id(item) in replaced for item in node.inputs()):
-            new = _copy(node, value(node.args), {key: value(item) for key, item in node.kwargs.items()})
-            replaced[id(node)] = new
-        key = None if id(node) in kept else _key(new)
+        if any(item in replaced for item in node.inputs()):
+            new = replaced[node] = node.copy(now(node.args), {key: now(item) for key, item in node.kwargs.items()})
+        key = None if node in kept else _key(new)
         if key is not None:
             first = known.setdefault(key, new)
             if first is not new:
-                replaced[id(node)] = first
+                replaced[node] = first
                 continue
         nodes.append(new)
     if not replaced:
-        return part
-    return Part(part.placeholders, nodes, [value(item) for item in part.outputs])
+        return graph
+    return Graph(graph.inputs, nodes, [GraphOutput(slot, now(value)) for slot, value in graph.outputs])
 
 
 def _is_view(node: Node) -> bool:
     if node.op is operator.getitem:
         return True
     return isinstance(node.op, OpOverload) and op_info(node.op).kind is Kind.VIEW
-
-
-def _copy(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
-    new = Node(node.op, args, kwargs, node.value)
-    for name in ("slot", "name", "meta", "backward", "impure", "recomputed", "written", "stack", "origin"):
-        setattr(new, name, getattr(node, name))
-    return new
 
 
 def _key(node: Node) -> Any:
@@ -144,18 +131,18 @@ def min_cut_rematerialization_partition(
     if memory_budget is not None:
         options.memory_budget = memory_budget
     with garbage_collection_paused():
-        forward, backward = rematerialized(from_fx(joint_module), num_fwd_outputs, options)
+        forward, backward = rematerialized(joint_from_fx(joint_module, num_fwd_outputs), options)
         return to_fx(forward), to_fx(backward)
 
 
-def rematerialized(joint: Part, num_fwd_outputs: int, options: Config, keeps_sides: bool = False) -> tuple[Part, Part]:
-    """The same on the flat form; `keeps_sides` as for `Model`."""
+def rematerialized(joint: Graph, options: Config, keeps_sides: bool = False) -> tuple[Graph, Graph]:
+    """The same for a graph with slots; `keeps_sides` as for `Model`."""
     with garbage_collection_paused():
-        plan = plan_of(joint, num_fwd_outputs, options, keeps_sides)
-        return cut_plainly(joint, num_fwd_outputs) if plan is None else plan.emit()
+        plan = plan_of(joint, options, keeps_sides)
+        return cut_plainly(joint) if plan is None else plan.emit()
 
 
-def plan_of(joint: Part, num_fwd_outputs: int, options: Config, keeps_sides: bool = False) -> Plan | None:
+def plan_of(joint: Graph, options: Config, keeps_sides: bool = False) -> Plan | None:
     """What to save; None where there is nothing to decide, for nothing belongs to the backward."""
     check_budgets(options)
     fraction = _marked_fraction(joint, options.activation_memory_budget)
@@ -164,7 +151,7 @@ def plan_of(joint: Part, num_fwd_outputs: int, options: Config, keeps_sides: boo
     if options.cse:
         joint = without_common_subexpressions(joint)
     farthest = options.max_dist_from_bw if options.max_dist_from_bw < NOWHERE else None
-    model = Model(joint, num_fwd_outputs, keeps_sides, farthest)
+    model = Model(joint, keeps_sides, farthest)
     if not model.late_needed:
         return None
     plan = _chosen(Frontier(model), fraction, options)
@@ -218,7 +205,7 @@ def check_budgets(options: Config) -> None:
         raise BudgetError(f"Not aware of runtime estimator: {estimator}.")
 
 
-def _marked_fraction(joint: Part, default: float) -> float:
+def _marked_fraction(joint: Graph, default: float) -> float:
     """The fraction that a node's mark asks for (P-7), or the option's."""
     for node in joint.nodes:
         found = node.meta.get("memory_budget") if node.meta is not None else None

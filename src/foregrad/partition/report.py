@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from operator import getitem
 from typing import Any
 
-from ..stack_traces import show_stack
 from .plan import Plan
 
 
@@ -115,8 +114,7 @@ def _row(plan: Plan, i: int, saved: bool) -> Row:
     node = model.nodes[i]
     held = sum(model.sizes[s] for s in model.holds[i] if s not in model.free)
     operator = getattr(node.op, "__name__", "") if node.op is not None else "input"
-    stack = node.meta.get("stack_trace", "") if node.meta is not None else show_stack(node.stack) if node.stack else ""
-    lines = [line.strip() for line in stack.splitlines() if line.strip().startswith("File ")]
+    lines = [line.strip() for line in node.stack_trace.splitlines() if line.strip().startswith("File ")]
     return Row(node.name, operator, saved, held, model.flops[i], lines[-1] if lines else "", _reason(plan, i, saved))
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .._torch import HigherOrderOperator, OpOverload
-from ..graph.fx import Part
-from ..graph.graph import Node, get_constant
+from ..graph.graph import Graph, Node, get_constant
 from ..ops import SAVED_FOR_HIGHER_ORDERS, Kind, op_info
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -136,7 +135,7 @@ def is_marked_for_recomputation(node: Node) -> bool:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What a backward of the backward needs of the forward beside what the backward itself reads.
-def saved_for_higher_orders(joint: Part, read: set[Node]) -> set[Node]:
+def saved_for_higher_orders(joint: Graph, read: set[Node]) -> set[Node]:
     """What a backward of the backward may read beside, of operators of which the backward reads something."""
     elements: dict[Node, list[Node]] = {node: [] for node in joint.nodes if node.op in SAVED_FOR_HIGHER_ORDERS}
     if not elements:

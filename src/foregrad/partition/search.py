@@ -98,7 +98,7 @@ def _greedy(model: Model, eager: bool) -> list[int]:
     own = model.late_needed
     inside = set(own)
     sizes, holds, makes, free = model.sizes, model.holds, model.makes, model.free
-    returned = {s for i in model.numbers(model.backward_outputs) for s in holds[i]}
+    returned = {s for i in model.backward_results for s in holds[i]}
     waits = {i: {item for item in model.inputs[i] if item in inside} for i in own}
     followers: dict[int, list[int]] = {i: [user for user in model.users[i] if user in inside] for i in own}
     previous = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,42 +11,44 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 
 from .._torch import expression_of, free_symbols, is_static
 from ..errors import PartitionError
-from ..graph.fx import Part
-from ..graph.graph import Node, ancestors, get_constant, nodes_in
+from ..graph.fx import saved_slot
+from ..graph.graph import Graph, GraphOutput, Node, ancestors, get_constant, nodes_in
+from ..slots import RandomState, belongs_to_backward
 from .rules import saved_for_higher_orders
 
 
-def cut_plainly(joint: Part, num_fwd_outputs: int) -> tuple[Part, Part]:
+def cut_plainly(joint: Graph) -> tuple[Graph, Graph]:
     """Nothing is computed twice."""
-    forward_outputs, backward_outputs = split_outputs(joint, num_fwd_outputs)
-    tangents = [node for node in joint.placeholders if "tangents" in node.name]
-    random = [node for node in joint.placeholders if node.name.startswith(("bwd_seed", "bwd_base_offset"))]
-    primals = [node for node in joint.placeholders if node not in tangents and node not in random]
-    runs = ancestors([*nodes_in(forward_outputs), *_must_run(joint)])
+    own, gradients = joint.forward_outputs, joint.backward_outputs
+    primals, tangents, random = split_inputs(joint)
+    runs = ancestors([*nodes_in(value for _, value in own), *_must_run(joint)])
     in_forward = _forward_set(joint, primals, tangents, runs)
     must_run = [node for node in joint.nodes if node.impure and node.backward]
-    needed = ancestors([*nodes_in(backward_outputs), *must_run], stop=in_forward)
-    saved = _saved_values(joint, in_forward, needed, backward_outputs)
+    wanted = nodes_in(value for _, value in gradients)
+    needed = ancestors([*wanted, *must_run], stop=in_forward)
+    saved = _saved_values(joint, in_forward, needed, wanted)
     tensors = [node for node in saved if not is_symbolic(node)]
     sizes = saved_sizes(joint, in_forward, [node for node in saved if is_symbolic(node)], [*tensors, *tangents])
     used = runs | ancestors([*tensors, *sizes], stop=runs)
     forward_nodes = [node for node in joint.nodes if node in in_forward and node in used]
     backward_nodes = [node for node in joint.nodes if node in needed]
     return (
-        complete(Part(primals, forward_nodes, [*forward_outputs, *tensors, *sizes])),
-        complete(Part([*sizes, *tensors, *tangents, *if_used(random, needed)], backward_nodes, backward_outputs)),
+        complete(Graph(primals, forward_nodes, [*own, *saved_outputs([*tensors, *sizes])])),
+        complete(Graph([*sizes, *tensors, *tangents, *if_used(random, needed)], backward_nodes, gradients)),
     )
 
 
-def split_outputs(joint: Part, num_fwd_outputs: int) -> tuple[list[Any], list[Any]]:
-    """What the forward returns of itself, and the gradients."""
-    outputs = list(joint.outputs)
-    if not 0 <= num_fwd_outputs <= len(outputs):
-        raise PartitionError(
-            f"num_fwd_outputs says how many of the graph's {len(outputs)} outputs are the forward's; it cannot be "
-            f"{num_fwd_outputs}."
-        )
-    return outputs[:num_fwd_outputs], outputs[num_fwd_outputs:]
+def split_inputs(joint: Graph) -> tuple[list[Node], list[Node], list[Node]]:
+    """What the forward takes; tangents and tokens of the backward; the backward's seed and offset."""
+    primals = [node for node in joint.inputs if not belongs_to_backward(node.slot)]
+    late = [node for node in joint.inputs if belongs_to_backward(node.slot)]
+    random = [node for node in late if isinstance(node.slot, RandomState)]
+    return primals, [node for node in late if node not in random], random
+
+
+def saved_outputs(nodes: Iterable[Node]) -> list[GraphOutput]:
+    """What the forward returns for the backward."""
+    return [GraphOutput(saved_slot(node), node) for node in nodes]
 
 
 def if_used(random: list[Node], needed: set[Node]) -> list[Node]:
@@ -59,12 +61,12 @@ def is_symbolic(node: Node) -> bool:
     return isinstance(node.value, (SymInt, SymFloat, SymBool))
 
 
-def _must_run(joint: Part) -> list[Node]:
+def _must_run(joint: Graph) -> list[Node]:
     """Random and effectful operators of the forward run there, dead or not: the random stream must not shift."""
     return [node for node in joint.nodes if node.impure and not node.backward]
 
 
-def _forward_set(joint: Part, primals: Sequence[Node], tangents: Sequence[Node], runs: set[Node]) -> set[Node]:
+def _forward_set(joint: Graph, primals: Sequence[Node], tangents: Sequence[Node], runs: set[Node]) -> set[Node]:
     """Everything that the forward can be asked for: what it runs, single results of that, and sizes."""
     found = runs | set(primals)
     for tangent in tangents:
@@ -81,9 +83,9 @@ def _forward_set(joint: Part, primals: Sequence[Node], tangents: Sequence[Node],
     return found
 
 
-def _reads_of_written_inputs(joint: Part) -> set[Node]:
+def _reads_of_written_inputs(joint: Graph) -> set[Node]:
     """What the forward computed from an input before it was overwritten: too late to compute in the backward."""
-    tainted = {node for node in joint.placeholders if node.written}
+    tainted = {node for node in joint.inputs if node.written}
     if not tainted:
         return set()
     for node in joint.nodes:
@@ -92,17 +94,17 @@ def _reads_of_written_inputs(joint: Part) -> set[Node]:
     return tainted
 
 
-def _saved_values(joint: Part, in_forward: set[Node], needed: set[Node], outputs: Sequence[Any]) -> list[Node]:
+def _saved_values(joint: Graph, in_forward: set[Node], needed: set[Node], wanted: Sequence[Node]) -> list[Node]:
     """What the backward reads of the forward, in the order in which the forward makes it."""
     read = {item for node in needed for item in node.inputs() if item in in_forward}
-    read |= {item for item in nodes_in(outputs) if item in in_forward}
+    read |= {item for item in wanted if item in in_forward}
     read |= saved_for_higher_orders(joint, read) & in_forward
     constants = {node for node in read if node.op is get_constant}
     needed |= constants  # a constant is part of both graphs
-    return [node for node in (*joint.placeholders, *joint.nodes) if node in read and node not in constants]
+    return [node for node in (*joint.inputs, *joint.nodes) if node in read and node not in constants]
 
 
-def saved_sizes(joint: Part, in_forward: set[Node], read: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
+def saved_sizes(joint: Graph, in_forward: set[Node], read: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
     """Sizes that the backward reads, and every symbol in the shape of one of its inputs; plain symbols first."""
     symbols: set[Any] = set()
     for node in (*inputs, *read):
@@ -111,7 +113,7 @@ def saved_sizes(joint: Part, in_forward: set[Node], read: Sequence[Node], inputs
     if not symbols:
         return list(read)
     binding: dict[Any, Node] = {}
-    for node in (*joint.placeholders, *joint.nodes):
+    for node in (*joint.inputs, *joint.nodes):
         if node in in_forward and isinstance(node.value, SymInt) and expression_of(node.value) in symbols:
             binding.setdefault(expression_of(node.value), node)
     first = list(binding.values())
@@ -126,14 +128,10 @@ def _may_have_symbols(value: Any) -> bool:
     return isinstance(value, (Tensor, SymInt))
 
 
-def complete(part: Part) -> Part:
-    """A part must compute all that it returns from what it takes."""
-    known = {*part.placeholders, *part.nodes}
-    for node in part.nodes:
-        for item in node.inputs():
-            if item not in known:
-                raise PartitionError(f"Node {item.name} was invalid, but is output: it cannot be computed here.")
-    for item in nodes_in(part.outputs):
+def complete(graph: Graph) -> Graph:
+    """A graph must compute all that it returns from what it takes."""
+    known = {*graph.inputs, *graph.nodes}
+    for item in (*(item for node in graph.nodes for item in node.inputs()), *nodes_in(graph.results)):
         if item not in known:
             raise PartitionError(f"Node {item.name} was invalid, but is output: it cannot be computed here.")
-    return part
+    return graph

@@ -16,24 +16,22 @@ from .._torch import any_autocast_enabled, deterministic_enabled
 from ..codegen.writer import Writer
 from ..compat import ViewAndMutationMeta, describe
 from ..errors import ForegradError, InternalError, UnsupportedError
-from ..graph.fx import operator_of, to_fx
 from ..graph.graph import Node
-from ..graph.verify import verify_module
+from ..graph.verify import verify
 from ..joint.build import Joint
 from ..joint.inputs import InputFacts
 from ..joint.outputs import Constant, Number, SameAsInput
 from ..logs import show_graph
 from ..options import AOTConfig
-from ..slots import Input, Output, Primal
-from ..subclasses.layout import spread
+from ..slots import Input, Output, Primal, Saved
 from .autograd_function import TrainingCore
 from .backward import Backward
 from .call import Entry, InferenceCore
-from .compilers import Boxed, checked, compile_graph, example_values, partitioned
+from .compilers import Boxed, CompilerInput, checked, compile_graph, example_values, partitioned
 from .double_backward import Orders
-from .effect_tokens import hiding_first_tokens, unlift_first_tokens, unlift_last_tokens
+from .effect_tokens import hiding_first_tokens, unlift_tokens
 from .rng import around_backward, around_forward
-from .saved_tensors import Saved, SavedValue, edges_of, origin_of, reread_by, saved_between, values_in_wrappers
+from .saved_tensors import SavedNodes, SavedValue, edges_of, origin_of, reread_by, saved_by, values_in_wrappers
 from .stages import stages_of
 from .subclasses import around_backward as wrappers_around_backward
 from .subclasses import around_forward as wrappers_around_forward
@@ -138,41 +136,33 @@ def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, au
     name, edge = around_forward(writer, "inference_graph", joint), inference_edge(joint)
     if edge is None:
         name = wrappers_around_forward(writer, name, joint)
-    module = joint.module
-    if config.options.unlift_effect_tokens and joint.signature.tokens:
-        module = to_fx(joint.part)
-        unlift_first_tokens(module, len(joint.signature.tokens))
+    given = CompilerInput(joint.graph, joint.module)
     if config.options.verify:
-        verify_module(module)
+        verify(joint.graph)
+    if config.options.unlift_effect_tokens:
+        given = unlift_tokens(given)
     examples = _forward_examples(joint, config)
     compiler = config.inference_compiler or config.fw_compiler
-    compiled, strides = compile_graph(compiler, module, examples, "inference", config)
+    compiled, strides = compile_graph(compiler, given.module, examples, "inference", config)
     install = _install_forward(joint, config, writer, name)
-    install(checked(compiled, "inference", module, install))
+    install(checked(compiled, "inference", given.graph, install))
     core = InferenceCore(joint, entry.guarded, autocast, entry.frees, edge)
-    return _Compiled(core, module, None, strides, None)
+    return _Compiled(core, given.module, None, strides, None)
 
 
 def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool) -> _Compiled:
-    signature, unlifted = joint.signature, config.options.unlift_effect_tokens
-    tokens, backward_tokens = len(signature.tokens), len(signature.backward_tokens)
-    returned = tokens + len(spread(joint.returned_nodes)) + len(joint.random.forward_outputs)
-    gradients = sum(1 if layout is None else layout.leaves for layout in joint.grad_layouts)
-    gradients += len(joint.backward_writes) + len(joint.random.backward_outputs) + backward_tokens
-    forward, backward = partitioned(joint.part, returned, gradients, config, lambda: joint.module)
-    outcome = joint.part.outputs[returned:]
-    if unlifted:
-        unlift_first_tokens(forward, tokens)
-        unlift_last_tokens(backward, backward_tokens)
-        returned -= tokens
-    saved = saved_between(forward, returned)
+    forward, backward = partitioned(joint.graph, config, lambda: joint.module)
+    if config.options.unlift_effect_tokens:
+        forward, backward = unlift_tokens(forward), unlift_tokens(backward)
+    saved = saved_by(forward.graph)
     counted = _changed_after_saving(joint, saved)
     examples = _forward_examples(joint, config)
     name = wrappers_around_forward(writer, around_forward(writer, "forward_graph", joint), joint)
-    compiled, strides = compile_graph(config.fw_compiler, forward, examples, "forward", config)
+    compiled, strides = compile_graph(config.fw_compiler, forward.module, examples, "forward", config)
     install = _install_forward(joint, config, writer, name)
-    install(checked(compiled, "forward", forward, install))
-    saved_strides = strides[returned : returned + len(saved.tensors)] if strides else None
+    install(checked(compiled, "forward", forward.graph, install))
+    slots = [output.slot for output in forward.graph.outputs]
+    saved_strides = strides and [strides[i] for i, slot in enumerate(slots) if isinstance(slot, Saved)]
     runner = Backward(
         joint.tape,
         backward,
@@ -189,15 +179,15 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
         values_in_wrappers(joint, saved),
         joint.backward_state,
         joint.emptied,
-        reread_by(joint, saved, backward, outcome),
+        reread_by(joint, saved, backward.graph),
     )
-    around = around_backward(writer, "backward_graph", joint, backward)
+    around = around_backward(writer, "backward_graph", joint, backward.graph)
     runner.install(_install(writer, wrappers_around_backward(writer, around, joint, len(saved.names))))
     core = TrainingCore(joint, saved, runner, entry.guarded, autocast, counted)
-    return _Compiled(core, forward, backward, strides, runner, counted)
+    return _Compiled(core, forward.module, backward.module, strides, runner, counted)
 
 
-def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
+def _changed_after_saving(joint: Joint, saved: SavedNodes) -> dict[Primal, int]:
     """Inputs that the backward needs as they are, and that change their shape or their place: by how many versions."""
     names = {origin_of(node).name for node in saved.tensors}
     counted = {
@@ -208,7 +198,7 @@ def _changed_after_saving(joint: Joint, saved: Saved) -> dict[Primal, int]:
     nodes = zip(joint.primal_nodes, joint.primals, strict=True)
     moving = {n.name for n, f in nodes if isinstance(n, Node) and f.recorded.slot in counted}
     for node in saved.tensors:
-        if operator_of(node) is operator.getitem and node is not origin_of(node) and origin_of(node).name in moving:
+        if node.op is operator.getitem and node is not origin_of(node) and origin_of(node).name in moving:
             raise UnsupportedError(
                 "the backward needs one of several views (of a split, an unbind) of an input whose shape the program "
                 "changes: this cannot be compiled yet. Take the views one by one, or of a clone."

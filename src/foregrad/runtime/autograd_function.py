@@ -21,7 +21,6 @@ from .._torch import (
     under_vmap,
 )
 from ..codegen.writer import FEW, PackedArgs, Value, Writer, pack_if_many, spread, tuple_of
-from ..graph.fx import operator_of
 from ..graph.graph import Node
 from ..joint.build import Joint
 from ..joint.outputs import Differentiable, Plain
@@ -31,7 +30,7 @@ from ..slots import Base, Output, Primal, Returned, Updated
 from ..subclasses.layout import Wrapped, is_wrapper
 from .backward import Backward
 from .call import gives_geometry, repeated_results, values_needed, write_graph_call
-from .saved_tensors import Saved, anchor, anchor_of_any, give_back, is_view, wrappers_saved
+from .saved_tensors import SavedNodes, anchor, anchor_of_any, give_back, is_view, wrappers_saved
 from .stages import refusing_whole_gradients
 from .tangents import plain_tangent
 
@@ -42,7 +41,7 @@ class TrainingCore:
     def __init__(
         self,
         joint: Joint,
-        saved: Saved,
+        saved: SavedNodes,
         backward: Backward,
         guarded: bool,
         autocast: bool,
@@ -215,7 +214,7 @@ class TrainingCore:
             node = self._joint.returned_nodes[self._joint.signature.returned.index(slot)]
             if isinstance(node, Wrapped):
                 return False  # a wrapper is made anew, around whatever its leaves are
-            return is_view(node) or operator_of(node) is operator.getitem
+            return is_view(node) or node.op is operator.getitem
         result = self._joint.outputs.results[slot.index] if isinstance(slot, Output) else None
         return isinstance(result, Plain) and result.is_view
 

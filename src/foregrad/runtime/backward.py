@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from .._torch import (
     any_autocast_enabled,
@@ -25,7 +25,7 @@ from .._torch import (
     will_run,
 )
 from ..errors import BackwardError, UnsupportedError
-from ..graph.fx import placeholders_of, value_of
+from ..graph.graph import Graph
 from ..joint.differentiate import BackwardWrite, Tape
 from ..locks import Lock
 from ..options import AOTConfig
@@ -33,13 +33,22 @@ from ..record.hooks import BackwardState
 from ..record.retrace import LateInputs, Retrace
 from ..slots import Primal, Returned, Tangent
 from ..subclasses.layout import Layout
-from .compilers import Boxed, batched, checked, compile_graph, example_values, with_nan_checks
-from .effect_tokens import count_tokens, hiding_last_tokens, unlift_last_tokens, without_last_tokens
+from .compilers import (
+    Boxed,
+    CompilerInput,
+    batched,
+    checked,
+    compile_graph,
+    example_values,
+    for_compiler,
+    with_nan_checks,
+)
+from .effect_tokens import count_tokens, hiding_last_tokens, unlift_tokens, without_last_tokens
 from .rng import with_state
 from .saved_tensors import (
     Edges,
     Reread,
-    Saved,
+    SavedNodes,
     SavedValue,
     Store,
     backward_again,
@@ -58,7 +67,7 @@ from .tangents import RecordedTangents
 class WritesOfBackward:
     """Carries out the writes of a backward; those to inputs go to the tensors in `ctx.live`."""
 
-    def __init__(self, tape: Tape, saved: Saved, writes: Sequence[BackwardWrite]) -> None:
+    def __init__(self, tape: Tape, saved: SavedNodes, writes: Sequence[BackwardWrite]) -> None:
         self._tape = tape
         self.writes = writes
         names = [node.name for node in saved.tensors]
@@ -166,7 +175,7 @@ class HigherOrders(Protocol):
 class _Graph:
     """A backward graph, and which saved values it takes before the tangents."""
 
-    module: fx.GraphModule
+    given: CompilerInput
     run: Boxed
     saved: Sequence[int]
     layouts: Sequence[Layout | None]  # of gradients that are wrapper subclasses
@@ -185,8 +194,8 @@ class Backward:
     def __init__(
         self,
         tape: Tape,
-        module: fx.GraphModule,
-        saved: Saved,
+        given: CompilerInput,
+        saved: SavedNodes,
         edges: Edges,
         config: AOTConfig,
         deterministic: bool,
@@ -205,14 +214,14 @@ class Backward:
         gradients that are wrapper subclasses, `wrappers` the saved values in each wrapper that is saved, and
         `state` is what code of the user's has read in it, `emptied` the selective checkpoints that it runs through,
         `reread` what it reads otherwise than eager does."""
-        self.module = module
+        self._given = given
         self.edges = edges
         self.deterministic = deterministic
         self.state = state
         self._emptied = emptied
         self.writing = WritesOfBackward(tape, saved, writes)
         live, reread = self.writing.live, reread or Reread()
-        self.store = Store(tape, module, saved, edges, live, frees, wrappers, reread, config.name)
+        self.store = Store(tape, given.graph, saved, edges, live, frees, wrappers, reread, config.name)
         self._tape = tape
         self._tangents = RecordedTangents(tape)
         self._saved = saved
@@ -259,20 +268,20 @@ class Backward:
                     self._compiled = compiled
                     place(compiled)
 
-                install = hiding_last_tokens(found, count_tokens(self.module))
+                install = hiding_last_tokens(found, count_tokens(self._given.graph))
                 with garbage_collection_paused():
-                    install(checked(self._compile(self.module), "backward", self.module, install))
+                    install(checked(self._compile(self._given), "backward", self._given.graph, install))
             assert self._compiled is not None
             return self._compiled
 
-    def _compile(self, module: fx.GraphModule) -> Boxed:
-        values = [value_of(node) for node in placeholders_of(module)]
+    def _compile(self, given: CompilerInput) -> Boxed:
+        values = [node.shown_value for node in given.graph.inputs]
         strides: list[Any] | None = None
-        if self._strides is not None and module is self.module:
+        if self._strides is not None and given is self._given:
             padding = len(values) - len(self._saved.sizes) - len(self._strides)
             strides = [None] * len(self._saved.sizes) + list(self._strides) + [None] * padding
         examples = example_values(self._tape.recording.engine, values, strides)
-        return compile_graph(self._config.bw_compiler, module, examples, "backward", self._config)[0]
+        return compile_graph(self._config.bw_compiler, given.module, examples, "backward", self._config)[0]
 
     # ----------------------------------------------------------------------------------------- the slow backward
     def slow_backward(
@@ -337,9 +346,9 @@ class Backward:
         """What runs a graph here: vmap and anomaly mode look at each of its operators."""
         run = graph.run
         if under_vmap():
-            run = self._without_extras(batched(graph.module), graph.module)
+            run = self._without_extras(batched(graph.given.module), graph.given.graph)
         elif torch.is_anomaly_enabled():
-            run = self._without_extras(with_nan_checks(graph.module), graph.module)
+            run = self._without_extras(with_nan_checks(graph.given.module), graph.given.graph)
         if self._tape.has_wrappers:
             run = WrapperEdge(len(graph.saved), self._tangents.tensors, graph.layouts).around(run)
         return run
@@ -358,10 +367,10 @@ class Backward:
         autocast = autocast_state() if any_autocast_enabled() else None
         if all(mask) and autocast is None and _holds(self.state):
             compiled = self.compile(lambda _: None) if self._compiled is None else self._compiled
-            compiled = with_state(compiled, self.module, self._tape.random)
+            compiled = with_state(compiled, self._given.graph, self._tape.random)
             saved = range(len(self._saved.names))
             return _Graph(
-                self.module, compiled, saved, self._layouts, self.writing.are_checked, self.state, self._emptied
+                self._given, compiled, saved, self._layouts, self.writing.are_checked, self.state, self._emptied
             )
         with self._lock:
             known = self._partial.setdefault((mask, autocast), [])
@@ -385,18 +394,16 @@ class Backward:
                 "program was compiled, because something that it reads has changed. Pass the tensor as an argument, or "
                 "compile with fallback='eager'."
             ) from None
-        run = self._compile_partial(part.module)
-        return _Graph(part.module, run, part.saved, part.layouts, part.checked, part.state, part.emptied)
-
-    def _compile_partial(self, module: fx.GraphModule) -> Boxed:
-        """It has effects of its own: a custom function may do something else where a tangent is missing."""
+        # It has effects of its own: a custom function may do something else where a tangent is missing.
+        given = for_compiler(part.graph)
         if self._config.options.unlift_effect_tokens:
-            unlift_last_tokens(module, count_tokens(module))
-        return self._without_extras(self._compile(module), module)
+            given = unlift_tokens(given)
+        run = self._without_extras(self._compile(given), given.graph)
+        return _Graph(given, run, part.saved, part.layouts, part.checked, part.state, part.emptied)
 
-    def _without_extras(self, run: Boxed, module: fx.GraphModule) -> Boxed:
+    def _without_extras(self, run: Boxed, graph: Graph) -> Boxed:
         """A backward graph as a function of saved values and tangents alone."""
-        return without_last_tokens(with_state(run, module, self._tape.random), count_tokens(module))
+        return without_last_tokens(with_state(run, graph, self._tape.random), count_tokens(graph))
 
     def refuse_single_gradients(self, ctx: Any, tangents: Sequence[Tensor | None]) -> None:
         """Eager's error for `torch.autograd.grad` of an input that is reached through a reentrant checkpoint."""

@@ -15,15 +15,16 @@ from .._torch import FakeTensor, TracingContext, ambient_state_kept, autocast_of
 from ..abstract.engine import Engine
 from ..abstract.lean_tensors import to_fake_tensors
 from ..errors import CompilerError, UnsupportedError
-from ..graph.fx import Part, outputs_of, to_fx, value_of
-from ..graph.verify import verify_module
+from ..graph.fx import from_fx, to_fx
+from ..graph.graph import Graph, Node
+from ..graph.verify import verify
 from ..locks import recording_lock
 from ..logs import Phase, compiling, show_graph
 from ..ops import aten
-from ..options import AOTConfig, Compiler
+from ..options import AOTConfig, Compiler, Partitioner
 from ..partition.default import cut, default_partition
 from ..partition.rematerialize import min_cut_rematerialization_partition, rematerialized
-from ..slots import RandomState
+from ..slots import RandomState, belongs_to_backward
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -65,6 +66,19 @@ def _ambient_state_kept() -> Iterator[None]:
     finally:
         with recording_lock:
             kept.__exit__(None, None, None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompilerInput:
+    """A graph as the run time reads it, and as a compiler gets it, who may edit it."""
+
+    graph: Graph
+    module: fx.GraphModule
+
+
+def for_compiler(graph: Graph) -> CompilerInput:
+    """A graph of Foregrad's own for a compiler."""
+    return CompilerInput(graph, to_fx(graph))
 
 
 def compile_graph(
@@ -110,10 +124,9 @@ def _boxed(compiled: Callable[..., Any], phase: Phase) -> Boxed:
     return make_boxed_func(compiled)
 
 
-def checked(compiled: Boxed, phase: Phase, module: fx.GraphModule, install: Callable[[Boxed], None]) -> Boxed:
+def checked(compiled: Boxed, phase: Phase, graph: Graph, install: Callable[[Boxed], None]) -> Boxed:
     """Check the number of outputs in the first call, then get out of the way."""
-    outputs = outputs_of(module)
-    expected = len(outputs)
+    expected = len(graph.outputs)
 
     def single(args: list[Any]) -> Any:
         return (compiled(args),)
@@ -128,9 +141,8 @@ def checked(compiled: Boxed, phase: Phase, module: fx.GraphModule, install: Call
                 f"The compiled {phase} graph returned {count} values where the graph has {expected} outputs. The "
                 "compiler must return a function that gives one value for each output of the graph, in order."
             )
-        for i, value in enumerate((result,) if bare else result):
-            node = outputs[i]
-            if not isinstance(value, torch.Tensor) and isinstance(value_of(node), torch.Tensor):
+        for i, (value, node) in enumerate(zip((result,) if bare else result, graph.results, strict=True)):
+            if not isinstance(value, Tensor) and isinstance(node, Node) and isinstance(node.value, Tensor):
                 raise CompilerError(
                     f"The compiled {phase} graph returned a {type(value).__name__} as its output {i}, where the graph "
                     f"has the tensor {node.name}. The compiler must return a function that gives what the graph gives."
@@ -236,14 +248,12 @@ def _scatter(base: Tensor, new: Tensor, size: Any, stride: Any, storage_offset: 
 # ---------------------------------------------------------------------------------------------------------------------
 # Cut a joint graph by the partitioner that was asked for.
 def partitioned(
-    part: Part,
-    returned: int,
-    gradients: int,
+    joint: Graph,
     config: AOTConfig,
     module: Callable[[], fx.GraphModule] | None = None,
     higher: bool = False,
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The forward, with so many results returned, and the backward, with so many gradients.
+) -> tuple[CompilerInput, CompilerInput]:
+    """The forward and the backward.
 
     `module` gives the graph as `torch.fx`, where it is wanted elsewhere too. `higher` says that the graph is that of a
     gradient to be differentiated: a budget in bytes is about the first order, and what the next one may need stays
@@ -255,21 +265,28 @@ def partitioned(
     if higher and isinstance(options.memory_budget, int):
         options = dataclasses.replace(options, memory_budget=None)
     if partition_fn in (None, default_partition):
-        forward, backward = map(to_fx, cut(part, returned, options, higher))
+        forward, backward = map(for_compiler, cut(joint, options, higher))
     elif partition_fn is min_cut_rematerialization_partition:
-        forward, backward = map(to_fx, rematerialized(part, returned, options, higher))
+        forward, backward = map(for_compiler, rematerialized(joint, options, higher))
     else:
-        random = [node.value for node in part.placeholders if isinstance(node.slot, RandomState)]
-        rest = [node for node in part.placeholders if not isinstance(node.slot, RandomState)]
-        tangents = [node.value for node in rest if "tangents" in node.name]
-        primals = [node.value for node in rest if "tangents" not in node.name]
         with torch.no_grad():
-            joint = module() if module is not None else to_fx(part)
-            examples = to_fake_tensors((primals, tangents, *random))
-            forward, backward = partition_fn(joint, examples, num_fwd_outputs=returned)
-    if len(outputs_of(backward)) != gradients:
-        raise CompilerError("The partitioner returned a backward that does not give one gradient for each input.")
+            forward, backward = _partitioned_by(partition_fn, joint, module() if module is not None else to_fx(joint))
     if options.verify:
-        verify_module(forward)
-        verify_module(backward)
+        verify(forward.graph)
+        verify(backward.graph)
     return forward, backward
+
+
+def _partitioned_by(
+    partition_fn: Partitioner, joint: Graph, module: fx.GraphModule
+) -> tuple[CompilerInput, CompilerInput]:
+    """The two graphs that a partitioner of the user's makes, with the slots of the joint graph."""
+    own, gradients = ([slot for slot, _ in side] for side in (joint.forward_outputs, joint.backward_outputs))
+    random = [node.value for node in joint.inputs if isinstance(node.slot, RandomState)]
+    rest = [node for node in joint.inputs if not isinstance(node.slot, RandomState)]
+    tangents = [node.value for node in rest if belongs_to_backward(node.slot)]
+    primals = [node.value for node in rest if not belongs_to_backward(node.slot)]
+    forward, backward = partition_fn(module, to_fake_tensors((primals, tangents, *random)), num_fwd_outputs=len(own))
+    if len(backward.graph.output_node().args[0]) != len(gradients):
+        raise CompilerError("The partitioner returned a backward that does not give one gradient for each input.")
+    return CompilerInput(from_fx(forward, own), forward), CompilerInput(from_fx(backward, gradients), backward)

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from .._torch import (
     any_autocast_enabled,
@@ -21,16 +21,17 @@ from .._torch import (
     will_run,
 )
 from ..errors import UnsupportedError
-from ..graph.fx import outputs_of, placeholders_of, value_of
+from ..graph.graph import Graph
 from ..joint.differentiate import Tape
 from ..joint.double_backward import HigherOrderGraph, next_order
 from ..locks import Lock
 from ..options import AOTConfig
+from ..slots import Inner, Output, Slot, Token, outermost
 from ..subclasses.layout import is_wrapper, leaves_of
 from .backward import Backward
 from .compilers import compile_graph, example_values, partitioned
-from .effect_tokens import count_tokens, unlift_first_tokens, unlift_last_tokens, without_first_tokens
-from .saved_tensors import Edges, SavedValue, Store, anchor_of_any, run_once, saved_between, saved_origin
+from .effect_tokens import count_tokens, unlift_tokens, without_first_tokens
+from .saved_tensors import Edges, SavedValue, Store, anchor_of_any, run_once, saved_by, saved_origin
 
 
 class CompiledOrder:
@@ -47,22 +48,24 @@ class CompiledOrder:
     ) -> None:
         """Of the lower order: how many gradients it gives, its tangents as they were recorded, which of its saved
         values lie in each wrapper subclass that it saved, and the gradients that autograd has edges for."""
-        forward, backward = _graphs(order, config)
-        values = [value_of(node) for node in placeholders_of(forward)]
+        forward, backward = partitioned(order.graph, config, higher=True)
+        if config.options.unlift_effect_tokens:
+            forward, backward = unlift_tokens(forward), unlift_tokens(backward)
+        values = [node.shown_value for node in forward.graph.inputs]
         examples = example_values(order.tape.recording.engine, values)
         with garbage_collection_paused():
-            compiled, _ = compile_graph(config.bw_compiler, forward, examples, "backward", config)
-        tokens = count_tokens(forward)
-        self._forward = without_first_tokens(compiled, tokens)
+            compiled, _ = compile_graph(config.bw_compiler, forward.module, examples, "backward", config)
+        self._forward = without_first_tokens(compiled, count_tokens(forward.graph))
         leaves = range(lower_gradients, order.tape.gradients)
         edges = Edges((*leaves, *through), anchors=tuple(range(len(leaves) + len(through))))
-        self.saved = saved_between(forward, tokens + order.returned)
+        self.saved = saved_by(forward.graph)
+        self._returned = len(forward.graph.outputs_of(Output))
         self._order = order
         self._lower_gradients = lower_gradients
         self._tangents = [len(leaves_of(tangent)) for tangent in tangents]
         tracked = {slot.index for slot in order.tape.targets}
         self._is_tracked = [position in tracked for position in order.results]
-        inside = self._values_in_wrappers(forward, tokens, wrappers, list(map(is_wrapper, tangents)))
+        inside = self._values_in_wrappers(forward.graph, wrappers, list(map(is_wrapper, tangents)))
         self._wrappers = [place for place, positions in inside.items() if positions]
         self.backward = Backward(
             order.tape,
@@ -81,17 +84,16 @@ class CompiledOrder:
         self.state, self.emptied = order.state, order.emptied
 
     def _values_in_wrappers(
-        self, forward: fx.GraphModule, tokens: int, wrappers: Sequence[frozenset[int]], is_wrapped: Sequence[bool]
+        self, forward: Graph, wrappers: Sequence[frozenset[int]], is_wrapped: Sequence[bool]
     ) -> dict[tuple[str, int], frozenset[int]]:
         """Which of the values that are saved here lie in a wrapper subclass: a saved one, a tangent, or a result.
 
         A write to a wrapper does not count for what is inside, so that the wrapper is saved as well.
         """
         order = self._order
-        taken = [node.name for node in placeholders_of(forward)[tokens:]]
+        taken = [node.name for node in forward.inputs if not isinstance(node.slot, Token)]
         saved = dict(zip(order.saved, taken, strict=False))
         leaves = dict(zip(order.tangents, taken[len(order.saved) :], strict=False))
-        returned = iter([getattr(node, "name", "") for node in outputs_of(forward)[tokens:]])
         inside: dict[tuple[str, int], set[str]] = {}
         for i, positions in enumerate(wrappers):
             inside["saved", i] = {saved[p] for p in positions if p in saved}
@@ -99,9 +101,9 @@ class CompiledOrder:
         for i, count in enumerate(self._tangents):
             inside["tangent", i] = {leaves[n] for n in range(start, start + count) if is_wrapped[i] and n in leaves}
             start += count
-        for i, layout in enumerate(order.layouts):
-            names = set(islice(returned, 1 if layout is None else layout.leaves))
-            inside["result", i] = names if layout is not None and self._is_tracked[i] else set()
+        for i, position in enumerate(order.results):
+            leaves_in = [node.name for slot, node in forward.outputs_of(Output) if _is_inside(slot, position)]
+            inside["result", i] = set(leaves_in) if self._is_tracked[i] else set()
         origins = [saved_origin(node).name for node in self.saved.tensors]
         first = len(self.saved.sizes)
         return {
@@ -153,7 +155,7 @@ class CompiledOrder:
         box.clear()
         outputs = list(self._forward(arguments))
         results = self._results(outputs)
-        count, tensors = self._order.returned, len(self.saved.tensors)
+        count, tensors = self._returned, len(self.saved.tensors)
         saved, sizes = outputs[count : count + tensors], outputs[count + tensors :]
         anchors = [anchor_of_any(tensor) for tensor in through]
         held["result"] = results
@@ -164,13 +166,9 @@ class CompiledOrder:
         return (*(g for g, tracked in zip(results, self._is_tracked, strict=True) if tracked), *anchors)
 
 
-def _graphs(order: HigherOrderGraph, config: AOTConfig) -> tuple[fx.GraphModule, fx.GraphModule]:
-    returned = order.tokens + order.returned
-    forward, backward = partitioned(order.part, returned, len(order.part.outputs) - returned, config, higher=True)
-    if config.options.unlift_effect_tokens:
-        unlift_first_tokens(forward, order.tokens)
-        unlift_last_tokens(backward, count_tokens(backward))
-    return forward, backward
+def _is_inside(slot: Slot, result: int) -> bool:
+    """Whether something that the graph returns lies in a result that is a wrapper subclass."""
+    return isinstance(slot, Inner) and outermost(slot) == Output(result)
 
 
 class Gradients(torch.autograd.Function):

@@ -6,14 +6,13 @@ graph makes them itself, and nothing is left to hide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from torch import fx
-
 from .._torch import MAKE_TOKEN, SINK_TOKENS
-from ..graph.fx import is_token, placeholders_of
-from .compilers import Boxed
+from ..graph.graph import Graph, GraphOutput, Node, map_nodes, name_nodes
+from ..slots import Token, belongs_to_backward
+from .compilers import Boxed, CompilerInput, for_compiler
 
 Install = Callable[[Boxed], None]
 
@@ -53,47 +52,31 @@ def without_last_tokens(compiled: Boxed, count: int) -> Boxed:
     return run
 
 
-def count_tokens(module: fx.GraphModule) -> int:
+def count_tokens(graph: Graph) -> int:
     """How many tokens a graph takes."""
-    return sum(is_token(node) for node in placeholders_of(module))
+    return len(graph.inputs_of(Token))
 
 
 # ---------------------------------------------------------------------------------------------- unlifted form
-def unlift_first_tokens(module: fx.GraphModule, count: int) -> None:
-    """Let a graph make and drop the tokens that it would take and return before everything else (E-4)."""
-    if count:
-        results = _results(module)
-        _unlift(module, _placeholders(module)[:count], results[:count], results[count:])
-
-
-def unlift_last_tokens(module: fx.GraphModule, count: int) -> None:
-    """The same for tokens behind everything else."""
-    if count:
-        results = _results(module)
-        _unlift(module, _placeholders(module)[-count:], results[-count:], results[:-count])
-
-
-def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
-    return [node for node in module.graph.nodes if node.op == "placeholder"]
-
-
-def _results(module: fx.GraphModule) -> list[Any]:
-    return list(module.graph.output_node().args[0])  # type: ignore[arg-type]
-
-
-def _unlift(module: fx.GraphModule, taken: Sequence[fx.Node], ends: Sequence[Any], rest: Sequence[Any]) -> None:
-    graph = module.graph
-    first = next(node for node in graph.nodes if node.op != "placeholder")
-    tag = ends[0].meta.get("partitioner_tag")
-    for token in taken:
-        with graph.inserting_before(first):
-            made = graph.call_function(MAKE_TOKEN)
-        made.meta = {"val": token.meta.get("val"), "partitioner_tag": tag}
-        token.replace_all_uses_with(made)
-        graph.erase_node(token)
-    output = graph.output_node()
-    with graph.inserting_before(output):
-        sink = graph.call_function(SINK_TOKENS, (list(ends),))
-    sink.meta = {"val": None, "partitioner_tag": tag, "impure": True}
-    output.args = (tuple(rest),)
-    module.recompile()
+def unlift_tokens(given: CompilerInput) -> CompilerInput:
+    """A graph that makes and drops the tokens that it would take and return (E-4)."""
+    graph = given.graph
+    taken = graph.inputs_of(Token)
+    if not taken:
+        return given
+    sink = Node(SINK_TOKENS, ([value for _, value in graph.outputs_of(Token)],), {}, None)
+    sink.impure = True
+    copies: dict[Node, Node] = {node: node for node in graph.inputs}
+    copies |= {token: Node(MAKE_TOKEN, (), {}, token.value) for token in taken}
+    made = [copies[token] for token in taken]
+    for node in (*made, sink):
+        node.backward = belongs_to_backward(taken[0].slot)
+    for node in (*graph.nodes, sink):
+        kwargs = {key: map_nodes(item, copies.__getitem__) for key, item in node.kwargs.items()}
+        copies[node] = node.copy(map_nodes(node.args, copies.__getitem__), kwargs)
+    nodes = [*made, *(copies[node] for node in (*graph.nodes, sink))]
+    inputs = [node for node in graph.inputs if node not in taken]
+    name_nodes(nodes, [node.name for node in (*inputs, *nodes)])
+    rest = [output for output in graph.outputs if not isinstance(output.slot, Token)]
+    outputs = [GraphOutput(slot, map_nodes(value, copies.__getitem__)) for slot, value in rest]
+    return for_compiler(Graph(inputs, nodes, outputs))

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from ..codegen.writer import Writer
 from ..functionalize.operators import default_generator
 from ..functionalize.rng import RandomInputs
-from ..graph.fx import placeholders_of
+from ..graph.graph import Graph
 from ..joint.build import Joint
 from ..joint.calling_convention import RandomSide
+from ..slots import RandomState
 from .compilers import Boxed
 
 _STEP = 4  # offsets are multiples of this
@@ -65,8 +66,9 @@ def _state(side: RandomSide) -> GeneratorState:
     return GeneratorState(side.device, side.draws)
 
 
-def _takes_state(module: fx.GraphModule) -> bool:
-    return any(node.name.startswith("bwd_seed") for node in placeholders_of(module))
+def _takes_state(graph: Graph) -> bool:
+    """Whether a backward takes a seed of its own; it may also be given the forward's, as a saved value."""
+    return any(node.slot == RandomState("bwd", "seed") for node in graph.inputs)
 
 
 def around_forward(writer: Writer, name: str, joint: Joint) -> str:
@@ -77,10 +79,10 @@ def around_forward(writer: Writer, name: str, joint: Joint) -> str:
     return _define(writer, name, _state(joint.random.forward), len(joint.signature.returned))
 
 
-def around_backward(writer: Writer, name: str, joint: Joint, module: fx.GraphModule) -> str:
+def around_backward(writer: Writer, name: str, joint: Joint, graph: Graph) -> str:
     """The same for a backward, which takes a seed and an offset only if it draws."""
     writer.fresh(name)
-    if joint.random.backward is None or not _takes_state(module):
+    if joint.random.backward is None or not _takes_state(graph):
         return name
     return _define(writer, name, _state(joint.random.backward), len(joint.primals) + len(joint.backward_writes))
 
@@ -97,9 +99,9 @@ def _define(writer: Writer, name: str, state: GeneratorState, position: int) -> 
     return inner
 
 
-def with_state(compiled: Boxed, module: fx.GraphModule, random: RandomInputs | None) -> Callable[[list[Any]], Any]:
+def with_state(compiled: Boxed, graph: Graph, random: RandomInputs | None) -> Callable[[list[Any]], Any]:
     """A backward that is not called by the generated code, given its seed and its offset if it draws."""
-    if random is None or not _takes_state(module):
+    if random is None or not _takes_state(graph):
         return compiled
     state = GeneratorState(random.device, draws=True)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from .._torch import (
     OpOverload,
@@ -22,13 +22,12 @@ from .._torch import (
     will_run,
 )
 from ..errors import BackwardError, ForegradError
-from ..graph.fx import is_placeholder, operator_of, outputs_of, stack_of, unread, value_of
-from ..graph.graph import Node, nodes_in
+from ..graph.graph import Graph, Node, nodes_in
 from ..joint.build import Joint
 from ..joint.differentiate import Tape
 from ..joint.inputs import has_version
 from ..ops import Kind, op_info
-from ..slots import Output, Primal, Returned, Updated
+from ..slots import Output, Primal, Returned, Saved, Size, Updated
 from ..subclasses.layout import Wrapped, is_jagged, leaves_of
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -180,11 +179,11 @@ class SavedValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """What the forward hands to the backward: names of the nodes, tensors first in the forward's outputs."""
+class SavedNodes:
+    """What the forward hands to the backward: tensors first in the forward's outputs."""
 
-    tensors: tuple[Any, ...]  # of either form
-    sizes: tuple[Any, ...]
+    tensors: tuple[Node, ...]
+    sizes: tuple[Node, ...]
 
     @property
     def names(self) -> list[str]:
@@ -196,33 +195,29 @@ class Saved:
         return [_described(node, order) for node in self.tensors]
 
 
-def saved_between(forward: fx.GraphModule, returned: int) -> Saved:
-    """Read off a partitioned forward what it saves behind its own outputs."""
-    outputs = outputs_of(forward)[returned:]
-    tensors = tuple(node for node in outputs if isinstance(value_of(node), Tensor))
-    sizes = tuple(node for node in outputs if not isinstance(value_of(node), Tensor))
-    return Saved(tensors, sizes)
+def saved_by(forward: Graph) -> SavedNodes:
+    """What a forward saves."""
+    tensors, sizes = (tuple(node for _, node in forward.outputs_of(kind)) for kind in (Saved, Size))
+    return SavedNodes(tensors, sizes)
 
 
-def saved_origin(node: Any) -> Any:
+def saved_origin(node: Node) -> Node:
     """What a saved view, or a view of a view, was taken from."""
     while is_view(node):
         node = node.args[0]
     return node
 
 
-def is_view(node: Any) -> bool:
-    """Whether a node, of either form, takes a view."""
-    op = operator_of(node)
-    return hasattr(op, "_schema") and op_info(op).kind is Kind.VIEW
+def is_view(node: Node) -> bool:
+    """Whether a node takes a view."""
+    return isinstance(node.op, OpOverload) and op_info(node.op).kind is Kind.VIEW
 
 
-def origin_of(node: Any) -> Any:
+def origin_of(node: Node) -> Node:
     """What a view, or a view of a view, was taken from; a piece of a split is a view too."""
     while True:
-        source = node.args[0] if operator_of(node) is operator.getitem else node
-        op = operator_of(source)
-        if not isinstance(op, OpOverload) or op_info(op).kind is not Kind.VIEW:
+        source = node.args[0] if node.op is operator.getitem else node
+        if not is_view(source):
             return node
         node = source.args[0]
 
@@ -252,14 +247,16 @@ class Reread:
         return bool(self.again or self.updated or self.returned)
 
 
-def reread_by(joint: Joint, saved: Saved, backward: fx.GraphModule, gradients: Sequence[Any]) -> Reread:
+def reread_by(joint: Joint, saved: SavedNodes, backward: Graph) -> Reread:
     """What a backward graph reads otherwise than eager does."""
-    nodes = joint.part.nodes
+    nodes = joint.graph.nodes
     kept = {origin_of(node).name for node in saved.tensors}
     of_primals = _views_of([node for node in joint.primal_nodes if isinstance(node, Node) and node.name in kept], nodes)
-    recorded = {item for node in nodes if node.backward for item in node.inputs()} | {*nodes_in(gradients)}
+    recorded = {item for node in nodes if node.backward for item in node.inputs()} | {
+        *nodes_in(value for _, value in joint.graph.backward_outputs)
+    }
     read = {of_primals[node] for node in recorded if node in of_primals}
-    computed = dict(_computed_by(backward))
+    computed = {node.name: node.inputs() for node in backward.nodes}
     again = [node for node in nodes if not node.backward and node.name in computed]
     repeated = [computed[node.name] for node in again if not is_view(node)]
     sources = {origin_of(item).name for items in repeated for item in items}
@@ -288,17 +285,9 @@ def _views_of(origins: Sequence[Node], nodes: Sequence[Node]) -> dict[Any, str]:
     found = {node: node.name for node in origins}
     for node in nodes:
         name = found.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
-        if name is not None and (operator_of(node) is operator.getitem or is_view(node)):
+        if name is not None and (node.op is operator.getitem or is_view(node)):
             found[node] = name
     return found
-
-
-def _computed_by(module: fx.GraphModule) -> list[tuple[str, Sequence[Any]]]:
-    """The names of what a graph computes, each with what it is computed from."""
-    part = unread(module)
-    if part is not None:
-        return [(node.name, node.inputs()) for node in part.nodes]
-    return [(node.name, node.all_input_nodes) for node in module.graph.nodes if node.op == "call_function"]
 
 
 def _updated(joint: Joint, kept: set[str]) -> dict[int, int]:
@@ -313,12 +302,12 @@ def _updated(joint: Joint, kept: set[str]) -> dict[int, int]:
     }
 
 
-def _described(node: Any, order: int) -> SavedValue:
-    value: Tensor = value_of(node)
+def _described(node: Node, order: int) -> SavedValue:
+    value: Tensor = node.value
     shape = tuple(hint_of(n) for n in value.shape)
-    is_input = is_placeholder(node)
+    is_input = node.op is None
     nbytes = 0 if is_input else torch.Size(shape).numel() * value.element_size()
-    lines = stack_of(node).strip().splitlines()
+    lines = node.stack_trace.strip().splitlines()
     return SavedValue(order, node.name, shape, value.dtype, nbytes, is_input, lines[-1].strip() if lines else "")
 
 
@@ -350,7 +339,7 @@ def anchor_of_any(tensor: Tensor) -> Tensor:
     return tensor.detach() if is_jagged(tensor) else anchor(tensor)
 
 
-def edges_of(joint: Joint, saved: Saved, counted: Mapping[Primal, int]) -> Edges:
+def edges_of(joint: Joint, saved: SavedNodes, counted: Mapping[Primal, int]) -> Edges:
     """The edges of a program; `counted` are inputs whose changes count before they are made."""
     through = [
         i
@@ -386,7 +375,7 @@ def _made_late(joint: Joint, through: Sequence[int], saved: Sequence[str]) -> tu
     )
 
 
-def wrappers_saved(joint: Joint, saved: Saved) -> tuple[list[int], list[Returned]]:
+def wrappers_saved(joint: Joint, saved: SavedNodes) -> tuple[list[int], list[Returned]]:
     """Wrappers of which something is saved: inputs, by position, and results.
 
     They are saved too: a write to a wrapper counts for the wrapper only, and not for the tensors in it.
@@ -404,7 +393,7 @@ def wrappers_saved(joint: Joint, saved: Saved) -> tuple[list[int], list[Returned
     return [n for n, value in enumerate(joint.primal_nodes) if is_saved(value)], results
 
 
-def values_in_wrappers(joint: Joint, saved: Saved) -> list[frozenset[int]]:
+def values_in_wrappers(joint: Joint, saved: SavedNodes) -> list[frozenset[int]]:
     """For each wrapper that is saved, which of the saved values lie in it."""
     origins = [saved_origin(node).name for node in saved.tensors]
     node_of = dict(zip(joint.signature.returned, joint.returned_nodes, strict=True))
@@ -448,8 +437,8 @@ class Store:
     def __init__(
         self,
         tape: Tape,
-        module: fx.GraphModule,
-        saved: Saved,
+        backward: Graph,
+        saved: SavedNodes,
         edges: Edges,
         live: dict[int, int],
         frees: bool,
@@ -466,7 +455,7 @@ class Store:
         self.reread = reread
         self.program = program  # its name, for errors
         self._tape = tape
-        self._module = module
+        self._backward = backward
         self._readers: list[frozenset[int]] | None = None
 
     def values(self, ctx: Any) -> list[Any]:
@@ -578,7 +567,7 @@ class Store:
         """Positions of saved values that a later backward may read: of an output of which nothing is freed yet."""
         if self._readers is None:
             counts = [len(leaves_of(tangent)) for tangent in self._tape.tangents.values()]
-            single = iter(_saved_read_by_tangents(self._module, len(self.saved.names), sum(counts)))
+            single = iter(_saved_read_by_tangents(self._backward, len(self.saved.names), sum(counts)))
             self._readers = [frozenset().union(*(next(single) for _ in range(count))) for count in counts]
         needed: set[int] = set()
         for slot, positions in zip(self._tape.targets, self._readers, strict=True):
@@ -614,30 +603,25 @@ class Store:
         return links
 
 
-def _saved_read_by_tangents(module: fx.GraphModule, saved: int, count: int) -> list[frozenset[int]]:
+def _saved_read_by_tangents(graph: Graph, saved: int, count: int) -> list[frozenset[int]]:
     """For each tangent of a backward graph, which of the saved values it is combined with on its way.
 
     What comes from another tangent is only added to it. Values that nobody reads here are for higher orders, and those
     behind a gradient that no tangent reaches (zeros of a saved size) may belong to any of them.
     """
-    placeholders = module.graph.find_nodes(op="placeholder")[: saved + count]
-    read: dict[fx.Node, set[int]] = {node: {i} for i, node in enumerate(placeholders[:saved])}  # where no tangent is
-    reached: dict[fx.Node, set[int]] = {node: {i} for i, node in enumerate(placeholders[saved:])}
-    unread = {i for i, node in enumerate(placeholders[:saved]) if not node.users}
-    readers: list[set[int]] = [set(unread) for _ in placeholders[saved:]]
-    for node in module.graph.nodes:
-        if node.op == "placeholder":
-            continue
-        if node.op == "output":
-            without = [read[item] for item in node.all_input_nodes if item in read]
-            readers = [positions.union(*without) for positions in readers]
-            continue
-        known: set[int] = set().union(*(read.get(item, ()) for item in node.all_input_nodes))
-        tangents: set[int] = set().union(*(reached.get(item, ()) for item in node.all_input_nodes))
+    inputs = graph.inputs[: saved + count]
+    used = {item for node in graph.nodes for item in node.inputs()} | set(nodes_in(graph.results))
+    read: dict[Node, set[int]] = {node: {i} for i, node in enumerate(inputs[:saved])}  # where no tangent is
+    reached: dict[Node, set[int]] = {node: {i} for i, node in enumerate(inputs[saved:])}
+    readers: list[set[int]] = [{i for i, node in enumerate(inputs[:saved]) if node not in used} for _ in inputs[saved:]]
+    for node in graph.nodes:
+        known: set[int] = set().union(*(read.get(item, ()) for item in node.inputs()))
+        tangents: set[int] = set().union(*(reached.get(item, ()) for item in node.inputs()))
         if tangents:
             reached[node] = tangents
         else:
             read[node] = known
         for tangent in tangents:
             readers[tangent] |= known
-    return [frozenset(positions) for positions in readers]
+    without = set().union(*(read.get(node, ()) for node in nodes_in(graph.results)))
+    return [frozenset(positions | without) for positions in readers]

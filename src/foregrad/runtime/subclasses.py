@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..codegen.writer import Writer, literal, tuple_of
 from ..joint.build import Joint
-from ..slots import Inner, Returned, Slot
+from ..slots import Inner, RandomState, Returned, Slot, Token, belongs_to_backward
 from ..subclasses.layout import Fixed, FromLeaf, Layout, Wrapped, is_wrapper, layout_of, leaves_of
 from ..values import is_plain, same_value
 from .call import values_needed
@@ -45,14 +45,12 @@ def around_forward(writer: Writer, name: str, joint: Joint) -> str:
     plain = writer.fresh(f"plain_{name}")
     slots = [facts.recorded.slot for facts in joint.primals]
     names = {slot: f"i{n}" for n, slot in enumerate(slots)}
-    start = len(joint.signature.tokens)
-    taken = [node.slot for node in joint.part.placeholders[start : start + _taken(joint)]]
     with writer.block(f"def {name}(args):"):
         rest = ["*rest"] if joint.random.forward is not None else []
         if names or rest:
             writer.take_apart([*names.values(), *rest], "args")
         writer.line("args.clear()")
-        leaves = [_read(slot, names, writer) for slot in taken if slot is not None]
+        leaves = [_read(slot, names, writer) for slot in _taken(joint)]
         writer.line(f"r = {plain}([{', '.join([*leaves, *rest])}])")
         needed = {*values_needed(joint), *joint.tape.targets}
         shapes = [(layout, slot in needed) for slot, layout in _returned_layouts(joint)]
@@ -75,8 +73,7 @@ class InferenceEdge:
 
     def taken(self) -> list[Any]:
         """What the graph takes; the call has a variable for each."""
-        start = len(self.joint.signature.tokens)
-        return [node.slot for node in self.joint.part.placeholders[start:]]
+        return _taken(self.joint)
 
     def names(self, writer: Writer, needed: Container[Returned]) -> list[str]:
         """Variables for what the graph returns."""
@@ -101,9 +98,10 @@ def inference_edge(joint: Joint) -> InferenceEdge | None:
     return InferenceEdge(joint) if has_wrappers(joint) and joint.random.forward is None else None
 
 
-def _taken(joint: Joint) -> int:
-    """How many primals the graph takes."""
-    return len(joint.primal_values) - len(joint.signature.tokens)
+def _taken(joint: Joint) -> list[Any]:
+    """The primals that the graph takes."""
+    slots = [node.slot for node in joint.graph.inputs if not belongs_to_backward(node.slot)]
+    return [slot for slot in slots if not isinstance(slot, (Token, RandomState))]
 
 
 def around_backward(writer: Writer, name: str, joint: Joint, saved: int) -> str:
