@@ -216,7 +216,7 @@ def aot_module_simplified(
         captured = capture_flat(mod, args, resolved)
         entry = flat_entry(captured, boxed=_wants_boxed_calls(mod))
         program = assemble(captured.joint, resolved, entry)
-    captured.joint.recording.release_arguments()
+    captured.joint.recording.session.release_arguments()
     call = fake_at_first(program, entry.boxed) if first_call_is_fake() else program.call
     return _with_module_methods(call, mod, Specialization(program, Lifetime()), entry.boxed)
 

@@ -12,7 +12,7 @@ from helpers import grab, leaf, nop, plain
 
 def recorded(fn, *args):
     """The operators of a recording, forward and backward, before any pass."""
-    return foregrad.capture(fn, *args).joint.recording.steps
+    return foregrad.capture(fn, *args).joint.recording.session.steps
 
 
 def test_views_and_writes_are_written_down_as_they_are():

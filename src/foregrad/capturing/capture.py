@@ -32,9 +32,12 @@ from ..record.alias_groups import (
     share,
 )
 from ..record.fakify import Argument
+from ..record.pre_dispatch import AboveAutograd
+from ..record.recorder import Recorder
 from ..record.recording import Recording
 from ..record.refusals import explained
 from ..record.retrace import ArgumentsElsewhere, GradientBefore, LateInputs, Reason, Retrace, WholeMemory
+from ..record.session import Session
 from ..record.survivors import Beginning, disown, escape_error, show
 from ..slots import Buffer, FreeTensor, Input, Param, Primal, Tangent
 from ..stack_traces import clear_own_frames, starts_programs
@@ -81,9 +84,10 @@ class Capture:
 
     def return_borrowed(self) -> None:
         """Let no object of the user's live for the tape: the program depends on it, and ends with it."""
-        recording = self.joint.recording
-        recording.return_borrowed(self.free_variables.knows)
-        self.free_variables.require(recording.borrowed.objects)
+        session = self.joint.recording.session
+        session.return_borrowed(self.free_variables.knows)
+        if session.borrowed is not None:
+            self.free_variables.require(session.borrowed.objects)
 
     def __str__(self) -> str:
         return show_joint(self.joint)
@@ -274,7 +278,7 @@ class Raised:
 class Attempt:
     """One recording of a program, and what came of it."""
 
-    recording: Recording
+    session: Session
     outcome: Recorded | Raised | Reason
 
 
@@ -298,7 +302,7 @@ class Shown:
             case LateInputs(tensors):
                 late = (*late, *tensors)
             case Raised() if not self.shared:
-                whole, stable = whole | _in_larger_memory(attempt.recording), True
+                whole, stable = whole | _in_larger_memory(attempt.session), True
             case Raised() | Recorded():
                 stable = True
         plan = plan_memories(attempt, whole)
@@ -311,7 +315,7 @@ def retrace_until_stable(record: Callable[[Shown], Attempt]) -> tuple[Recorded, 
     """Record a program as if its inputs lay apart; once more where the record shows that they do not."""
     shown = Shown()
     last = record(shown)
-    for _ in range(_MOST_RECORDINGS + 2 * len(last.recording.real_tensors)):
+    for _ in range(_MOST_RECORDINGS + 2 * len(last.session.real_tensors)):
         following = shown.after(last)
         if following is None:
             return _require_recorded(last), shown.shared
@@ -330,7 +334,7 @@ def _require_recorded(last: Attempt) -> Recorded:
         refusal = explained(error)
         if refusal is not None:
             raise refusal from error
-        if last.recording.finished:
+        if last.session.finished:
             raise InternalError(
                 f"Foregrad failed on a program that it has recorded: {type(error).__name__}: {error}. Please "
                 "report it; fallback='eager' runs the program as it is."
@@ -377,7 +381,7 @@ class _Recordings:
         self._call = call
         self._reachable = reachable
         self._compared = set(self._found_elsewhere())
-        self._recordings: list[Recording] = []
+        self._sessions: list[Session] = []
         self.free_tensors = _FreeTensors(reachable)
         state = {argument.slot: source for argument, source in call.state}
         self._backward_guards = BackwardGuards(call.function, state, self.free_tensors.sources, reachable)
@@ -386,12 +390,12 @@ class _Recordings:
         """Record as often as it takes; recordings that are not needed any more are taken apart."""
         try:
             recorded, shared = retrace_until_stable(self._record)
-            self._recordings.remove(recorded.joint.recording)
+            self._sessions.remove(recorded.joint.recording.session)
         except BaseException:
             self._reachable.release()
             raise
         finally:
-            for unneeded in self._recordings:
+            for unneeded in self._sessions:
                 unneeded.abandon()
             self._reachable.recording_ends()
         self._backward_guards.settle()
@@ -419,74 +423,76 @@ class _Recordings:
         beginning = Beginning()
         snapshot = Snapshot(self._reachable.reached)
         self._reachable.tell(snapshot.add)
-        recording = self._new_recording(engine, beginning)
+        session = self._new_session(engine, beginning)
         try:
             try:
-                recording.run(
-                    call.run, arguments, state, self.free_tensors.slot_of, shown.shared, shown.late, shown.with_grads
-                )
+                session.run(call.run, arguments, state, shown.shared, shown.late, shown.with_grads)
             finally:
-                recording.arguments = () if call.given is None else call.given.held
-            recorded = self._differentiated(recording, snapshot)
+                session.arguments = () if call.given is None else call.given.held
+            recorded = self._differentiated(session, snapshot)
         except Exception as error:
-            return Attempt(recording, self._undone(error, recording, snapshot))
-        refusal = snapshot.undo(recording)
+            return Attempt(session, self._undone(error, session, snapshot))
+        refusal = snapshot.undo(session)
         if refusal is not None:
-            disown(recording)
+            disown(session)
             raise refusal
-        recording.beginning, recording.arguments = None, ()
-        return Attempt(recording, recorded)
+        session.end()
+        return Attempt(session, recorded)
 
-    def _new_recording(self, engine: Engine, beginning: Beginning) -> Recording:
+    def _new_session(self, engine: Engine, beginning: Beginning) -> Session:
         function, config = self._call.function, self._call.config
-        from_nodes = isinstance(function, fx.GraphModule)
-        recording = Recording(engine, dict(config.decompositions or {}), from_nodes, config.pre_dispatch)
-        self._recordings.append(recording)
-        recording.backward_guards = self._backward_guards
-        recording.recorder.calls.root = function if isinstance(function, nn.Module) else None
-        recording.beginning = beginning
-        recording.found_elsewhere = frozenset(self._compared)
-        recording.noting_code = self._reachable.noting_code
-        return recording
+        kind = AboveAutograd if config.pre_dispatch else Recorder
+        recorder = kind(engine, dict(config.decompositions or {}), isinstance(function, fx.GraphModule))
+        recorder.calls.root = function if isinstance(function, nn.Module) else None
+        session = Session(
+            recorder,
+            self.free_tensors.slot_of,
+            beginning,
+            self._backward_guards,
+            frozenset(self._compared),
+            self._reachable.noting_code,
+        )
+        self._sessions.append(session)
+        return session
 
-    def _differentiated(self, recording: Recording, snapshot: Snapshot) -> Recorded:
+    def _differentiated(self, session: Session, snapshot: Snapshot) -> Recorded:
         """The joint graph of a program that has run, if each call can do what it did."""
         call = self._call
         if self._reachable.refusal is not None:  # the program has caught it
             raise self._reachable.refusal
         if not self._found_elsewhere() <= self._compared:
             raise Retrace(ArgumentsElsewhere())
-        survivors = snapshot.survivors(recording)
+        survivors = snapshot.survivors(session)
         if survivors:
-            raise escape_error(survivors[0], recording)
-        with recording.noting_code():  # classes may bring functions of their own that take them apart
-            result = flatten(recording.result, "output")
-        escapes = snapshot.assigned(recording)
-        recording.adopt_results([*result.leaves, *(leaf for escape in escapes for leaf in escape.leaves)])
+            raise escape_error(survivors[0], session)
+        with session.noting_code():  # classes may bring functions of their own that take them apart
+            result = flatten(session.result, "output")
+        escapes = snapshot.assigned(session)
+        session.adopt_results([*result.leaves, *(leaf for escape in escapes for leaf in escape.leaves)])
         if call.config.is_export:
             buffers = [source for argument, source in call.state if isinstance(argument.slot, Buffer)]
             escapes = assigned_buffers(escapes, buffers)
-        joint = build_joint(recording, result.leaves, result.paths, escapes, call.config)
+        joint = build_joint(Recording.of(session), result.leaves, result.paths, escapes, call.config)
         if call.given is not None:  # the backward has run as well
             call.given.require_unchanged()
-        refuse_private_state(joint.hooks, self._reachable, recording)
+        refuse_private_state(joint.hooks, self._reachable, session)
         return Recorded(joint, result)
 
-    def _undone(self, error: Exception, recording: Recording, snapshot: Snapshot) -> Raised | Reason:
+    def _undone(self, error: Exception, session: Session, snapshot: Snapshot) -> Raised | Reason:
         """What comes of a recording that did not get to its end; it leaves nothing behind."""
         error = self._reachable.refusal or error
         elsewhere = self._found_elsewhere()
         if not elsewhere <= self._compared:  # the program has taken them for others
             self._compared.update(elsewhere)
             error = Retrace(ArgumentsElsewhere())
-        refusal = snapshot.undo(recording)
+        refusal = snapshot.undo(session)
         snapshot.forget_calls()
-        left = snapshot.survivors(recording, error)
-        disown(recording)
-        recording.beginning, recording.arguments = None, ()
+        left = snapshot.survivors(session, error)
+        disown(session)
+        session.end()
         if left and not isinstance(error, EscapeError):
             if isinstance(error, Retrace):
-                raise escape_error(left[0], recording)
+                raise escape_error(left[0], session)
             error.add_note(f"A tensor without data, of no use to anybody, is left in {show(left[0])}.")
         match error:
             case Retrace():
@@ -513,7 +519,7 @@ def plan_memories(attempt: Attempt, whole: Set[Primal]) -> list[SharedMemory]:
     """Storages that must be inputs, for the inputs that look at them: written, where these may overlap (B-1)."""
     changes = Changes.of(attempt.outcome.joint) if isinstance(attempt.outcome, Recorded) else Changes()
     plan: list[SharedMemory] = []
-    for group in groups_by_storage(attempt.recording.real_tensors) if whole or changes else ():
+    for group in groups_by_storage(attempt.session.real_tensors) if whole or changes else ():
         flat = not whole.isdisjoint(group)
         if not flat and not changes.show_in(group):
             continue
@@ -564,9 +570,9 @@ class Changes(NamedTuple):
         return (differentiated and related_to(group, self.counted)) or has_views_among(group, self.flagged)
 
 
-def _in_larger_memory(recording: Recording) -> set[Primal]:
+def _in_larger_memory(session: Session) -> set[Primal]:
     """Inputs that are not all of their storage: what lies beside them may explain an error."""
-    lifted = {slot: t for slot, t in recording.real_tensors.items() if not isinstance(t, FakeTensor)}
+    lifted = {slot: t for slot, t in session.real_tensors.items() if not isinstance(t, FakeTensor)}
     groups = groups_by_storage({slot: t for slot, t in lifted.items() if t.layout is torch.strided})
     return {slot for group in groups for slot, tensor in group.items() if len(group) > 1 or lies_in_more(tensor)}
 

@@ -187,7 +187,7 @@ class Compiled:
             capture = self._capture(args, kwargs)
             capture.return_borrowed()
             program = assemble(capture.joint, self.config, guarded_entry(capture))
-            capture.joint.recording.release_arguments()
+            capture.joint.recording.session.release_arguments()
             capture.free_variables.release()
         self.specializations.append(Specialization(program, capture.free_variables.lifetime))
         self._calls = (program.call, *self._calls)

@@ -39,7 +39,7 @@ from ..codegen.writer import FEW, Writer, literal, tuple_of
 from ..joint.build import Joint
 from ..joint.inputs import InputFacts
 from ..record.alias_groups import SharedMemory, root_of
-from ..record.hooks import has_hooks
+from ..record.fakify import has_hooks
 from ..runtime.call import (
     lies_in_gradient,
     read_inner,
@@ -115,9 +115,9 @@ class GuardedEntry:
     def _settings_of_kernels(self) -> Iterator[Callable[[], Any]]:
         """Settings that decide which operators run, or how their results lie in memory."""
         recording = self.joint.recording
-        if recording.attends:
+        if recording.access.attention:
             yield attention_settings
-        if any(chosen_by_backends(step.op) for step in recording.steps):
+        if any(chosen_by_backends(step.op) for step in recording.session.steps):
             yield backend_settings
 
     def _take_arguments(self, writer: Writer, miss: str) -> None:
@@ -301,7 +301,7 @@ class GuardedEntry:
     ) -> None:
         """Leaves, views, offsets; hooks that a backward inside the program would meet."""
         conditions = []
-        if self.joint.recording.recorder.runs_backward:
+        if self.joint.recording.runs_backward:
             check = writer.bind(has_hooks, "has_hooks")
             for facts, real in zip(tensors, lifted, strict=True):
                 if real.requires_grad:

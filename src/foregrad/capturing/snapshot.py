@@ -30,7 +30,7 @@ from ..errors import AssignedAttributeError, EscapeError, StateChangeError, Unsu
 from ..joint.hooks import HookAdded, HookEffect
 from ..joint.side_effects import Escape
 from ..record.fakify import MARKS
-from ..record.recording import Recording
+from ..record.session import Session
 from ..record.survivors import Survivor, held_by_frames, origin_of, suspects
 from ..values import PLAIN, is_plain, is_unchanged
 from .free_variables import FreeVariables
@@ -264,14 +264,14 @@ class Change:
     def value(self) -> Any:
         return self.noted.value(self.key)
 
-    def escape(self, recording: Recording) -> Escape | None:
+    def escape(self, session: Session) -> Escape | None:
         """What a compiled call does to make the same change, if it can."""
         noted, key, put = self.noted, self.key, self._put
         if put is None:
             return None
         value = self.value
         if isinstance(value, Tensor) or (value is None and isinstance(noted.before.get(key), Tensor)):
-            made_here = _is_new_parameter(value, recording)
+            made_here = _is_new_parameter(value, session)
             return None if made_here else Escape(noted.owner, put, key, (self.path,), (value,))
         del value
         if not _can_be_made_again(noted.kind.read(noted.owner).pop(key)):
@@ -280,7 +280,7 @@ class Change:
         # A plain value where there was none is worked out once and kept, and one that is appended to a list is appended
         # by each call, which finds the list as the recording found it. Any other change would come with every call.
         kept = noted.kind is LIST if self._is_added else noted.before.get(key) is None
-        if not kept and not any(map(recording.engine.is_abstract, flat.leaves)):
+        if not kept and not any(map(session.engine.is_abstract, flat.leaves)):
             return None
         build = None if isinstance(flat.tree, Leaf) else partial(unflatten, flat.tree)
         return Escape(noted.owner, put, key, tuple(flat.paths), tuple(flat.leaves), build)
@@ -314,9 +314,9 @@ def _is_the_same_key(key: Any) -> bool:
     return gc.is_tracked(key) and not any(found is key for young in (0, 1) for found in gc.get_objects(young))
 
 
-def _is_new_parameter(value: Tensor | None, recording: Recording) -> bool:
+def _is_new_parameter(value: Tensor | None, session: Session) -> bool:
     """A parameter that the program made is not assigned by calls: the module would be another one from then on."""
-    return isinstance(value, nn.Parameter) and recording.engine.is_abstract(value)
+    return isinstance(value, nn.Parameter) and session.engine.is_abstract(value)
 
 
 def _can_be_made_again(value: Any) -> bool:
@@ -391,36 +391,36 @@ class Snapshot:
         perhaps += [ObjectSnapshot(Holder(path, vars(t), _TENSOR), {}) for path, t in self._bare if vars(t)]
         return perhaps
 
-    def assigned(self, recording: Recording) -> list[Escape]:
+    def assigned(self, session: Session) -> list[Escape]:
         """What a compiled call puts into the user's objects, as the program did."""
         self._performed = {}
         escapes = []
         for change in self.changes():
-            escape = change.escape(recording)
+            escape = change.escape(session)
             if escape is not None:
                 self._performed[id(change.noted.owner), change.key] = id(change.value)
                 escapes.append(escape)
         return escapes
 
-    def survivors(self, recording: Recording, error: Exception | None = None) -> list[Survivor]:
+    def survivors(self, session: Session, error: Exception | None = None) -> list[Survivor]:
         """Tensors that are held by something that was not noted, and not by the recording or by its error."""
-        if recording.beginning is None:
+        if session.beginning is None:
             return []
         changes = self.changes()
-        found = recording.beginning.survivors(
-            lambda: suspects(recording, chain((change.value for change in changes), held_by_frames(error)))
+        found = session.beginning.survivors(
+            lambda: suspects(session, chain((change.value for change in changes), held_by_frames(error)))
         )
         known = Counter((holder, id(change.value)) for change in changes for holder in change.noted.holders)
         return [survivor for survivor in found if _references(survivor) > known[id(survivor.holder), survivor.held]]
 
-    def undo(self, recording: Recording) -> Exception | None:
+    def undo(self, session: Session) -> Exception | None:
         """Put back what the recording changed; gives the error for what a compiled call would not repeat."""
         looked_at = [(noted, noted.changed()) for noted in self._perhaps_changed()]
         error: Exception | None = None
         for change in [Change(noted, key) for noted, keys in looked_at for key in keys]:
             performed = self._performed.get((id(change.noted.owner), change.key))
             if error is None and performed != id(change.value):
-                error = _refusal(change, recording)
+                error = _refusal(change, session)
         for noted, keys in looked_at:
             if keys or not noted.holds_the_same:
                 noted.restore()
@@ -458,9 +458,9 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path and name else path or name
 
 
-def _refusal(change: Change, recording: Recording) -> Exception:
+def _refusal(change: Change, session: Session) -> Exception:
     name = change.path
-    escaped = find_abstract(change.value, recording)
+    escaped = find_abstract(change.value, session)
     if escaped is None and change.noted.kind in _RANDOM_KINDS:
         return StateChangeError(
             f"the program draws from {change.noted.name}: a compiled call would not draw again. Draw with torch, pass "
@@ -477,7 +477,7 @@ def _refusal(change: Change, recording: Recording) -> Exception:
             "itself to an attribute, return it instead, or compile with fallback='eager'."
         )
     return EscapeError(
-        f"A tensor of the program escapes into {name}; it was made at {origin_of(escaped, recording)}. While the "
+        f"A tensor of the program escapes into {name}; it was made at {origin_of(escaped, session)}. While the "
         "program is recorded its tensors have no data: return the tensor instead, or compile with fallback='eager'."
     )
 
@@ -498,12 +498,12 @@ def assigned_buffers(escapes: Sequence[Escape], buffers: Iterable[Source]) -> li
     return kept
 
 
-def find_abstract(value: Any, recording: Recording) -> Tensor | None:
+def find_abstract(value: Any, session: Session) -> Tensor | None:
     """A recorded tensor that a value leads to."""
     pending, seen = [value], {id(value)}
     while pending and len(seen) < _MOST_OBJECTS:
         held = pending.pop()
-        if isinstance(held, Tensor) and recording.engine.is_abstract(held):
+        if isinstance(held, Tensor) and session.engine.is_abstract(held):
             return held
         inside = [] if isinstance(held, _LEADING_ELSEWHERE) else gc.get_referents(held)
         pending += [item for item in inside if id(item) not in seen]
@@ -513,28 +513,28 @@ def find_abstract(value: Any, recording: Recording) -> Tensor | None:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Hooks that live on after the call must not depend on Python objects of the recording.
-def refuse_private_state(effects: Iterable[HookEffect], free_variables: FreeVariables, recording: Recording) -> None:
+def refuse_private_state(effects: Iterable[HookEffect], free_variables: FreeVariables, session: Session) -> None:
     """Refuse hooks that change or hold what each run of the program makes anew, other than tensors."""
     for effect in effects:
         if isinstance(effect, HookAdded):
-            _check(effect.hook, effect, free_variables, recording, set())
+            _check(effect.hook, effect, free_variables, session, set())
 
 
-def _check(value: Any, effect: HookAdded, around: FreeVariables, recording: Recording, seen: set[int]) -> None:
+def _check(value: Any, effect: HookAdded, around: FreeVariables, session: Session, seen: set[int]) -> None:
     if id(value) in seen:
         return
     seen.add(id(value))
-    reason = _private_state(value, around, recording)
+    reason = _private_state(value, around, session)
     if reason is not None:
         raise UnsupportedError(
             f"the program gives {effect.of} a hook that {reason}: this cannot be compiled yet. Register it outside the "
             "program, or compile with fallback='eager'."
         )
     for part in _parts_of_hook(value):
-        _check(part, effect, around, recording, seen)
+        _check(part, effect, around, session, seen)
 
 
-def _private_state(value: Any, around: FreeVariables, recording: Recording) -> str | None:
+def _private_state(value: Any, around: FreeVariables, session: Session) -> str | None:
     """What of an object each run of the program makes anew, and the hook would share with later calls."""
     if isinstance(value, types.FunctionType):
         known = {id(cell) for _, cell in around.cells}
@@ -547,7 +547,7 @@ def _private_state(value: Any, around: FreeVariables, recording: Recording) -> s
     if isinstance(value, (list, dict, set, bytearray)):
         known = {id(holder.owner) for holder in around.holders}
         return None if id(value) in known else f"holds a {type(value).__name__} of the program"
-    if find_abstract(getattr(value, "__dict__", None), recording) is not None:
+    if find_abstract(getattr(value, "__dict__", None), session) is not None:
         return f"holds a {type(value).__name__} with tensors of the program"
     return None
 

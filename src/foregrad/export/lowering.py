@@ -20,8 +20,7 @@ from ..joint.inputs import InputFacts
 from ..joint.side_effects import Assigned, GradAssigned, Moved
 from ..ops import Kind, aten, op_info
 from ..options import config
-from ..record.hooks import has_hooks
-from ..record.pre_dispatch import AboveAutograd
+from ..record.fakify import has_hooks
 from ..slots import Buffer, FreeTensor, Grad, GradOf, Inner, Input, Output, Param, Primal, RandomState, Token, Updated
 from ..subclasses.layout import Wrapped, leaves_of, spread
 from .calling_convention import Inputs, Names, Outputs, argument_names, signature_of, structure_of
@@ -188,7 +187,7 @@ class _Lowering:
         self.inputs = Inputs()
         # Gradients are told apart by names of parameters and of input nodes: no input is called like a parameter.
         self._names = Names({node.name for node in joint.graph.nodes} | {str(place.path) for _, place in capture.state})
-        self._above = isinstance(joint.recording.recorder, AboveAutograd)
+        self._above = joint.recording.above_autograd
         self._add_placeholders(function)
         if self._above:
             self._keep_old_values()

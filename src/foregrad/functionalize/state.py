@@ -115,12 +115,12 @@ class Walk(abc.ABC):
 
     def __init__(self, recording: Recording, graph: GraphBuilder) -> None:
         self.graph = graph
-        self._shapes_before = recording.recorder.mutations.shapes_before
-        self.written_together = recording.recorder.mutations.written_together
+        self._shapes_before = recording.mutations.shapes_before
+        self.written_together = recording.mutations.written_together
         self.engine = recording.engine
         self.real_tensors = recording.real_tensors
-        self._steps = recording.steps
-        self.moves_uncounted = recording.moves_uncounted
+        self._steps = recording.session.steps  # backwards follow
+        self._data_assigned = recording.access.data_assigned
         self._states: dict[int, TensorState] = {}
         self._script_objects: dict[int, Node] = {}
         self._position = 0
@@ -194,6 +194,10 @@ class Walk(abc.ABC):
 
     def kwargs(self, values: dict[str, Any]) -> dict[str, Any]:
         return {name: self._arg(value) for name, value in values.items()} if values else {}
+
+    def moves_uncounted(self, recorded: RecordedInput) -> bool:
+        """Whether an input was moved to other memory by `.data =`, which does not count as a write."""
+        return id(recorded.seen) in self._data_assigned
 
     def state_before(self, recorded: RecordedInput) -> TensorState:
         """The state that an input started with."""

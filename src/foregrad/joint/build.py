@@ -190,7 +190,7 @@ def build_joint(
     graph, tokens = functionalizer.graph, functionalizer.tokens.chain()
     replay = config.options.view_replay_for_aliased_outputs
     hidden = Effects(leaves, paths)
-    with torch.set_grad_enabled(recording.grad_enabled_after):  # autograd answers as it would to the caller
+    with torch.set_grad_enabled(recording.after.grad_enabled):  # autograd answers as it would to the caller
         facts = _facts(recording, functionalizer, config.keep_inference_input_mutations)
         hidden.add_inputs(recording, functionalizer, [facts[recorded.slot] for recorded in recording.inputs])
         hidden.add_escapes(escapes)
@@ -202,13 +202,13 @@ def build_joint(
         outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay, shown).classify()
     targets = targets_of(config, list(facts.values()), outputs, len(leaves))
     strided = any(step.op is aten.as_strided.default for step in recording.steps)
-    if strided or recording.recorder.mutations.reshaped_without_grad:
+    if strided or recording.mutations.reshaped_without_grad:
         refuse_regenerated_views(recording, outputs, list(targets.values()))
     primal_nodes, primals = primals_of(graph, recording, facts, targets)
     written_views = [facts.recorded for facts in primals if _is_written_view(facts, recording)]
     views = frozenset(node for recorded in written_views for node in _nodes_of_writes(recorded))
     tape = Tape(
-        recording,
+        recording.session,
         functionalizer,
         [facts.recorded for facts in primals],
         targets,
@@ -249,8 +249,8 @@ def build_joint(
         backward_state=derived.state,
         emptied=derived.emptied,
         backward_writes=derived.writes,
-        grad_mode_after=_if_changed(recording.grad_enabled, recording.grad_enabled_after),
-        autocast_after=_if_changed(recording.autocast, recording.autocast_after),
+        grad_mode_after=_if_changed(recording.grad_enabled, recording.after.grad_enabled),
+        autocast_after=_if_changed(recording.before.autocast, recording.after.autocast),
         random=random,
         recording=recording,
         tape=tape,
@@ -265,7 +265,7 @@ def _functionalized_forward(recording: Recording, config: AOTConfig) -> Function
         functionalizer.draws.functionalize()
     for recorded in recording.all_inputs:
         functionalizer.add_input(recorded)
-    functionalizer.run(recording.steps[: recording.forward_end], 0)
+    functionalizer.run(recording.steps, 0)
     graph.stack, graph.backward, graph.origin = (), False, None
     return functionalizer
 
@@ -332,7 +332,7 @@ def _signature(
 
 def _refuse_edges_to_fresh_leaves(recording: Recording, targets: dict[Returned, Tensor], outputs: OutputFacts) -> None:
     """A leaf that the program makes and returns is no input: the gradient of another result would be lost."""
-    if recording.depend_on(list(targets.values()), outputs.fresh_leaves):
+    if recording.session.depend_on(list(targets.values()), outputs.fresh_leaves):
         raise UnsupportedError(
             "the program returns a tensor that it made require grad together with a result that is computed from it, "
             "which cannot be compiled yet. Pass that tensor as an argument, or compile with fallback='eager'."
@@ -373,7 +373,7 @@ def _facts(recording: Recording, functionalizer: Functionalizer, keep: bool) -> 
     facts = {r.slot: input_facts(functionalizer, r, keep) for r in everything if r.layout is None}
     wrappers = [r for r in everything if r.layout is not None]
     for recorded in wrappers:
-        facts[recorded.slot] = wrapper_facts(functionalizer, recorded, facts, recording.recorder.wrappers)
+        facts[recorded.slot] = wrapper_facts(functionalizer, recorded, facts, recording.session.recorder.wrappers)
     if not wrappers:
         return facts
     refuse_related_wrappers(recording, [facts[recorded.slot] for recorded in wrappers])

@@ -176,7 +176,7 @@ def primals_of(
             primals[around.slot] = _in_wrapper(around, kept)
     for recorded in outer.values():  # even if the graph needs nothing of it, autograd does
         primals.setdefault(recorded.slot, _in_wrapper(recorded, kept))
-    reached = recording.reached_inputs(list(targets.values()))
+    reached = recording.session.reached_inputs(list(targets.values()))
     primals |= {slot: kept[slot] for slot in outer if slot in reached}
     return tuple(primals.values()), tuple(facts[slot] for slot in primals)
 

@@ -25,9 +25,9 @@ from ..graph.subgraph import between, impure_since, read_by
 from ..ops import Kind, aten, op_info, tensors_in
 from ..record.fakify import RecordedInput
 from ..record.hooks import BackwardState
-from ..record.recording import Recording
 from ..record.refusals import without_frames
 from ..record.retrace import LateInputs, Retrace
+from ..record.session import Session
 from ..record.tape import tape_nodes
 from ..slots import BackwardUpdate, Grad, Inner, LowerTangent, Primal, RandomState, Returned, Slot, Tangent, ViewRoot
 from ..stack_traces import where
@@ -291,7 +291,7 @@ class Tape:
 
     def __init__(
         self,
-        recording: Recording,
+        recording: Session,
         functionalizer: Functionalizer,
         primals: Sequence[RecordedInput],
         targets: dict[Returned, Tensor],

@@ -264,7 +264,7 @@ class OutputClassifier:
         self._recording = recording
         self._functionalizer = functionalizer
         self._replay = replay
-        self._leaves = [recording.seen(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._leaves = [recording.session.seen(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._tensors = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
         self._inputs: dict[int, RecordedInput] = {}
         for recorded in recording.inputs:
@@ -322,7 +322,7 @@ class OutputClassifier:
     # ------------------------------------------------------------------------------------------- wrappers
     def _wrapper(self, leaf: Tensor, path: str) -> Result:
         """A wrapper subclass: views of it are known from its own operators, what is inside from the record."""
-        sources = [source for source, _ in self._recording.recorder.wrappers.chain(leaf)]
+        sources = [source for source, _ in self._recording.session.recorder.wrappers.chain(leaf)]
         owner = next((self._inputs[id(source)] for source in sources if id(source) in self._inputs), None)
         if is_stale(leaf):
             steps = None if owner is None else chain_to(self._recording, leaf, owner.seen)
@@ -497,7 +497,7 @@ class OutputClassifier:
                 f"{path} is a view, taken under no_grad, of a tensor that is differentiable: this cannot be "
                 "compiled yet. Return a detached tensor instead."
             )
-        if any(base is tensor for tensor in self._recording.recorder.mutations.detached):
+        if any(base is tensor for tensor in self._recording.mutations.detached):
             raise UnsupportedError(
                 f"{path} is a view of a tensor that was detached in place after the view was taken: this "
                 "cannot be compiled yet. Use detach()."
@@ -611,7 +611,7 @@ class OutputClassifier:
         """Whether the views that gave a tensor say less than its geometry: `as_strided` may reach beyond its base."""
         if not any(step.op is aten.as_strided.default for step in steps):
             return False
-        forward = self._recording.steps[: self._recording.forward_end]
+        forward = self._recording.steps
         taken = min((i for i, step in enumerate(forward) if any(t is leaf for t in tensors_in([step.out]))), default=0)
         later = [step for step in forward[taken + 1 :] if op_info(step.op).kind in (Kind.WRITE, Kind.RESHAPE)]
         changed = [t for step in later for t in tensors_in(written_arguments(step.op, step.args, step.kwargs))]

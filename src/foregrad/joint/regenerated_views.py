@@ -27,10 +27,10 @@ from .outputs import OutputFacts, Plain
 
 def refuse_regenerated_views(recording: Recording, outputs: OutputFacts, targets: Sequence[Tensor]) -> None:
     """Refuse a program that differentiates such a view; to return one is fine where it is taken again."""
-    for position, tensor, before in recording.recorder.mutations.reshaped_without_grad:
+    for position, tensor, before in recording.mutations.reshaped_without_grad:
         if geometry_of(tensor) != geometry_of(before) and _is_view(recording, tensor):
-            _refuse_uses(tensor, recording.steps[position : recording.forward_end], outputs, targets)
-    forward = recording.steps[: recording.forward_end]
+            _refuse_uses(tensor, recording.steps[position:], outputs, targets)
+    forward = recording.steps
     for i, step in enumerate(forward):
         followed = step.op is aten.as_strided.default and step.grad_enabled
         if followed and (is_stale(step.out) or step.out.requires_grad) and reaches_beyond(step.out, step.args[0]):

@@ -132,7 +132,7 @@ class Effects:
             if not recorded.is_tensor or recorded.same_as is not None:
                 continue
             if not is_stale(recorded.seen) and recorded.seen.is_leaf:
-                before, after = recording.grad_before(recorded), recorded.seen.grad
+                before, after = recording.grads_before.get(recorded.slot), recorded.seen.grad
                 if after is not before:
                     output = self.add(after, f"{recorded.slot}.grad")
                     self.effects.append(GradAssigned(output, recorded.slot))

@@ -115,7 +115,7 @@ def _before(recorded: RecordedInput) -> Tensor:
 def chain_to(recording: Recording, wrapper: Tensor, base: Tensor) -> list[ViewStep] | None:
     """The views that give a wrapper from another, or None if it was not taken from it."""
     steps: list[ViewStep] = []
-    for source, step in recording.recorder.wrappers.chain(wrapper):
+    for source, step in recording.session.recorder.wrappers.chain(wrapper):
         steps.append(step)
         if source is base:
             return steps[::-1]

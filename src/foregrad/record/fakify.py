@@ -130,6 +130,11 @@ class RecordedInput(NamedTuple):
         return self.seen if self.seen.requires_grad and self.seen.is_leaf else None
 
 
+def has_hooks(tensor: Tensor) -> bool:
+    """Whether anything happens when a gradient of a tensor is computed."""
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks or tensor.retains_grad)
+
+
 class _NonLeaf(torch.autograd.Function):
     """Makes a tensor that is no leaf out of one that is, without recording an operator."""
 

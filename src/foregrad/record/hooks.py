@@ -59,14 +59,19 @@ class Registered:
         return code is not None and code.co_filename == torch.autograd.graph.__file__
 
 
+class HooksLeft(NamedTuple):
+    """The hooks that a program has registered and not removed."""
+
+    on_inputs: tuple[Registered, ...] = ()
+    inside: tuple[Registered, ...] = ()
+
+
 class Hooks:
-    """What a recording knows about hooks."""
+    """Registers hooks for the program, and notes them."""
 
     def __init__(self) -> None:
         self._registered: list[Registered] = []
         self._guards: list[RemovableHandle] = []
-        self.on_inputs: list[Registered] = []
-        self.inside: list[Registered] = []
 
     def register(self, method: Any, tensor: Tensor, hook: Callable[..., Any]) -> RemovableHandle:
         """Do what the program asks for, and remember it."""
@@ -99,20 +104,15 @@ class Hooks:
             return hooks
         return OrderedDict((key, hook) for key, hook in hooks.items() if key not in ours) or None
 
-    def finish(self, inputs: Container[int]) -> None:
-        """The program has run: keep what it left. `inputs` are the ids of what stands for them."""
+    def finish(self, inputs: Container[int]) -> HooksLeft:
+        """The program has run: what it left. `inputs` are the ids of what stands for them."""
         for handle in self._guards:
             handle.remove()
         left = [hook for hook in self._registered if hook.is_there]
-        self.on_inputs = [hook for hook in left if id(hook.tensor) in inputs]
-        self.inside = [hook for hook in left if id(hook.tensor) not in inputs]
-        for hook in self.on_inputs:
+        on_inputs = tuple(hook for hook in left if id(hook.tensor) in inputs)
+        for hook in on_inputs:
             hook.handle.remove()
-
-
-def has_hooks(tensor: Tensor) -> bool:
-    """Whether anything happens when a gradient of a tensor is computed."""
-    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks or tensor.retains_grad)
+        return HooksLeft(on_inputs, tuple(hook for hook in left if id(hook.tensor) not in inputs))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

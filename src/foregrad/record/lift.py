@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -42,7 +44,7 @@ from ..ops import aten
 from ..stack_traces import is_own_code, is_users_code, user_stack, where
 from ..values import PLAIN
 from .borrowed import Borrowed, Caches
-from .hooks import REGISTERING, Hooks
+from .hooks import REGISTERING, Hooks, HooksLeft
 from .recorder import Recorder, needs_no_gradient
 from .refusals import WAY_OUT, explained
 from .tape import INNER_BACKWARDS
@@ -117,6 +119,17 @@ _ATTENDS = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class TensorAccess:
+    """What the program read and set of tensors, beside what operators do; ids are those of what stands for them."""
+
+    data_assigned: set[int] = field(default_factory=set)  # moved last by `.data =`
+    made_to_require_grad: set[int] = field(default_factory=set)  # `requires_grad_()` was called on them
+    grads: set[int] = field(default_factory=set)  # their `.grad` was read or set
+    properties: dict[int, set[str]] = field(default_factory=dict)  # that were read: compared at each call
+    attention: set[Any] = field(default_factory=set)  # functions that were called, and chose a kernel for it
+
+
 class LiftedTensors(TorchFunctionMode):
     """Replaces real tensors by their abstract twins before autograd sees them."""
 
@@ -132,15 +145,9 @@ class LiftedTensors(TorchFunctionMode):
         self._abstract = recorder.engine.is_abstract
         self._need_grad = need_grad  # raises if a tensor holds a gradient that is no input
         self._before_requiring_grad = before_requiring_grad  # raises if eager's views would see it otherwise
-        self.data_assigned: set[int] = set()  # ids of tensors that `.data =` moved last
-        self.made_to_require_grad: set[int] = set()  # ids of tensors that `requires_grad_()` was called on
-        self.grads_looked_at: set[int] = set()  # ids of what stands for tensors whose `.grad` was read or set
+        self.access = TensorAccess()
         self._start_nodes: dict[int, Any] = {}  # of inputs that are no leaves, by id of what stands for them
-        self.attends = False  # a kernel for attention was chosen
-        self.properties_read: dict[int, set[str]] = {}  # by id of what stands for a tensor: compared at each call
-        self.hooks = Hooks()
-        self.caches = Caches()
-        self.borrowed = Borrowed()
+        self.hooks_left = HooksLeft()
         self.applies_functions = False  # custom ones, torch's own included
         self.reaches_into_tape = False  # the program may have put functions of its own into autograd's nodes
         self.found_in_backward: set[int] = set()  # ids of twins of real tensors that were met since it began
@@ -148,6 +155,30 @@ class LiftedTensors(TorchFunctionMode):
         self._fakes: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}  # by id of the real tensor
         self._lifted: dict[int, weakref.ref[Tensor]] = {}  # by id of the twin
         self._arguments: dict[int, Tensor] = {}  # the real tensors of the arguments, by id of what the program sees
+
+    # What few programs need is made on first use.
+    @functools.cached_property
+    def hooks(self) -> Hooks:
+        return Hooks()
+
+    @functools.cached_property
+    def caches(self) -> Caches:
+        return Caches()
+
+    @functools.cached_property
+    def borrowed(self) -> Borrowed:
+        return Borrowed()
+
+    def is_used(self, part: Literal["hooks", "caches", "borrowed"]) -> bool:
+        """Whether the program has needed one of these."""
+        return part in vars(self)
+
+    def finish(self, inputs: Container[int]) -> None:
+        """The program has run. `inputs` are the ids of what stands for them."""
+        if self.is_used("hooks"):
+            self.hooks_left = self.hooks.finish(inputs)
+        if self.is_used("caches"):
+            self.caches.finish()
 
     def register(self, real: Tensor, fake: Tensor) -> None:
         """From now on `twin` stands for `real`."""
@@ -181,7 +212,8 @@ class LiftedTensors(TorchFunctionMode):
         """All tensors that are held here, once for each reference."""
         for _, fake in self._fakes.values():
             yield fake
-        yield from self.hooks.held
+        if self.is_used("hooks"):
+            yield from self.hooks.held
 
     def fake_of(self, real: Tensor) -> Tensor:
         """The twin of a real tensor, adopted if it is met for the first time."""
@@ -246,7 +278,7 @@ class LiftedTensors(TorchFunctionMode):
         if not self._abstract(real):
             self._need_grad(real)
         seen = tensor if self._abstract(tensor) else self.fake_of(tensor)
-        self.grads_looked_at.add(id(seen))
+        self.access.grads.add(id(seen))
         return seen
 
     def _read_property(self, func: Any, tensor: Any) -> Any:
@@ -262,11 +294,11 @@ class LiftedTensors(TorchFunctionMode):
         base = self._real_of(value) if name == "_base" and value is not None else None
         if name == "grad_fn" and real is not None and value is self._start_nodes.get(id(seen)):
             value = real.grad_fn  # what was computed before the call: its type is compared
-            self.properties_read.setdefault(id(seen), set()).add(name)
+            self.access.properties.setdefault(id(seen), set()).add(name)
         elif name == "_version" or not all(is_known(name, known) for known in (real, base) if known is not None):
             refuse_property(name)
         if name in FROM_BEFORE and real is not None:
-            self.properties_read.setdefault(id(seen), set()).add(name)
+            self.access.properties.setdefault(id(seen), set()).add(name)
         return value
 
     def _real_of(self, seen: Tensor) -> Tensor | None:
@@ -275,7 +307,7 @@ class LiftedTensors(TorchFunctionMode):
         return self._arguments.get(id(seen)) if found is None else found()
 
     def _require_grad(self, tensor: Tensor) -> None:
-        self.made_to_require_grad.add(id(tensor))
+        self.access.made_to_require_grad.add(id(tensor))
         real = self._arguments.get(id(tensor), tensor)
         if not self._abstract(real) and not is_functorch_wrapped(real):
             self._before_requiring_grad(real, self.fake_of(real))
@@ -296,7 +328,7 @@ class LiftedTensors(TorchFunctionMode):
             aten.set_.source_Tensor(target, value.detach())
         if not target.is_inference():
             set_version(target, version)
-        self.data_assigned.add(id(target))
+        self.access.data_assigned.add(id(target))
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -356,7 +388,7 @@ class LiftedTensors(TorchFunctionMode):
         elif func is Tensor.detach_:
             self._before_detaching(args[0])
         elif func is Tensor.set_:
-            self.data_assigned.discard(id(args[0]))
+            self.access.data_assigned.discard(id(args[0]))
         return self._call(func, args, kwargs)
 
     def _get(self, func: Any, args: tuple[Any, ...]) -> Any:
@@ -394,7 +426,7 @@ class LiftedTensors(TorchFunctionMode):
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function with twins in the places of real tensors; a twin that comes back is the real tensor again."""
         if func in _ATTENDS:
-            self.attends = True
+            self.access.attention.add(func)
         given, named = self._swap(args), {name: self._swap(value) for name, value in kwargs.items()}
         if func in FUNCTIONS_THAT_CHOOSE and needs_no_gradient((*given, *named.values())):
             with below_autograd():

@@ -120,8 +120,8 @@ class TrainingCore:
             self._save(writer, names, saved, sizes, [*anchors, *wrappers])
             if self._found:
                 writer.line(f"ctx.found = {tuple_of([names[n] for n in self._found])}")
-            if joint.recording.borrowed:
-                borrowed = joint.recording.borrowed
+            if joint.recording.session.borrowed:
+                borrowed = joint.recording.session.borrowed
                 writer.line(f"ctx.borrowed = {writer.bind(borrowed.for_results, 'borrowed')}()")
                 writer.line(f"ctx.checkpointed = {writer.bind(borrowed.for_backward, 'checkpointed')}()")
             writer.line("ctx.set_materialize_grads(False)")
@@ -276,7 +276,7 @@ class TrainingCore:
             if joint.emptied:
                 writer.line(f"{writer.bind(self._backward.run_once, 'run_once')}(ctx)")
             writer.line("g = backward_graph(graph_inputs)")
-            if joint.recording.borrowed:
+            if joint.recording.session.borrowed:
                 writer.line(f"{writer.bind(give_back, 'give_back')}(ctx)")
             if joint.tape.holds_checkpoints:
                 only = writer.bind(self._backward.without_added, "without_added")
