@@ -20,9 +20,9 @@ import threading
 import types
 import weakref
 from _abc import _get_dump  # type: ignore[import-not-found]  # what Python itself prints of an abstract class
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -109,15 +109,20 @@ class Lifetime:
 Items = dict[Any, Any]
 
 
+Compared = Literal["table", "object", "sequence", "numbers", "as read", "not at all"]
+"""How the state of an object is compared at each call; by what it leads to only, if not at all."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
     """How objects of one kind hold state."""
 
     name: str
     read: Callable[[Any], Items]  # what an object holds, by key
-    restore: Callable[[Any, Items], None]  # make it hold just that again
+    restore: Callable[[Any, Items], None] | None = None  # make it hold just that again; None if it never changes
     put: Callable[[Any, Any, Any], None] | None = None  # one item more, or another one; None where that cannot be
     is_attribute: bool = False  # keys are names
+    compared: Compared = "as read"
 
     def path(self, owner: str, key: Any) -> str:
         """An item in the user's words; the text of an object is its own affair, and may take long to make."""
@@ -167,24 +172,24 @@ def _restore_deque(owner: collections.deque[Any], items: Items) -> None:
     collections.deque.extend(owner, items.values())
 
 
-LIST = Kind("list", lambda owner: dict(enumerate(list.__iter__(owner))), _restore_list, list.__setitem__)
-DICT = Kind("dict", _read_dict, restore_dict, _put_dict)
+def _read_in_order(iterate: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Items]:
+    return lambda owner: dict(enumerate(iterate(owner)))
+
+
+LIST = Kind("list", _read_in_order(list.__iter__), _restore_list, list.__setitem__, compared="sequence")
+DICT = Kind("dict", _read_dict, restore_dict, _put_dict, compared="table")
 FACTORY = Kind(  # of a defaultdict
     "default factory",
     lambda owner: {"default_factory": owner.default_factory},
     lambda owner, items: setattr(owner, "default_factory", items["default_factory"]),
     is_attribute=True,
 )
-SET = Kind("set", lambda owner: {item: item for item in set.__iter__(owner)}, _restore_set)
-DEQUE = Kind(
-    "deque",
-    lambda owner: dict(enumerate(collections.deque.__iter__(owner))),
-    _restore_deque,
-    collections.deque.__setitem__,
-)
-TUPLE = Kind("tuple", lambda owner: dict(enumerate(tuple.__iter__(owner))), lambda owner, items: None)
-FROZENSET = Kind("frozenset", lambda owner: {item: item for item in owner}, lambda owner, items: None)
-MAPPING = Kind("mappingproxy", lambda owner: dict(owner), lambda owner, items: None)
+SET = Kind("set", lambda owner: {item: item for item in set.__iter__(owner)}, _restore_set, compared="sequence")
+_DEQUE = collections.deque
+DEQUE = Kind("deque", _read_in_order(_DEQUE.__iter__), _restore_deque, _DEQUE.__setitem__, compared="sequence")
+TUPLE = Kind("tuple", _read_in_order(tuple.__iter__), compared="not at all")
+FROZENSET = Kind("frozenset", lambda owner: {item: item for item in owner}, compared="sequence")
+MAPPING = Kind("mappingproxy", dict)
 
 
 # ------------------------------------------------------------------------------------------- arrays of numbers
@@ -241,12 +246,11 @@ def _restore_stream(owner: io.StringIO | io.BytesIO, items: Items) -> None:
     owner.seek(items["position"])
 
 
-BYTES = Kind("bytearray", lambda owner: {"bytes": bytes(owner)}, _restore_bytes)
-ARRAY = Kind("array", lambda owner: {"bytes": owner.tobytes()}, _restore_array)
-NDARRAY = Kind("numpy array", _read_ndarray, _restore_ndarray)
-VIEW = Kind("memoryview", _read_view, _restore_view)
-STREAM = Kind("file in memory", _read_stream, _restore_stream)
-HOLD_NUMBERS = (BYTES, ARRAY, NDARRAY, VIEW, STREAM)
+BYTES = Kind("bytearray", lambda owner: {"bytes": bytes(owner)}, _restore_bytes, compared="numbers")
+ARRAY = Kind("array", lambda owner: {"bytes": owner.tobytes()}, _restore_array, compared="numbers")
+NDARRAY = Kind("numpy array", _read_ndarray, _restore_ndarray, compared="numbers")
+VIEW = Kind("memoryview", _read_view, _restore_view, compared="numbers")
+STREAM = Kind("file in memory", _read_stream, _restore_stream, compared="numbers")
 
 
 def size_of(owner: Any, kind: Kind) -> int:
@@ -322,7 +326,7 @@ def _put_attribute(owner: Any, name: str, value: Any) -> None:
         attributes_of(owner)[name] = value
 
 
-OBJECT = Kind("object", _read_object, _restore_object, _put_attribute, is_attribute=True)
+OBJECT = Kind("object", _read_object, _restore_object, _put_attribute, is_attribute=True, compared="object")
 
 
 # ------------------------------------------------------------------------------- what Python code is made of
@@ -388,24 +392,20 @@ NAMESPACE = Kind("Python module", lambda owner: dict(vars(owner)), _restore_name
 METHOD = Kind(
     "method",
     lambda owner: {"__self__": owner.__self__, "__func__": owner.__func__},
-    lambda owner, items: None,
     is_attribute=True,
+    compared="not at all",
 )
 PARTIAL = Kind(
-    "partial",
-    lambda owner: {"func": owner.func, "args": owner.args, "keywords": owner.keywords},
-    lambda owner, items: None,
-    is_attribute=True,
+    "partial", lambda owner: {"func": owner.func, "args": owner.args, "keywords": owner.keywords}, is_attribute=True
 )
+_ACCESSED = ("__func__", "fget", "fset", "fdel", "func")
 ACCESSOR = Kind(  # staticmethod, classmethod, property and the like
     "descriptor",
-    lambda owner: {
-        name: getattr(owner, name) for name in ("__func__", "fget", "fset", "fdel", "func") if hasattr(owner, name)
-    },
-    lambda owner, items: None,
+    lambda owner: {name: getattr(owner, name) for name in _ACCESSED if hasattr(owner, name)},
     is_attribute=True,
+    compared="not at all",
 )
-WEAK = Kind("weak reference", lambda owner: {"()": owner()}, lambda owner, items: None, is_attribute=True)
+WEAK = Kind("weak reference", lambda owner: {"()": owner()}, is_attribute=True)
 
 
 def tables_of(cache: Any) -> list[dict[Any, Any]]:
@@ -419,7 +419,7 @@ def _read_cache(owner: Any) -> Items:
     return {"__wrapped__": owner.__wrapped__, "cache_info()": filled}
 
 
-CACHE = Kind("cached function", _read_cache, lambda owner, items: None, is_attribute=True)
+CACHE = Kind("cached function", _read_cache, is_attribute=True)  # gives what the function would give
 
 
 def remembers_tensors(cache: Any) -> bool:
@@ -484,22 +484,17 @@ PLAIN_PARTS: dict[type, Callable[[Any], Any]] = {
 VALUE = Kind(  # of a subclass of a type of plain values, which may have attributes beside it
     "plain value",
     lambda owner: {"value": next(read for kind, read in PLAIN_PARTS.items() if is_a(owner, kind))(owner)},
-    lambda owner, items: None,
     is_attribute=True,
+    compared="not at all",
 )
-GETTER = Kind(  # of the module operator: what it was made with, and never changes
-    "getter", lambda owner: dict(enumerate(owner.__reduce__()[1])), lambda owner, items: None
+GETTER = Kind(  # of the module operator: what it was made with
+    "getter", lambda owner: dict(enumerate(owner.__reduce__()[1])), compared="not at all"
 )
 REGISTERED = Kind(  # what counts as a subclass of an abstract class
     "registered classes",
     lambda owner: {id(kind): kind for kind in (found() for found in _get_dump(owner)[0]) if kind is not None},
-    lambda owner, items: None,
 )
-SUBCLASSES = Kind(
-    "subclasses",
-    lambda owner: {id(kind): kind for kind in type.__subclasses__(owner)},
-    lambda owner, items: None,
-)
+SUBCLASSES = Kind("subclasses", lambda owner: {id(kind): kind for kind in type.__subclasses__(owner)})
 
 
 # -------------------------------------------------------------------------------------------- state behind calls
@@ -540,13 +535,22 @@ VARIABLE = Kind(
     lambda owner, key, value: owner.set(value) and None,
     is_attribute=True,
 )
-RANDOM = Kind("random generator", lambda owner: {"state": owner.getstate()}, _restore_random, is_attribute=True)
-RANDOM_STATE = Kind(
-    "numpy random state", lambda owner: {"state": _frozen_state(owner)}, _restore_random_state, is_attribute=True
+
+
+def _read_state(owner: Any) -> Items:
+    return {"state": _frozen_state(owner)}
+
+
+RANDOM = Kind(
+    "random generator",
+    lambda owner: {"state": owner.getstate()},
+    _restore_random,
+    is_attribute=True,
+    compared="not at all",
 )
-GENERATOR = Kind(
-    "numpy generator", lambda owner: {"state": _frozen_state(owner)}, _restore_generator, is_attribute=True
-)
+RANDOM_STATE = Kind("numpy random state", _read_state, _restore_random_state, is_attribute=True, compared="not at all")
+GENERATOR = Kind("numpy generator", _read_state, _restore_generator, is_attribute=True, compared="not at all")
+RANDOM_KINDS = (RANDOM, RANDOM_STATE, GENERATOR)
 
 # ----------------------------------------------------------------------------------------------------- the table
 KINDS: dict[type, Kind] = {

@@ -91,7 +91,7 @@ class ObjectPattern:
         return matching.tensors if matching.match(self._pattern, value) else None
 
 
-_CELLS = Kind("closure", lambda owner: dict(enumerate(owner.__closure__ or ())), lambda owner, items: None)
+_CELLS = Kind("closure", lambda owner: dict(enumerate(owner.__closure__ or ())))
 
 
 def _kinds(value: Any) -> tuple[Kind, ...] | None:

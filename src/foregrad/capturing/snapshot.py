@@ -33,30 +33,9 @@ from ..record.fakify import MARKS
 from ..record.session import Session
 from ..record.survivors import Survivor, held_by_frames, origin_of, suspects
 from ..values import PLAIN, is_plain, is_unchanged
+from . import kinds
 from .free_variables import FreeVariables
 from .kinds import (
-    ACCESSOR,
-    CACHE,
-    CELL,
-    CLASS,
-    DEQUE,
-    FROZENSET,
-    FUNCTION,
-    GENERATOR,
-    HOLD_NUMBERS,
-    LIST,
-    LOGGER,
-    MAPPING,
-    METHOD,
-    NAMESPACE,
-    OBJECT,
-    PARTIAL,
-    RANDOM,
-    RANDOM_STATE,
-    SET,
-    TUPLE,
-    VARIABLE,
-    WEAK,
     CacheBefore,
     Items,
     Kind,
@@ -113,48 +92,43 @@ _GLOBAL = Kind(
 # No call repeats this: another tensor may be there by then.
 _TENSOR = Kind("tensor", _read_marked, _restore_marked, is_attribute=True)
 
-# What stays as it is, or is behind the object that is looked at: a cache gives what the function would give.
-_UNCHANGING = (TUPLE, FROZENSET, MAPPING, METHOD, PARTIAL, ACCESSOR, WEAK, CACHE)
-
 # How one more item comes into an object where it gets no key of its own.
 _ADDING: dict[Kind, Callable[[Any, Any, Any], None]] = {
-    LIST: lambda owner, key, value: list.append(owner, value),
-    DEQUE: lambda owner, key, value: collections.deque.append(owner, value),
-    SET: lambda owner, key, value: set.add(owner, value),
+    kinds.LIST: lambda owner, key, value: list.append(owner, value),
+    kinds.DEQUE: lambda owner, key, value: collections.deque.append(owner, value),
+    kinds.SET: lambda owner, key, value: set.add(owner, value),
 }
 
 
-_NUMBERED = (LIST, DEQUE)  # whose keys are positions
-_RANDOM_KINDS = (RANDOM, RANDOM_STATE, GENERATOR)
-_COMPUTED = (*_RANDOM_KINDS, *HOLD_NUMBERS)  # what is read of them is a copy
+_NUMBERED = (kinds.LIST, kinds.DEQUE)  # whose keys are positions
 
 
 def _global_generators() -> Iterator[Holder]:
     """What draws for Python's and numpy's own functions."""
-    yield Holder("random", getattr(random.getstate, "__self__"), RANDOM)  # noqa: B009
+    yield Holder("random", getattr(random.getstate, "__self__"), kinds.RANDOM)  # noqa: B009
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
-        yield Holder("numpy.random", numpy.get_state.__self__, RANDOM_STATE)
+        yield Holder("numpy.random", numpy.get_state.__self__, kinds.RANDOM_STATE)
 
 
 def _table_behind(owner: Any, kind: Kind) -> dict[Any, Any] | None:
     """The dict whose version tells whether anything has changed, if there is one."""
-    if kind is NAMESPACE:
+    if kind is kinds.NAMESPACE:
         return vars(owner)
-    if kind is CLASS:
+    if kind is kinds.CLASS:
         return class_dict(owner)
-    if kind in (FUNCTION, LOGGER):
+    if kind in (kinds.FUNCTION, kinds.LOGGER):
         return vars(owner)
-    if kind is OBJECT and not has_slots(type(owner)) and has_attributes(type(owner)):
+    if kind is kinds.OBJECT and not has_slots(type(owner)) and has_attributes(type(owner)):
         return attributes_of(owner)
     return owner if type(owner) is dict else None  # the order of others may change alone
 
 
 # What is read of an object beside the dict behind it.
 _BESIDE_TABLE: dict[Kind, Callable[[Any], tuple[Any, ...]]] = {
-    FUNCTION: operator.attrgetter("__code__", "__defaults__", "__kwdefaults__"),
-    LOGGER: lambda owner: (owner.getEffectiveLevel(), owner.manager.disable),
-    OBJECT: lambda owner: (type(owner), attributes_of(owner)),
+    kinds.FUNCTION: operator.attrgetter("__code__", "__defaults__", "__kwdefaults__"),
+    kinds.LOGGER: lambda owner: (owner.getEffectiveLevel(), owner.manager.disable),
+    kinds.OBJECT: lambda owner: (type(owner), attributes_of(owner)),
 }
 
 
@@ -195,7 +169,7 @@ class ObjectSnapshot:
 
     def path(self, key: Any) -> str:
         """An item in the user's words."""
-        return self.name if self.kind in (_GLOBAL, CELL) else self.kind.path(self.name, key)
+        return self.name if self.kind in (_GLOBAL, kinds.CELL) else self.kind.path(self.name, key)
 
     def changed(self) -> list[Any]:
         """Keys whose value is another one than before, of a new one, or of one that is gone."""
@@ -203,14 +177,14 @@ class ObjectSnapshot:
         if self.dropped:
             return [*now][len(now) - self.dropped :]
         both = {key: (now.get(key, _ABSENT), before.get(key, _ABSENT)) for key in {**before, **now}}
-        same = operator.eq if self.kind in _RANDOM_KINDS else is_unchanged
+        same = operator.eq if self.kind in kinds.RANDOM_KINDS else is_unchanged
         changed = [key for key, (value, old) in both.items() if not same(value, old) and not _is_pythons(key, value)]
         return changed if changed or self.keeps_order() else [*now]
 
     @property
     def dropped(self) -> int:
         """How many items a full deque has dropped for as many that came in at its end."""
-        if self.kind is not DEQUE or not len(self.before) == len(self.owner) == self.owner.maxlen:
+        if self.kind is not kinds.DEQUE or not len(self.before) == len(self.owner) == self.owner.maxlen:
             return 0
         now, before = [*self.owner], [*self.before.values()]
         shifts = range(1, len(now) + 1)
@@ -222,7 +196,7 @@ class ObjectSnapshot:
 
         What is computed when it is read is no object of the user's.
         """
-        if self.kind in _COMPUTED:
+        if self.kind in kinds.RANDOM_KINDS or self.kind.compared == "numbers":
             return True
         now, before = self.kind.read(self.owner), self.before
         items = [key for key in {**before, **now} if not _is_pythons(key, now.get(key))]
@@ -231,7 +205,7 @@ class ObjectSnapshot:
     def keeps_order(self) -> bool:
         """Whether what was there still is, in the same order, and what is new follows it."""
         now = self.kind.read(self.owner)
-        return self.kind is SET or [*now][: len(self.before)] == [*self.before]
+        return self.kind is kinds.SET or [*now][: len(self.before)] == [*self.before]
 
     def value(self, key: Any) -> Any:
         """What is there now."""
@@ -246,7 +220,8 @@ class ObjectSnapshot:
 
     def restore(self) -> None:
         """Make it hold again what it held."""
-        self.kind.restore(self.owner, self.before)
+        if self.kind.restore is not None:
+            self.kind.restore(self.owner, self.before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +254,7 @@ class Change:
         flat = flatten(self.value, self.path)
         # A plain value where there was none is worked out once and kept, and one that is appended to a list is appended
         # by each call, which finds the list as the recording found it. Any other change would come with every call.
-        kept = noted.kind is LIST if self._is_added else noted.before.get(key) is None
+        kept = noted.kind is kinds.LIST if self._is_added else noted.before.get(key) is None
         if not kept and not any(map(session.engine.is_abstract, flat.leaves)):
             return None
         build = None if isinstance(flat.tree, Leaf) else partial(unflatten, flat.tree)
@@ -302,7 +277,7 @@ class Change:
         if key in noted.before:
             return noted.kind.put
         # A context variable, once set, cannot be made unset again.
-        return noted.kind.put if noted.kind is not VARIABLE and _is_the_same_key(key) else None
+        return noted.kind.put if noted.kind is not kinds.VARIABLE and _is_the_same_key(key) else None
 
 
 def _is_the_same_key(key: Any) -> bool:
@@ -368,7 +343,7 @@ class Snapshot:
         self._noted += [ObjectSnapshot(holder) for holder in holders.values()]
         tensors = [(path, tensor) for path, tensor in reached.tensors if id(tensor) not in known]
         self._bare += [(path, tensor) for path, tensor in tensors if not vars(tensor)]  # most are
-        self._caches += [CacheBefore(owner) for _, owner, kind, _ in reached.holders if kind is CACHE]
+        self._caches += [CacheBefore(owner) for _, owner, kind, _ in reached.holders if kind is kinds.CACHE]
         known.update(id(parts.module) for parts, _ in modules)
         known.update(holders)
         known.update(id(tensor) for _, tensor in tensors)
@@ -386,7 +361,7 @@ class Snapshot:
         for parts, _ in self._modules:
             if any(parts.empty):
                 for filled in [container for container in parts.empty if container]:
-                    kind = SET if isinstance(filled, set) else _MODULE
+                    kind = kinds.SET if isinstance(filled, set) else _MODULE
                     perhaps.append(ObjectSnapshot(Holder(_join(parts.path, parts.name_of(filled)), filled, kind), {}))
         perhaps += [ObjectSnapshot(Holder(path, vars(t), _TENSOR), {}) for path, t in self._bare if vars(t)]
         return perhaps
@@ -445,7 +420,7 @@ def _holders(reached: Reached, modules: Sequence[tuple[ModuleParts, bool]]) -> I
         for name, container in parts.containers:
             for kind in kinds_of(container) or ():
                 yield Holder(_join(parts.path, name), container, kind, in_argument)
-    yield from (holder for holder in reached.holders if holder.kind not in _UNCHANGING)
+    yield from (holder for holder in reached.holders if holder.kind.restore is not None)
     for path, tensor in reached.tensors:
         if vars(tensor) and own_attributes(tensor) is not None:
             yield Holder(path, vars(tensor), _TENSOR)
@@ -461,7 +436,7 @@ def _join(path: str, name: str) -> str:
 def _refusal(change: Change, session: Session) -> Exception:
     name = change.path
     escaped = find_abstract(change.value, session)
-    if escaped is None and change.noted.kind in _RANDOM_KINDS:
+    if escaped is None and change.noted.kind in kinds.RANDOM_KINDS:
         return StateChangeError(
             f"the program draws from {change.noted.name}: a compiled call would not draw again. Draw with torch, pass "
             "the number as an argument, or compile with fallback='eager'."

@@ -22,37 +22,7 @@ from torch import Tensor
 from .._torch import SettingProperty, dict_version, settings_modules
 from ..values import PLAIN, is_plain, is_unchanged, weakly
 from .code import found_where_it_says, is_library_module
-from .kinds import (
-    ACCESSOR,
-    CACHE,
-    DEQUE,
-    DICT,
-    EXCEPTION,
-    FACTORY,
-    FROZENSET,
-    GETTER,
-    HOLD_NUMBERS,
-    LIST,
-    LOGGER,
-    MAPPING,
-    METHOD,
-    OBJECT,
-    PARTIAL,
-    SET,
-    THREAD,
-    TUPLE,
-    VALUE,
-    VARIABLE,
-    WEAK,
-    Kind,
-    Lifetime,
-    attributes_of,
-    class_dict,
-    has_attributes,
-    has_slots,
-    is_a,
-    slots_of,
-)
+from .kinds import ACCESSOR, DICT, Kind, Lifetime, attributes_of, class_dict, has_attributes, has_slots, is_a, slots_of
 
 ABSENT = object()
 
@@ -240,18 +210,17 @@ class StateGuard:
 
     def add_holder(self, owner: Any, kind: Kind) -> None:
         """An object, as one of the kinds that it is of."""
-        if kind is DICT:
-            self.add_table(owner)
-            if is_a(owner, collections.OrderedDict):  # which does not count a new order as a change
+        match kind.compared:
+            case "table":
+                self.add_table(owner)
+                if is_a(owner, collections.OrderedDict):  # which does not count a new order as a change
+                    self.add_sequence(owner)
+            case "object":
+                self.add_object(owner)
+            case "sequence":
                 self.add_sequence(owner)
-        elif kind is OBJECT:
-            self.add_object(owner)
-        elif kind in (LIST, DEQUE, SET, FROZENSET):
-            self.add_sequence(owner)
-        elif kind in _COMPARED_AS_READ:
-            self.add_other(owner, kind)
-        else:
-            assert kind in _NEVER_CHANGES or kind.name.startswith(("random", "numpy")), kind
+            case "as read" | "numbers":
+                self.add_other(owner, kind)
 
     def add_function(self, function: types.FunctionType) -> None:
         """Code, defaults and attributes of a function."""
@@ -393,8 +362,6 @@ class StateGuard:
         return True
 
 
-_COMPARED_AS_READ = (*HOLD_NUMBERS, VARIABLE, CACHE, WEAK, MAPPING, FACTORY, PARTIAL, LOGGER, THREAD, EXCEPTION)
-_NEVER_CHANGES = (TUPLE, METHOD, ACCESSOR, VALUE, GETTER)
 _ITERABLE = frozenset({list, collections.deque, set, frozenset, collections.OrderedDict, dict})
 _find = operator.call
 _made_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from .._torch import cached_parametrizations, global_module_hooks
 from ..errors import ForegradError, UnsupportedError
 from ..values import PLAIN, SETTLED, are_settled, is_plain, weakly
+from . import kinds
 from .code import (
     ANY_MODULE,
     READ_NAMESPACE,
@@ -35,32 +36,7 @@ from .code import (
     methods_of,
     names_in,
 )
-from .kinds import (
-    CACHE,
-    CELL,
-    CLASS,
-    DEQUE,
-    DICT,
-    FUNCTION,
-    GETTER,
-    HOLD_NUMBERS,
-    LIST,
-    LOGGER,
-    NAMESPACE,
-    OBJECT,
-    REGISTERED,
-    SUBCLASSES,
-    THREAD,
-    TUPLE,
-    Kind,
-    Lifetime,
-    attributes_of,
-    class_dict,
-    is_a,
-    kinds_of,
-    remembers_tensors,
-    size_of,
-)
+from .kinds import Kind, Lifetime, attributes_of, class_dict, is_a, kinds_of, remembers_tensors, size_of
 from .module_guards import ModuleParts
 from .patterns import ObjectPattern
 from .sources import Source, TensorSources, is_users_wrapper, own_attributes
@@ -235,13 +211,13 @@ class Walk:
         if in_library:  # a wrapper around the user's function, or a function of torch that the program calls
             return
         self._guard(StateGuard.add_function, function)
-        self.holders.append(Holder(name, function, FUNCTION, self._in_argument))
+        self.holders.append(Holder(name, function, kinds.FUNCTION, self._in_argument))
         for where, held in ((f"defaults of {name}", function.__defaults__), (f"attributes of {name}", vars(function))):
             values = held.values() if isinstance(held, dict) else held or ()
             if not are_settled(values):
-                self._visit_items(where, held, TUPLE if isinstance(held, tuple) else DICT)
+                self._visit_items(where, held, kinds.TUPLE if isinstance(held, tuple) else kinds.DICT)
         if function.__kwdefaults__:
-            self._visit_items(f"defaults of {name}", function.__kwdefaults__, DICT)
+            self._visit_items(f"defaults of {name}", function.__kwdefaults__, kinds.DICT)
         names = names_in(code)
         self._computes_names |= names.computed
         self.compares_objects |= names.compares
@@ -265,8 +241,8 @@ class Walk:
         if id(cell) in self._seen:
             return
         self._seen[id(cell)] = cell
-        self.holders.append(Holder(path, cell, CELL, self._in_argument))
-        if CELL.read(cell):
+        self.holders.append(Holder(path, cell, kinds.CELL, self._in_argument))
+        if kinds.CELL.read(cell):
             self.cells.append((path, cell))
             value, source = cell.cell_contents, Source(cell, "cell", None, path)
             if self._in_argument:
@@ -300,7 +276,7 @@ class Walk:
         if id(namespace) not in self._seen:
             self._seen[id(namespace)] = namespace
             self._guard(StateGuard.add_table, namespace)
-            self._visit_items("", namespace, DICT)
+            self._visit_items("", namespace, kinds.DICT)
 
     # ---------------------------------------------------------------------------------------- namespaces
     def _enter_namespace(self, module: types.ModuleType, path: str) -> None:
@@ -309,7 +285,7 @@ class Walk:
             return
         self._seen[id(module)] = module
         if not is_library_module(module):
-            self.holders.append(Holder(path, module, NAMESPACE))
+            self.holders.append(Holder(path, module, kinds.NAMESPACE))
             self.lifetime.hold(module)  # its namespace is kept, and may lead back to it
         self._namespaces.append((module, path, set()))
         self._look_up(*self._namespaces[-1])
@@ -390,8 +366,8 @@ class Walk:
         self._seen[id(kind)] = kind
         self._guard(StateGuard.add_class, kind)
         if is_a(kind, abc.ABCMeta):
-            self._guard(StateGuard.add_other, kind, REGISTERED)
-        self.holders.append(Holder(kind.__qualname__, kind, CLASS))
+            self._guard(StateGuard.add_other, kind, kinds.REGISTERED)
+        self.holders.append(Holder(kind.__qualname__, kind, kinds.CLASS))
         tables_of_enums = is_a(kind, enum.EnumMeta)  # in which Python notes combinations of flags when they are met
         for name, value in list(vars(kind).items()):
             if tables_of_enums and name.startswith("_") and name.endswith("_"):
@@ -409,8 +385,8 @@ class Walk:
         pending = [kind for kind in self._seen.values() if is_a(kind, type)]
         while pending:
             kind = pending.pop()
-            self._guard(StateGuard.add_other, kind, SUBCLASSES)
-            for found in SUBCLASSES.read(kind).values():
+            self._guard(StateGuard.add_other, kind, kinds.SUBCLASSES)
+            for found in kinds.SUBCLASSES.read(kind).values():
                 if id(found) not in self._seen:
                     self._enter_class(found, called=True)
                     pending.append(found)
@@ -482,8 +458,7 @@ class Walk:
 
     def _note_containers(self, path: str, value: Any) -> None:
         """Containers of plain values: a program may write to them."""
-        kinds = kinds_of(value) if type(value) not in PLAIN else ()
-        for kind in kinds or ():
+        for kind in (() if type(value) in PLAIN else kinds_of(value)) or ():
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self.holders.append(Holder(path, value, kind, self._in_argument))
@@ -519,11 +494,11 @@ class Walk:
             self._visit_object(source.path, value)
 
     def _visit_object(self, path: str, value: Any) -> None:
-        kinds = kinds_of(value)
+        found = kinds_of(value)
         self._computes_names |= id(value) in _LOOK_UP
-        if kinds is None and is_plain(value):  # a number of numpy's, say, which its owner compares
+        if found is None and is_plain(value):  # a number of numpy's, say, which its owner compares
             return
-        if kinds is None:
+        if found is None:
             why = f"is of the type {type(value).__module__}.{type(value).__qualname__}"
             self.unknown.append(Unfollowed(path, why, _is_used_up(value)))
             self._hidden_state.append(self.unknown[-1])
@@ -534,28 +509,28 @@ class Walk:
         wrapped = attributes_of(value).get("__wrapped__")
         if is_a(wrapped, types.FunctionType):  # by a compiled function, say
             self._enter_function(wrapped)
-        for kind in kinds:
+        for kind in found:
             self.holders.append(Holder(path, value, kind, self._in_argument))
-            if kind in HOLD_NUMBERS and size_of(value, kind) > _MOST_BYTES:
+            if kind.compared == "numbers" and size_of(value, kind) > _MOST_BYTES:
                 self.unknown.append(Unfollowed(path, "is too large to be compared at each call"))
             else:
                 self._guard(StateGuard.add_holder, value, kind)
-            if kind is CACHE and remembers_tensors(value):  # and would remember those of the recording
+            if kind is kinds.CACHE and remembers_tensors(value):  # and would remember those of the recording
                 self._hidden_state.append(Unfollowed(path, "remembers what it gave for tensors", is_used_up=True))
             if kind in _HAVE_ATTRIBUTES:
                 self._enter_class(type(value))
-            if kind is GETTER:
-                texts = (name for name in GETTER.read(value).values() if type(name) is str)
-                found = frozenset(part for text in texts for part in text.split("."))
-                self.named_by_getters |= found
-                self._look_for(found)
-            if kind not in HOLD_NUMBERS:
+            if kind is kinds.GETTER:
+                texts = (name for name in kinds.GETTER.read(value).values() if type(name) is str)
+                named = frozenset(part for text in texts for part in text.split("."))
+                self.named_by_getters |= named
+                self._look_for(named)
+            if kind.compared != "numbers":
                 self._visit_items(path, value, kind)
 
     def _visit_items(self, path: str, owner: Any, kind: Kind) -> None:
-        by_item = kind in (DICT, LIST, TUPLE, DEQUE)
-        named = self._scope.reads(type(owner)) if kind is OBJECT else None
-        table = attributes_of(owner) if kind is OBJECT else None
+        by_item = kind in (kinds.DICT, kinds.LIST, kinds.TUPLE, kinds.DEQUE)
+        named = self._scope.reads(type(owner)) if kind is kinds.OBJECT else None
+        table = attributes_of(owner) if kind is kinds.OBJECT else None
         for key, item in kind.read(owner).items():
             if type(item) in SETTLED or (named is not None and key not in named):
                 continue
@@ -568,11 +543,11 @@ class Walk:
                 source = Source(weakly(owner), "attribute", key, full)
             else:
                 source = Source(item, "held", None, full)
-            if kind is DICT or kind is OBJECT:
+            if kind is kinds.DICT or kind is kinds.OBJECT:
                 self._visit_value(source, item)
             else:
                 self._visit(source, item)
-            if kind is DICT and type(key) not in SETTLED:
+            if kind is kinds.DICT and type(key) not in SETTLED:
                 self._visit(Source(key, "held", None, full), key)
 
     def _enter_tensor(self, tensor: Tensor, path: str) -> None:
@@ -589,7 +564,7 @@ class Walk:
             if attributes is not None and id(tensor) not in self._seen:
                 self._seen[id(tensor)] = tensor
                 self._guard(StateGuard.add_table, attributes)
-                self._visit_items(source.path, attributes, DICT)
+                self._visit_items(source.path, attributes, kinds.DICT)
             elif not vars(tensor):
                 self._guard(StateGuard.add_bare, tensor)
 
@@ -624,7 +599,7 @@ def _refuse_cached_parametrizations(path: str) -> None:
 
 _READ_NAMESPACE = frozenset(id(vars(builtins)[name]) for name in READ_NAMESPACE)
 _LOOK_UP = frozenset(map(id, (getattr, vars, eval, exec, globals, locals)))  # whatever name they have in a program
-_HAVE_ATTRIBUTES = (OBJECT, LOGGER, THREAD)
+_HAVE_ATTRIBUTES = (kinds.OBJECT, kinds.LOGGER, kinds.THREAD)
 # A function that `functools.singledispatch` has made keeps what it has looked up, by the types of arguments.
 _LIBRARY_CACHES = frozenset({"dispatch_cache", "cache_token"})
 
