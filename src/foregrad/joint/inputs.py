@@ -173,9 +173,9 @@ def _data_change(
     if recorded.parent is not None and not is_followed_root:
         return WrittenElsewhere(autograd, through=any(write.goes_through(recorded) for write in writes))
     seen = recorded.seen
-    if keep_writes and (autograd is Autograd.OFF or not seen.requires_grad) and _stays(place, seen, before.tensor):
-        return WrittenInGraph(autograd)
-    return WrittenBack(autograd)
+    stays = not isinstance(place, (Resized, StorageReplaced)) and geometry_of(seen) == geometry_of(before.tensor)
+    in_graph = keep_writes and stays and (autograd is Autograd.OFF or not seen.requires_grad)
+    return WrittenInGraph(autograd) if in_graph else WrittenBack(autograd)
 
 
 def _is_followed(functionalizer: Functionalizer, recorded: RecordedInput, place: PlaceChange | None) -> bool:
@@ -217,10 +217,6 @@ def _is_written_behind_its_back(recorded: RecordedInput, writes: Sequence[Write]
     """
     through_views = [write.target.input is not recorded for write in writes]
     return not recorded.required_grad and True in through_views and False in through_views[through_views.index(True) :]
-
-
-def _stays(place: PlaceChange | None, seen: Tensor, before: Tensor) -> bool:
-    return not isinstance(place, (Resized, StorageReplaced)) and geometry_of(seen) == geometry_of(before)
 
 
 def _hides_memory(tensor: Tensor) -> bool:

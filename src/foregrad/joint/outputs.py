@@ -57,15 +57,9 @@ class History(Enum):
     FOLLOWED = auto()  # it knows what it is a view of, or there is nothing to know
     WITHOUT_GRAD = auto()  # it was taken under no_grad, and requires grad where its base does
     DETACHED = auto()  # it does not know that the view belongs to its base, which requires grad
+    LEAF = auto()  # the program made the view itself require grad
+    DETACHED_LEAF = auto()  # both
     GOES_STALE = auto()  # it forbids to use the view once its base has been written
-
-
-@dataclass(frozen=True, slots=True)
-class NewLeaf:
-    """The program made the view itself require grad."""
-
-    hides_base: bool  # which requires grad too
-    forced: bool  # by `requires_grad_()`: a view taken under no_grad seems to require grad already
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +67,7 @@ class ViewReplay:
     """How a view is taken again from its base, and what autograd then makes of it."""
 
     how: ByViews | ByGeometry
-    history: History | NewLeaf
+    history: History
 
 
 class When(Enum):
@@ -283,7 +277,8 @@ class OutputClassifier:
         """The case of each output, in order."""
         results = tuple(self._case(i, leaf) for i, leaf in enumerate(self._leaves))
         self._refuse_two_histories(results)
-        inference = torch.is_inference_mode_enabled() and not any(map(_is_differentiable, results))
+        differentiable = any(isinstance(result, Plain) and result.differentiable for result in results)
+        inference = torch.is_inference_mode_enabled() and not differentiable
         results = tuple(_told_apart(result, inference) for result in results)
         tensors = tuple(leaf if isinstance(leaf, Tensor) else None for leaf in self._leaves)
         return OutputFacts(results, tensors, tuple(self._bases), tuple(self._counters(results)), self._shown)
@@ -440,7 +435,7 @@ class OutputClassifier:
         replay = self._replay_of(leaf, owner.seen, self._state_at_the_end(owner))
         when = When.AFTER_WRITES
         match replay:
-            case ViewReplay(ByViews(), History.DETACHED | NewLeaf(hides_base=True)) if is_stale(owner.seen):
+            case ViewReplay(ByViews(), History.DETACHED | History.DETACHED_LEAF) if is_stale(owner.seen):
                 when = When.BEFORE_WRITES  # no view is taken of it afterwards
         return ViewOfInput(owner, replay, when, one_of_many)
 
@@ -543,12 +538,10 @@ class OutputClassifier:
             if other is leaf or id(other) in self._inputs or is_stale(other) or not other.requires_grad:
                 continue
             taken_from = self._state(leaf).chain_from(self._state(other)) is not None
-            if taken_from and geometry_of(other) == geometry_of(leaf) and self._is_plain(other):
+            is_plain = other._base is None or len(self._siblings(other)) == 1
+            if taken_from and is_plain and geometry_of(other) == geometry_of(leaf):
                 return ViewOfOutput(self._position[id(other)], self._replay_of(leaf, other))
         return None
-
-    def _is_plain(self, tensor: Tensor) -> bool:
-        return tensor._base is None or len(self._siblings(tensor)) == 1
 
     def _plain(self, leaf: Tensor, kind: PlainKind, memory: ViewOfInput | None = None) -> Plain:
         node = self._functionalizer.read(self._state(leaf))
@@ -596,16 +589,15 @@ class OutputClassifier:
             )
         return None
 
-    def _history(self, leaf: Tensor, base: Tensor) -> History | NewLeaf:
+    def _history(self, leaf: Tensor, base: Tensor) -> History:
         if leaf.grad_fn is not None:
             return History.FOLLOWED
         if not leaf.requires_grad:
             return History.DETACHED if base.requires_grad else History.FOLLOWED
-        made = self._recording.made_to_require_grad(leaf)
         # A view taken under no_grad requires grad if its base does. The caller's may itself be a view of another one.
-        if not made and leaf._is_view():
+        if leaf._is_view() and not self._recording.made_to_require_grad(leaf):
             return History.WITHOUT_GRAD
-        return NewLeaf(hides_base=base.requires_grad, forced=made)
+        return History.DETACHED_LEAF if base.requires_grad else History.LEAF
 
     def _is_regenerated(self, leaf: Tensor, steps: Sequence[ViewStep]) -> bool:
         """Whether the views that gave a tensor say less than its geometry: `as_strided` may reach beyond its base."""
@@ -682,10 +674,6 @@ def leaf_behind(recording: Recording, functionalizer: Functionalizer, view: Any)
         return None
     same_memory = functionalizer.state_of(view).storage is functionalizer.state_of(base).storage
     return base if same_memory else None
-
-
-def _is_differentiable(result: Result) -> bool:
-    return isinstance(result, Plain) and result.differentiable
 
 
 def _told_apart(result: Result, inference: bool) -> Result:

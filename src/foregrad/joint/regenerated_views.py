@@ -44,11 +44,6 @@ def _is_view(recording: Recording, tensor: Tensor) -> bool:
     return any(recording.real_tensors[slot]._is_view() for slot in slots)
 
 
-def _has_custom_function(targets: Sequence[Tensor]) -> bool:
-    """Whether a custom function takes part, in whose forward gradients are off."""
-    return any(is_custom_function_node(node) and not is_start_node(node) for node in tape_nodes(targets))
-
-
 def _refuse_uses(tensor: Tensor, steps: Sequence[Step], outputs: OutputFacts, targets: Sequence[Tensor]) -> None:
     change, *later = steps
     views = {id(tensor)}
@@ -71,7 +66,10 @@ def _follow(views: set[int], steps: Sequence[Step], targets: Sequence[Tensor]) -
                 views.update(id(t) for t in tensors_in([step.out]))
             used = used or (step.grad_enabled and (kind is Kind.PURE or kind is Kind.WRITE))
             unseen = unseen or not step.grad_enabled
-    return used or (unseen and _has_custom_function(targets))
+    if used or not unseen:
+        return used
+    # In the forward of a custom function gradients are off.
+    return any(is_custom_function_node(node) and not is_start_node(node) for node in tape_nodes(targets))
 
 
 def _refuse_later_uses(taken: Step, steps: Sequence[Step], outputs: OutputFacts, targets: Sequence[Tensor]) -> None:

@@ -16,7 +16,6 @@ from ..joint.outputs import (
     CounterOf,
     Differentiable,
     History,
-    NewLeaf,
     NotDifferentiable,
     OutputFacts,
     OwnCounter,
@@ -132,22 +131,18 @@ class Aliases(Stage):
                 source = writer.variable(base)
                 name = writer.variables[output] = writer.fresh(str(output))
                 self._call_views(writer, name, source, replay.how, replay.history, taken)
-        match replay.history:
-            case NewLeaf(forced=True):
-                writer.line(f"{name}.requires_grad_()")
-            case NewLeaf():  # a view made under no_grad requires grad already, and has nothing to differentiate
-                writer.line(f"if not {name}.requires_grad: {name}.requires_grad_()")
+        if replay.history in (History.LEAF, History.DETACHED_LEAF):
+            writer.line(f"{name}.requires_grad_()")
 
-    def _show(self, writer: Writer, output: Output, source: str, how: ByGeometry, history: History | NewLeaf) -> None:
+    def _show(self, writer: Writer, output: Output, source: str, how: ByGeometry, history: History) -> None:
         """Show the base as the graph's own result lies in memory."""
         name, tensor = writer.variable(output), self.outputs.tensors[output.index]
         geometry = f"{name}.size(), {name}.stride(), {name}.storage_offset()"
         if tensor is not None and not is_symbolic(tensor):
             geometry = f"{tuple(tensor.shape)}, {tensor.stride()}, {tensor.storage_offset()}"
         view = f"{source}.as_strided({geometry})"
-        match history:
-            case History.DETACHED | NewLeaf(hides_base=True):
-                view += ".detach()"
+        if history in (History.DETACHED, History.DETACHED_LEAF):
+            view += ".detach()"
         if how.conj or how.neg:
             view = f"{writer.bind(set_lazy_bits, 'set_lazy_bits')}({view}, conj={how.conj}, neg={how.neg})"
         with grad_mode(writer, self.grad_enabled and history is not History.WITHOUT_GRAD, self.grad_enabled):
@@ -155,9 +150,7 @@ class Aliases(Stage):
         if how.locked:
             writer.line(f"{writer.bind(lock_view, 'lock_view')}({name})")
 
-    def _call_views(
-        self, writer: Writer, name: str, source: str, how: ByViews, history: History | NewLeaf, taken: Taken
-    ) -> None:
+    def _call_views(self, writer: Writer, name: str, source: str, how: ByViews, history: History, taken: Taken) -> None:
         """Call the recorded views one after another."""
         current, followed = source, history is History.FOLLOWED
         for n, step in enumerate(how.steps):
@@ -178,7 +171,7 @@ class Aliases(Stage):
         if history is History.DETACHED and all(step.op is not aten.detach.default for step in how.steps):
             writer.line(f"{name} = {name}.detach()")
         if how.regenerated:
-            writer.line(f"{writer.bind(set_version, 'set_version')}({name}, {name}._version + 1)")
+            move_version(writer, name, 1)
             _take_back_version(writer, name, followed=True)
 
     def _call(self, writer: Writer, step: ViewStep, current: str, on_itself: bool) -> str:
@@ -222,7 +215,13 @@ def _take_back_version(writer: Writer, name: str, followed: bool) -> None:
     """Autograd takes a view that it follows again, by its geometry, if its version says that it was changed."""
     if followed:
         writer.line(f"{name}.grad_fn")
-    writer.line(f"{writer.bind(set_version, 'set_version')}({name}, {name}._version - 1)")
+    move_version(writer, name, -1)
+
+
+def move_version(writer: Writer, name: str, by: int) -> None:
+    """Let a version counter grow or shrink."""
+    setter = writer.bind(set_version, "set_version")
+    writer.line(f"{setter}({name}, {name}._version {'-' if by < 0 else '+'} {abs(by)})")
 
 
 def is_symbolic(tensor: Tensor) -> bool:

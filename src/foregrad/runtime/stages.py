@@ -39,7 +39,7 @@ from ..joint.inputs import (
 from ..joint.side_effects import Assigned, AttributeSet, Effect, GradAssigned, InnerResult, Moved
 from ..locks import recording_lock
 from ..slots import Grown, Inner, Output, Primal, Returned, Updated
-from .aliases import Aliases, is_late
+from .aliases import Aliases, is_late, move_version
 from .saved_tensors import Noted
 
 
@@ -290,8 +290,7 @@ class Versions(Stage):
     def enter(self, writer: Writer) -> None:
         """Note versions in shared memory, where one counter stands for several inputs."""
         for facts in filter(self._counts_at_once, self.inputs):
-            name, setter = writer.variable(facts.recorded.slot), writer.bind(set_version, "set_version")
-            writer.line(f"{setter}({name}, {name}._version + {self._missing(facts)})")
+            move_version(writer, writer.variable(facts.recorded.slot), self._missing(facts))
         for facts in filter(self.counting.in_memory, self.inputs):
             name = writer.variable(facts.recorded.slot)
             version = writer.variables["version of", name] = writer.fresh("version")
@@ -300,15 +299,13 @@ class Versions(Stage):
             self._set(writer, facts)
 
     def leave(self, writer: Writer) -> None:
-        setter = writer.bind(set_version, "set_version")
         for facts in self.inputs:
-            name = writer.variable(facts.recorded.slot)
             missing = self._missing(facts)
             if self.counting.in_memory(facts):
                 if not self._only_counts_in_memory(facts):
                     self._set(writer, facts)
             elif missing and has_version(facts) and not self._counts_at_once(facts):
-                writer.line(f"{setter}({name}, {name}._version + {missing})")
+                move_version(writer, writer.variable(facts.recorded.slot), missing)
 
     def _set(self, writer: Writer, facts: InputFacts) -> None:
         """The version of an input in shared memory, from the one that was noted."""
@@ -405,14 +402,14 @@ class Moves(Stage):
                     name = writer.variable(slot)
                     writer.line(f"{name}.data = {writer.variable(Output(output))}")
                     if counted:
-                        writer.line(f"{writer.bind(set_version, 'set_version')}({name}, {name}._version + 1)")
+                        move_version(writer, name, 1)
                 case Moved(output, slot, with_grad, counted):
                     name, value = writer.variable(slot), writer.variable(Output(output))
                     grad = writer.bind(torch.enable_grad if with_grad else torch.no_grad, "grad_mode")
                     with writer.block(f"with {grad}():"):
                         writer.line(f"{name}.set_({value})")
                     if not counted:
-                        writer.line(f"{writer.bind(set_version, 'set_version')}({name}, {name}._version - 1)")
+                        move_version(writer, name, -1)
         self.aliases.take_late(writer)
 
 
