@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +16,7 @@ from .._torch import AutocastState, OpOverload, effect_type, is_backward_state, 
 from ..errors import BackwardStateError, UnsupportedError
 from ..functionalize.effect_tokens import Chain
 from ..functionalize.functionalizer import Functionalizer
+from ..functionalize.rng import RandomInputs
 from ..graph.fx import to_fx
 from ..graph.graph import Graph, GraphBuilder, GraphOutput, Node, live_nodes, name_nodes, nodes_in
 from ..ops import Kind, aten, op_info
@@ -23,13 +25,44 @@ from ..record.fakify import RecordedInput
 from ..record.hooks import BackwardState
 from ..record.recording import Recording
 from ..record.tape import tape_edges
-from ..slots import Base, Grad, Inner, Output, Primal, RandomState, Returned, Tangent, Token, belongs_to_backward
+from ..slots import (
+    Base,
+    Grad,
+    Grown,
+    Inner,
+    Output,
+    Primal,
+    RandomState,
+    Returned,
+    SyntheticBase,
+    Tangent,
+    Token,
+    Updated,
+    ViewRoot,
+    belongs_to_backward,
+)
 from ..subclasses.layout import Layout, Wrapped, spread, wrappers_in
-from .calling_convention import RandomFacts, forward_values, placeholder_names, primals_of, random_facts, targets_of
-from .differentiate import BackwardWrite, Differentiated, Tape, copy_seen_constants, outputs_for
+from .differentiate import (
+    BackwardWrite,
+    Differentiated,
+    Tape,
+    copy_seen_constants,
+    outputs_for,
+    targets_of,
+    value_of,
+)
 from .hooks import HookEffect, HookEffects
-from .inputs import InputFacts, StorageReplaced, WrittenBack, input_facts, is_stale
-from .outputs import OutputClassifier, OutputFacts
+from .inputs import (
+    InputFacts,
+    Reshaped,
+    Resized,
+    StorageReplaced,
+    WrittenBack,
+    WrittenInGraph,
+    input_facts,
+    is_stale,
+)
+from .outputs import Constant, Number, OutputClassifier, OutputFacts, SameAsInput
 from .regenerated_views import refuse_regenerated_views
 from .side_effects import (
     AttributeSet,
@@ -38,7 +71,6 @@ from .side_effects import (
     Escape,
     InnerResult,
     attributes_of_results,
-    hooked_results,
     inner_results,
 )
 from .subclasses import refuse_related_wrappers, wrapper_facts
@@ -98,8 +130,7 @@ def _is_of_integers(node: Node) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Build the joint graph of a recording: functionalize the forward, choose what to differentiate, differentiate,
-# functionalize the backward, drop what nobody needs.
+# What a joint graph is.
 @dataclass(frozen=True, slots=True)
 class Signature:
     """What stands at each place of the joint graph."""
@@ -110,6 +141,37 @@ class Signature:
     grads: tuple[Grad | None, ...]  # one for each primal
     tokens: tuple[Token, ...] = ()  # before the primals, and before what is returned
     backward_tokens: tuple[Token, ...] = ()  # behind the tangents, and behind everything that the backward gives
+
+
+@dataclass(frozen=True, slots=True)
+class RandomFacts:
+    """Seeds and offsets, forward and backward; None where draws stay as they are."""
+
+    forward: RandomInputs | None
+    backward: RandomInputs | None
+
+    @property
+    def placeholders(self) -> list[Node]:
+        """Seed and offset of the forward, then of the backward."""
+        sides = [side for side in (self.forward, self.backward) if side is not None]
+        return [node for side in sides for node in (side.seed, side.base)]
+
+    @property
+    def values(self) -> list[Any]:
+        """Abstract values of the placeholders."""
+        return [node.value for node in self.placeholders]
+
+    @property
+    def forward_outputs(self) -> list[GraphOutput]:
+        """The forward's new offset."""
+        return [] if self.forward is None else [GraphOutput(RandomState("fwd", "offset"), self.forward.offset)]
+
+    @property
+    def backward_outputs(self) -> list[GraphOutput]:
+        """The backward's new offset, if it draws."""
+        if self.backward is None or not self.backward.draws:
+            return []
+        return [GraphOutput(RandomState("bwd", "offset"), self.backward.offset)]
 
 
 @dataclass(frozen=True)
@@ -179,6 +241,8 @@ class Joint:
         return sum(node.op is not operator.getitem for node in self.graph.nodes)
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# How it is built.
 def build_joint(
     recording: Recording, leaves: Sequence[Any], paths: Sequence[str], escapes: Sequence[Escape], config: AOTConfig
 ) -> Joint:
@@ -188,43 +252,25 @@ def build_joint(
     """
     functionalizer = _functionalized_forward(recording, config)
     graph, tokens = functionalizer.graph, functionalizer.tokens.chain()
-    replay = config.options.view_replay_for_aliased_outputs
     hidden = Effects(leaves, paths)
     with torch.set_grad_enabled(recording.after.grad_enabled):  # autograd answers as it would to the caller
         facts = _facts(recording, functionalizer, config.keep_inference_input_mutations)
         hidden.add_inputs(recording, functionalizer, [facts[recorded.slot] for recorded in recording.inputs])
         hidden.add_escapes(escapes)
         hooks = HookEffects(recording, hidden) if recording.hooks.on_inputs or recording.hooks.inside else None
-        inputs = {id(recorded.seen) for recorded in recording.inputs}
-        attributes = attributes_of_results(hidden, lambda t: id(t) in inputs, recording.engine.is_abstract)
-        shown = len(hidden.leaves)
-        hidden.add_leaves(recording, functionalizer)
-        outputs = OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay, shown).classify()
+        attributes = attributes_of_results(hidden, recording)
+        outputs = _classified(recording, functionalizer, hidden, config)
     targets = targets_of(config, list(facts.values()), outputs, len(leaves))
-    strided = any(step.op is aten.as_strided.default for step in recording.steps)
-    if strided or recording.mutations.reshaped_without_grad:
-        refuse_regenerated_views(recording, outputs, list(targets.values()))
-    primal_nodes, primals = primals_of(graph, recording, facts, targets)
-    written_views = [facts.recorded for facts in primals if _is_written_view(facts, recording)]
-    views = frozenset(node for recorded in written_views for node in _nodes_of_writes(recorded))
-    tape = Tape(
-        recording.session,
-        functionalizer,
-        [facts.recorded for facts in primals],
-        targets,
-        written_views=views,
-        fresh_leaves=tuple(outputs.fresh_leaves),
-    )
-    _refuse_edges_to_fresh_leaves(recording, targets, outputs)
-    _refuse_edges_into_wrappers(recording, targets)
+    primal_nodes, primals = _primals_of(graph, recording, facts, targets)
+    tape = _tape(recording, functionalizer, primals, targets, outputs)
     if hooks is None and _retains_gradients(recording, outputs):
         hooks = HookEffects(recording, hidden)
-    effects = () if hooks is None else hooks.effects(outputs, targets.values())
-    forward = forward_values(functionalizer, facts.values(), outputs)
+    hook_effects = () if hooks is None else hooks.effects(outputs, targets.values())
+    forward = _forward_values(functionalizer, facts.values(), outputs)
     derived = _differentiated(recording, tape)
     copy_seen_constants(functionalizer, [*spread(_shown(forward)), *spread(derived.gradients)])
     functionalizer.draws.closed = True
-    random = random_facts(functionalizer.draws, training=bool(targets))
+    random = RandomFacts(copy(functionalizer.draws.forward), copy(functionalizer.draws.backward) if targets else None)
     graph.placeholders += random.placeholders
     _mark_written(graph, facts, derived)
     return Joint(
@@ -236,12 +282,9 @@ def build_joint(
         outputs=outputs,
         visible=len(leaves),
         effects=tuple(hidden.effects),
-        hooks=effects,
+        hooks=hook_effects,
         attributes=attributes,
-        inner_results=(
-            *inner_results(outputs, hidden.paths, targets),
-            *hooked_results(outputs, hidden.paths, targets, recording.hooks.inside),
-        ),
+        inner_results=inner_results(outputs, hidden.paths, targets, recording.hooks.inside),
         primal_nodes=primal_nodes,
         returned_nodes=tuple(forward.values()),
         grad_layouts=derived.layouts,
@@ -268,6 +311,37 @@ def _functionalized_forward(recording: Recording, config: AOTConfig) -> Function
     functionalizer.run(recording.steps, 0)
     graph.stack, graph.backward, graph.origin = (), False, None
     return functionalizer
+
+
+def _classified(
+    recording: Recording, functionalizer: Functionalizer, hidden: Effects, config: AOTConfig
+) -> OutputFacts:
+    """The cases of all results, hidden ones among them."""
+    shown = len(hidden.leaves)
+    hidden.add_leaves(recording, functionalizer)
+    replay = config.options.view_replay_for_aliased_outputs
+    return OutputClassifier(recording, functionalizer, hidden.leaves, hidden.paths, replay, shown).classify()
+
+
+def _tape(
+    recording: Recording,
+    functionalizer: Functionalizer,
+    primals: Sequence[InputFacts],
+    targets: dict[Returned, Tensor],
+    outputs: OutputFacts,
+) -> Tape:
+    """The tape of what is differentiated; what it would lose gradients of is refused."""
+    strided = any(step.op is aten.as_strided.default for step in recording.steps)
+    if strided or recording.mutations.reshaped_without_grad:
+        refuse_regenerated_views(recording, outputs, list(targets.values()))
+    inputs = [facts.recorded for facts in primals]
+    views = [facts.recorded for facts in primals if _is_written_view(facts, recording)]
+    writes = frozenset(node for recorded in views for node in _nodes_of_writes(recorded))
+    leaves = tuple(outputs.fresh_leaves)
+    tape = Tape(recording.session, functionalizer, inputs, targets, written_views=writes, fresh_leaves=leaves)
+    _refuse_edges_to_fresh_leaves(recording, targets, outputs)
+    _refuse_edges_into_wrappers(recording, targets)
+    return tape
 
 
 def _shown(forward: dict[Returned, Any]) -> list[Any]:
@@ -312,7 +386,9 @@ def _live_graph(
     live = live_nodes(graph, nodes_in([value for _, value in outputs]), may_refuse)
     inputs, tangents = [*tokens.heads, *graph.placeholders], tape.tangent_nodes
     primals = len(inputs) - len(tangents) - len(random.placeholders)
-    names = [*placeholder_names(primals, len(tangents)), *(f"{node.slot}_1" for node in random.placeholders)]
+    names = [f"primals_{i + 1}" if tangents else f"arg{i}_1" for i in range(primals)]
+    names += [f"tangents_{i + 1}" for i in range(len(tangents))]
+    names += [f"{node.slot}_1" for node in random.placeholders]
     for node, name in zip(inputs, names, strict=True):
         node.name = name
     inputs += derived.tokens.heads
@@ -378,6 +454,80 @@ def _facts(recording: Recording, functionalizer: Functionalizer, keep: bool) -> 
         return facts
     refuse_related_wrappers(recording, [facts[recorded.slot] for recorded in wrappers])
     return {r.slot: facts[r.slot] for r in everything}
+
+
+def _primals_of(
+    graph: GraphBuilder, recording: Recording, facts: dict[Primal, InputFacts], targets: dict[Returned, Tensor]
+) -> tuple[tuple[Node | Wrapped, ...], tuple[InputFacts, ...]]:
+    """What the graph takes; the second place of a tensor that was passed twice is dropped if it is written (D-2).
+
+    To autograd, and to everything around the graph, the tensors in a wrapper subclass are one input; one that the
+    program itself has taken out, and differentiates, is an input beside the wrapper.
+    """
+    kept: dict[Primal, Node] = {}
+    for node in graph.placeholders:
+        slot: Any = node.slot
+        first = facts[slot].recorded.same_as
+        if first is None or not (facts[first.slot].data_changed or facts[first.slot].reshapes):
+            kept[slot] = node
+    graph.placeholders[:] = kept.values()
+    outer = {i.slot: r for r in recording.inputs if r.layout is not None and r.same_as is None for i in r.inner}
+    if not outer:
+        return tuple(kept.values()), tuple(facts[slot] for slot in kept)
+    primals: dict[Primal, Node | Wrapped] = {}
+    for slot, node in kept.items():
+        around = outer.get(slot)
+        if around is None:
+            primals[slot] = node
+        elif around.slot not in primals:
+            primals[around.slot] = _in_wrapper(around, kept)
+    for recorded in outer.values():  # even if the graph needs nothing of it, autograd does
+        primals.setdefault(recorded.slot, _in_wrapper(recorded, kept))
+    reached = recording.session.reached_inputs(list(targets.values()))
+    primals |= {slot: kept[slot] for slot in outer if slot in reached}
+    return tuple(primals.values()), tuple(facts[slot] for slot in primals)
+
+
+def _in_wrapper(recorded: RecordedInput, kept: dict[Primal, Node]) -> Wrapped:
+    assert recorded.layout is not None
+    return Wrapped(recorded.layout, tuple(kept[item.slot] for item in recorded.inner if item.slot in kept))
+
+
+def _forward_values(
+    functionalizer: Functionalizer, inputs: Iterable[InputFacts], outputs: OutputFacts
+) -> dict[Returned, Any]:
+    """The values that the forward returns: updated inputs, the user's outputs, bases."""
+    values: dict[Returned, Any] = {}
+    kept: dict[Primal, Node] = {}
+    placeholders = {node.slot: node for node in functionalizer.graph.placeholders}
+    for facts in inputs:
+        slot = facts.recorded.slot
+        match facts.data, facts.place:
+            case WrittenInGraph(), _:
+                new = functionalizer.node_of(facts.recorded.seen)
+                kept[slot] = functionalizer.graph.write_placeholder(placeholders[slot], new)
+            case data, Resized() | StorageReplaced():
+                if isinstance(data, WrittenBack):
+                    values[Updated(slot)] = functionalizer.read(functionalizer.state_before(facts.recorded))
+                grown = isinstance(facts.place, Resized) and not isinstance(slot, (SyntheticBase, ViewRoot))
+                if grown and functionalizer.state_of(facts.recorded.seen).storage.writes:
+                    values[Grown(slot)] = functionalizer.node_of(facts.recorded.seen)
+            case (WrittenBack(), _) | (_, Reshaped()):
+                values[Updated(slot)] = value_of(functionalizer, facts.recorded.seen)
+    for i, (result, tensor) in enumerate(zip(outputs.results, outputs.tensors, strict=True)):
+        match result:
+            case Constant(value):
+                values[Output(i)] = value
+            case Number(value):
+                values[Output(i)] = functionalizer.graph.number(value)
+            case SameAsInput(recorded) if recorded.slot in kept:
+                values[Output(i)] = kept[recorded.slot]
+            case _:
+                assert tensor is not None
+                values[Output(i)] = value_of(functionalizer, tensor)
+    for i, base in enumerate(outputs.bases):
+        values[Base(i)] = value_of(functionalizer, base)
+    return values
 
 
 def _retains_gradients(recording: Recording, outputs: OutputFacts) -> bool:

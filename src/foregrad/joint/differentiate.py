@@ -14,7 +14,7 @@ from torch import Tensor
 from .._torch import OpOverload, frees_when_run, is_version_error, names_jagged_size, set_version
 from ..abstract.engine import Engine, has_gaps
 from ..abstract.kernel_checks import storage_of
-from ..errors import BackwardError, ForegradError, UnsupportedError
+from ..errors import BackwardError, ExportError, ForegradError, UnsupportedError
 from ..functionalize.effect_tokens import Chain
 from ..functionalize.functionalizer import Functionalizer
 from ..functionalize.rng import RandomInputs
@@ -23,15 +23,32 @@ from ..functionalize.storage import changes_memory
 from ..graph.graph import Graph, GraphOutput, Node, Step, get_constant, name_nodes, nodes_in
 from ..graph.subgraph import between, impure_since, read_by
 from ..ops import Kind, aten, op_info, tensors_in
+from ..options import AOTConfig, Loss
 from ..record.fakify import RecordedInput
 from ..record.hooks import BackwardState
 from ..record.refusals import without_frames
 from ..record.retrace import LateInputs, Retrace
 from ..record.session import Session
 from ..record.tape import tape_nodes
-from ..slots import BackwardUpdate, Grad, Inner, LowerTangent, Primal, RandomState, Returned, Slot, Tangent, ViewRoot
+from ..slots import (
+    BackwardUpdate,
+    Base,
+    Grad,
+    Inner,
+    LowerTangent,
+    Output,
+    Primal,
+    RandomState,
+    Returned,
+    Slot,
+    Tangent,
+    Updated,
+    ViewRoot,
+)
 from ..stack_traces import where
 from ..subclasses.layout import Layout, Wrapped, is_wrapper, layout_of, leaves_of, spread
+from .inputs import Autograd, InputFacts, WrittenBack, is_stale
+from .outputs import OutputFacts, Plain
 from .subclasses import wrapper_tangent
 
 
@@ -229,6 +246,65 @@ def _renew(root: TensorState, node: Node) -> None:
 def _positions(step: Step) -> list[int]:
     written = op_info(step.op).written if op_info(step.op).kind is Kind.WRITE else (0,)
     return [i for i in written if i < len(step.args)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is differentiated of a program's results: all that can be, and in export the loss (X-5), or nothing.
+def targets_of(
+    config: AOTConfig, facts: Sequence[InputFacts], outputs: OutputFacts, visible: int
+) -> dict[Returned, Tensor]:
+    """What is differentiated, as the options ask for it; the first `visible` results are the user's."""
+    match config.differentiate:
+        case Loss(index):
+            return _loss_target(index, outputs, visible)
+        case False:
+            return {}
+        case _:
+            return _all_targets(facts, outputs)
+
+
+def _all_targets(facts: Sequence[InputFacts], outputs: OutputFacts) -> dict[Returned, Tensor]:
+    """Everything that can be differentiated."""
+    targets: dict[Returned, Tensor] = {}
+    for item in facts:
+        match item.data:
+            case WrittenBack(Autograd.FOLLOWED):
+                targets[Updated(item.recorded.slot)] = item.recorded.seen
+    for i, result in enumerate(outputs.results):
+        if isinstance(result, Plain) and result.differentiable:
+            targets[Output(i)] = result.tensor
+    for i, base in enumerate(outputs.bases):
+        targets[Base(i)] = base
+    return targets
+
+
+def _loss_target(index: int, outputs: OutputFacts, visible: int) -> dict[Returned, Tensor]:
+    """The loss among the first `visible` results, which must be the only one that requires grad."""
+    if not 0 <= index < visible:
+        raise ExportError(f"output_loss_index={index}, but the program returns {visible} values.")
+    loss = outputs.tensors[index]
+    if loss is None:
+        raise ExportError(f"output {index} was marked as the loss, but it does not require gradients: it is no tensor.")
+    if is_stale(loss) or not loss.requires_grad:
+        raise ExportError(
+            f"output {index} was marked as the loss, but it does not require gradients. Mark another output, or let a "
+            "parameter or an input that it is computed from require grad."
+        )
+    if loss.numel() != 1:
+        raise ExportError(
+            f"We require the output marked as the loss (at index {index}) to be a scalar, but it has shape "
+            f"{tuple(loss.shape)}. Reduce it, as with sum() or mean()."
+        )
+    if loss.is_complex():
+        raise ExportError(f"the loss (at index {index}) is complex. Take a real number of it, as with abs().")
+    for i, tensor in enumerate(outputs.tensors[:visible]):
+        if i != index and tensor is not None and tensor is not loss and not is_stale(tensor) and tensor.requires_grad:
+            raise ExportError(
+                "Found an output of the forward that requires gradients, that was not the scalar loss: it stands at "
+                f"index {i}, has shape {tuple(tensor.shape)}, and the loss is at {index}. A backward exists for the "
+                "loss alone: detach() the other outputs."
+            )
+    return {Output(index): loss}
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ run time then puts it where the program put it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,18 +158,17 @@ class AttributeSet:
     value: Any
 
 
-def attributes_of_results(
-    hidden: Effects, is_input: Callable[[Tensor], bool], is_abstract: Callable[[object], bool]
-) -> tuple[AttributeSet, ...]:
+def attributes_of_results(hidden: Effects, recording: Recording) -> tuple[AttributeSet, ...]:
     """What stands on the results; tensors and symbolic numbers among it become results that the user does not see.
 
     Attributes of inputs are the caller's own.
     """
     found: list[AttributeSet] = []
-    known: dict[int, int] = {}  # places of results by id
+    known = {id(recorded.seen) for recorded in recording.inputs}
     for i, leaf in enumerate(hidden.leaves):  # it grows
-        if not is_abstract(leaf) or is_wrapper(leaf) or is_input(leaf) or known.setdefault(id(leaf), i) != i:
+        if id(leaf) in known or not recording.engine.is_abstract(leaf) or is_wrapper(leaf):
             continue
+        known.add(id(leaf))
         for name, value in own_attributes(leaf).items():
             path = f"{hidden.paths[i]}.{name}"
             if isinstance(value, (Tensor, SymInt, SymFloat)):
@@ -205,18 +204,6 @@ class InnerResult:
     why: str
 
 
-def hooked_results(
-    outputs: OutputFacts, paths: Sequence[str], targets: Mapping[Returned, Tensor], hooks: Sequence[Registered]
-) -> tuple[InnerResult, ...]:
-    """Results that have a hook in the recorded backward."""
-    places = {slot: k for k, slot in enumerate(targets)}
-    return tuple(
-        InnerResult(Output(i), paths[i], (places[Output(i)],), _HOOKED)
-        for i, (result, tensor) in enumerate(zip(outputs.results, outputs.tensors, strict=True))
-        if isinstance(result, Plain) and Output(i) in places and is_hooked(tensor, hooks)
-    )
-
-
 def is_hooked(result: Tensor | None, hooks: Sequence[Registered]) -> bool:
     """Whether one of the program's hooks may change the gradient of a result, rather than of what it was before."""
     own = [hook for hook in hooks if hook.tensor is result and not hook.serves_several]
@@ -224,11 +211,22 @@ def is_hooked(result: Tensor | None, hooks: Sequence[Registered]) -> bool:
 
 
 def inner_results(
-    outputs: OutputFacts, paths: Sequence[str], targets: Mapping[Returned, Tensor]
+    outputs: OutputFacts, paths: Sequence[str], targets: Mapping[Returned, Tensor], hooks: Sequence[Registered]
 ) -> tuple[InnerResult, ...]:
-    """Results, and inputs that were written, on the way from a target to the inputs."""
+    """Results, and inputs that were written, on the way from a target to the inputs; then results with a hook."""
+    hooked = [
+        InnerResult(slot, paths[slot.index], (k,), _HOOKED)
+        for k, (slot, tensor) in enumerate(targets.items())
+        if isinstance(slot, Output) and isinstance(outputs.results[slot.index], Plain) and is_hooked(tensor, hooks)
+    ]
+    return (*_results_inside(outputs, paths, targets), *hooked)
+
+
+def _results_inside(
+    outputs: OutputFacts, paths: Sequence[str], targets: Mapping[Returned, Tensor]
+) -> Iterator[InnerResult]:
     if len(targets) < 2:
-        return ()
+        return
     shown: list[tuple[Output | Primal, str, Tensor]] = [
         (slot.of, str(slot.of), tensor) for slot, tensor in targets.items() if isinstance(slot, Updated)
     ]
@@ -236,13 +234,7 @@ def inner_results(
         if tensor is not None and not isinstance(result, (SameAsInput, SameAsOutput)) and not is_stale(tensor):
             shown.append((Output(i), paths[i], tensor))
     everything = ends_behind(list(targets.values()))
-    inner = [
-        (slot, name, (t.grad_fn, t.output_nr)) for slot, name, t in shown if (t.grad_fn, t.output_nr) in everything
-    ]
-    if not inner:
-        return ()
-    behind = [ends_behind([tensor]) for tensor in targets.values()]
-    return tuple(
-        InnerResult(slot, name, tuple(k for k, reached in enumerate(behind) if end in reached), _COMPUTED_FROM)
-        for slot, name, end in inner
-    )
+    inner = [(slot, name, end) for slot, name, t in shown if (end := (t.grad_fn, t.output_nr)) in everything]
+    behind = [ends_behind([tensor]) for tensor in targets.values()] if inner else []
+    for slot, name, end in inner:
+        yield InnerResult(slot, name, tuple(k for k, reached in enumerate(behind) if end in reached), _COMPUTED_FROM)

@@ -18,7 +18,6 @@ from ..functionalize.operators import default_generator
 from ..functionalize.rng import RandomInputs
 from ..graph.graph import Graph
 from ..joint.build import Joint
-from ..joint.calling_convention import RandomSide
 from ..slots import RandomState
 from .compilers import Boxed
 
@@ -62,7 +61,7 @@ def _number(value: int) -> Tensor:
     return torch.tensor((value + _SIGN) % (2 * _SIGN) - _SIGN, dtype=torch.int64, device="cpu")
 
 
-def _state(side: RandomSide) -> GeneratorState:
+def _state(side: RandomInputs) -> GeneratorState:
     return GeneratorState(side.device, side.draws)
 
 
