@@ -5,6 +5,7 @@ torch's public face (a test checks it).
 """
 
 from .autograd import *
+from .errors import *
 from .fake import *
 from .guards import *
 from .operators import *

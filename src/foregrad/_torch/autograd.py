@@ -231,11 +231,6 @@ def creation_of(view: torch.Tensor) -> str:
     return str(_autograd._get_creation_meta(view).name)
 
 
-def is_version_error(error: BaseException) -> bool:
-    """Whether autograd refuses because something that it saved was written to."""
-    return any(words in str(error) for words in ("modified by an inplace operation", "has been modified inplace"))
-
-
 def refusal_of_write(view: torch.Tensor) -> RuntimeError | None:
     """The error with which autograd forbids to write to a view with gradients on, if it does.
 

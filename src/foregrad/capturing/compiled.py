@@ -20,6 +20,7 @@ from .._torch import (
     foreign_function_mode,
     forward_ad_level,
     garbage_collection_paused,
+    is_about_symbols,
     is_functorch_wrapped,
     under_functorch_transform,
 )
@@ -207,7 +208,7 @@ class Compiled:
             return capture_call(self._function, args, kwargs, self._module, self.config, again)
         try:
             capture = capture_call(self._function, args, kwargs, self._module, self.config, again)
-            if not any(map(_blames_symbols, capture.joint.backward_errors.values())):
+            if not any(map(is_about_symbols, capture.joint.backward_errors.values())):
                 return capture
         except Exception as error:  # one that is not about symbols comes again with fixed numbers
             log.debug("recording with symbolic sizes failed, fixed ones are tried: %s", error)
@@ -248,12 +249,6 @@ class Compiled:
             self._warned = True
             warnings.warn(f"{self!r} {why}", EagerFallbackWarning, stacklevel=5)
         return self._function(*args, **kwargs)
-
-
-def _blames_symbols(error: Exception) -> bool:
-    """Whether an error is about symbolic numbers rather than about the program."""
-    words = ("SymInt", "SymFloat", "SymBool", "symbolic", "the size ", "aten::size", "customized tensor")
-    return any(word in str(error) for word in words)
 
 
 def guarded_entry(capture: Capture) -> GuardedEntry:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import OpOverload, frees_when_run, is_version_error, names_jagged_size, set_version
+from .._torch import OpOverload, frees_when_run, is_internal_assertion, is_version_error, names_jagged_size, set_version
 from ..abstract.engine import Engine, has_gaps
 from ..abstract.kernel_checks import storage_of
 from ..errors import BackwardError, ExportError, ForegradError, UnsupportedError
@@ -675,7 +675,7 @@ def _root(tensor: Tensor) -> Tensor:
 
 def _named(error: Exception) -> Exception:
     """An error of autograd's; where it fails by itself, eager may not: it looks closer for single gradients."""
-    if "INTERNAL ASSERT FAILED" not in str(error):
+    if not is_internal_assertion(error):
         return error
     return BackwardError(
         "autograd itself fails when it is asked for single gradients of this program, as it is where a program is "

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from .._torch import creation_of, refusal_of_write
+from .._torch import creation_of, is_internal_assertion, refusal_of_write
 from ..abstract.engine import geometry_of
 from ..errors import UnsupportedError
 from ..functionalize.functionalizer import Functionalizer
@@ -323,7 +323,7 @@ def is_stale(tensor: Tensor) -> bool:
     try:
         tensor.grad_fn  # noqa: B018
     except RuntimeError as error:
-        if "INTERNAL ASSERT FAILED" in str(error):  # autograd lost it, and would say nothing of it the next time
+        if is_internal_assertion(error):  # autograd lost it, and would say nothing of it the next time
             raise
         return True
     return False

@@ -24,6 +24,7 @@ from .._torch import (
     counts_versions,
     disable_modes,
     function_that_asks,
+    is_about_inference_tensors,
     is_functorch_wrapped,
     set_version,
     without_function_modes,
@@ -345,7 +346,7 @@ class LiftedTensors(TorchFunctionMode):
             refusal = explained(error)
             if isinstance(refusal, DataDependentError):  # others may have to do with how inputs share memory
                 raise self._recorder.refuse(refusal) from error
-            if "inference tensor" in str(error) and self._meets_half_inference():
+            if is_about_inference_tensors(error) and self._meets_half_inference():
                 raise self._recorder.refuse(
                     UnsupportedError(
                         f"the program writes to a tensor that `.data =` has given an inference tensor, at "

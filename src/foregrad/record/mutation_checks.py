@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor
 
-from .._torch import OpOverload, disable_modes, pytree, without_function_modes
+from .._torch import OpOverload, disable_modes, is_refused_cast, pytree, without_function_modes
 from ..abstract.engine import Engine
 from ..abstract.kernel_checks import ask_eager, may_self_overlap, overlap_in_part, reads_what_it_writes, storage_of
 from ..errors import UnsupportedError
@@ -176,20 +176,13 @@ def _refuse_narrowing(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
     if key in _CASTS:
         return
     if all(isinstance(value, Tensor) or type(value) in PLAIN for value in values):
-        said = _said_by_kernel(op, args, kwargs)
-        if "can't be cast" in said:  # about the rest, shape inference has its own say
-            raise RuntimeError(said)
+        try:
+            with disable_modes(), without_function_modes(), torch.no_grad():
+                op(*map(_small, args), **{name: _small(value) for name, value in kwargs.items()})
+        except Exception as error:
+            if is_refused_cast(error):  # about the rest, shape inference has its own say
+                raise
     _CASTS.add(key)
-
-
-def _said_by_kernel(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The error of an operator for small tensors of the same dtypes, if there is one."""
-    try:
-        with disable_modes(), without_function_modes(), torch.no_grad():
-            op(*map(_small, args), **{name: _small(value) for name, value in kwargs.items()})
-    except Exception as error:
-        return str(error)
-    return ""
 
 
 def _flattened(values: Iterable[Any]) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .._torch import SET_GRAD_ENABLED, OpOverload, autograd_left_out, custom_functions_refused
+from .._torch import SET_GRAD_ENABLED, OpOverload, autograd_left_out, custom_functions_refused, is_not_differentiable
 from ..abstract.engine import Engine
 from ..abstract.kernel_checks import storage_of
 from ..errors import UnsupportedError
@@ -43,7 +43,7 @@ class AboveAutograd(Recorder):
             with GradSwitches(self), custom_functions_refused(self._refuse_function), autograd_left_out():
                 yield
         except RuntimeError as error:
-            if "does not require grad and does not have a grad_fn" not in str(error):
+            if not is_not_differentiable(error):
                 raise
             raise UnsupportedError(
                 "the program differentiates something by itself (torch.autograd.grad, backward()), which cannot be "

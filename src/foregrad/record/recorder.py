@@ -28,6 +28,7 @@ from .._torch import (
     accumulating_into,
     collective_decompositions,
     disable_modes,
+    is_without_kernel,
     next_sequence_number,
     running_node_name,
     running_node_number,
@@ -275,7 +276,7 @@ class Recorder(TorchDispatchMode):
             twin = twin_of_refused(op, args) if told is None else None
             if twin is not None:
                 return self._result(twin[0], types, twin[1], {}, stack)
-            if told is not None and "Could not run 'aten::" not in str(told):  # eager was asked with plain tensors
+            if told is not None and not is_without_kernel(told):  # eager was asked with plain tensors
                 try:
                     raise told from error
                 finally:

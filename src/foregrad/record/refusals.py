@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from .._torch import NO_DATA
+from .._torch import AboutFakes, said_of_fakes
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
 from ..stack_traces import errors_behind, source_of
 
@@ -13,52 +13,45 @@ WAY_OUT = (
     "argument, or compile with fallback='eager'."
 )
 
-_READ = (
-    DataDependentError,
-    f"the data of a recorded tensor is asked for, at {{place}}. While a program is recorded its tensors have no data. "
-    f"{WAY_OUT}",
-)
-
-_NESTED = (
-    UnsupportedError,
-    "a nested tensor is made of recorded ones, at {place}: this cannot be compiled yet. Make it outside and pass it as "
-    "an argument, or compile with fallback='eager'.",
-)
-
-# What torch says to tensors without data, and would not say to real ones.
-_WORDS: dict[str, tuple[type[ForegradError], str]] = {
-    NO_DATA: _READ,
-    "its data is not allocated yet": _READ,
-    "is not supported for tensor subclasses": _READ,
-    "Please convert all Tensors to FakeTensors": (
+# By what torch says to tensors without data: the error that says what the user can do.
+_REFUSALS: dict[AboutFakes, tuple[type[ForegradError], str]] = {
+    AboutFakes.DATA: (
+        DataDependentError,
+        "the data of a recorded tensor is asked for, at {place}. While a program is recorded its tensors have no data. "
+        f"{WAY_OUT}",
+    ),
+    AboutFakes.REAL_TENSOR: (
         UnsupportedError,
         "an operator of the program meets a tensor that the program finds by itself where recording cannot see it (a "
         "custom function saves it, and the program differentiates that function; a TorchScript module holds it), at "
         "{place}. Pass the tensor as an argument, or compile with fallback='eager'.",
     ),
-    "<--- HERE\nRuntimeError: \n": (  # TorchScript loses what a mode says
+    AboutFakes.SCRIPT: (
         UnsupportedError,
         "TorchScript code meets a tensor that it holds itself, or another that recording cannot see, at {place}. Call "
         "the module that TorchScript was made of, or compile with fallback='eager'.",
     ),
-    "There was no fake impl registered": (
+    AboutFakes.NO_INFERENCE: (
         CaptureError,
         "an operator, at {place}, has no shape inference. Register one (register_fake), or compile with "
         "fallback='eager'.",
     ),
-    "INTERNAL ASSERT FAILED": (
+    AboutFakes.INTERNAL: (
         UnsupportedError,
         "autograd cannot follow the program on abstract tensors (views of a tensor that was detached in place are one "
         "reason), at {place}. Compile with fallback='eager'.",
     ),
-    "already associated to a python object of type FakeTensor": (
+    AboutFakes.OTHER_CLASS: (
         UnsupportedError,
         "a tensor of another class is made of a recorded one, at {place}: this cannot be compiled yet. Compile with "
         "fallback='eager'.",
     ),
-    "_nested_int_memo": _NESTED,
-    "should only be called while FakeTensorMode is active": _NESTED,
-    "because it has weakref associated with it": (
+    AboutFakes.NESTED: (
+        UnsupportedError,
+        "a nested tensor is made of recorded ones, at {place}: this cannot be compiled yet. Make it outside and pass "
+        "it as an argument, or compile with fallback='eager'.",
+    ),
+    AboutFakes.SWAPPED: (
         UnsupportedError,
         "recorded tensors cannot be swapped, at {place}. Write to them in place, or compile with fallback='eager'.",
     ),
@@ -67,13 +60,11 @@ _WORDS: dict[str, tuple[type[ForegradError], str]] = {
 
 def explained(error: BaseException) -> ForegradError | None:
     """The refusal behind an error that torch raises about recorded tensors only; none if it may be eager's own."""
-    if isinstance(error, ForegradError):
+    about = None if isinstance(error, ForegradError) else said_of_fakes(error)
+    if about is None:
         return None
-    text = str(error)
-    for words, (kind, message) in _WORDS.items():
-        if words in text:
-            return kind(message.format(place=source_of(error)))
-    return None
+    kind, message = _REFUSALS[about]
+    return kind(message.format(place=source_of(error)))
 
 
 def without_frames(error: Exception) -> Exception:

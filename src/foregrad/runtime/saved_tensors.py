@@ -16,6 +16,7 @@ from .._torch import (
     backward_id,
     frees_when_run,
     hint_of,
+    is_second_backward,
     is_version_error,
     keeps_graph,
     saved_hooks_are_on,
@@ -44,16 +45,11 @@ SECOND_TIME = (
 )
 
 
-def is_second_time(error: BaseException) -> bool:
-    """Whether autograd refuses because something that it saved was freed."""
-    return "backward through the graph a second time" in str(error)
-
-
 def named(error: RuntimeError, program: str) -> RuntimeError:
     """An error of autograd's about saved tensors, as the program's own; any other as it is."""
     if isinstance(error, BackwardError):
         return error
-    if is_second_time(error):
+    if is_second_backward(error):
         return backward_again(program, str(error))
     if is_version_error(error):
         return BackwardError(
