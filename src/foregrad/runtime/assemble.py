@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,15 +14,13 @@ from torch import Tensor, fx
 from .._torch import any_autocast_enabled, deterministic_enabled
 from ..codegen.writer import Writer
 from ..compat import ViewAndMutationMeta, describe
-from ..errors import ForegradError, InternalError, UnsupportedError
-from ..graph.graph import Node
+from ..errors import ForegradError, InternalError
 from ..graph.verify import verify
 from ..joint.build import Joint
-from ..joint.inputs import InputFacts
 from ..joint.outputs import Constant, Number, SameAsInput
 from ..logs import show_graph
 from ..options import AOTConfig
-from ..slots import Input, Output, Primal, Saved
+from ..slots import Input, Output, Saved
 from .autograd_function import TrainingCore
 from .backward import Backward
 from .call import Entry, InferenceCore
@@ -31,7 +28,7 @@ from .compilers import Boxed, CompilerInput, checked, compile_graph, example_val
 from .double_backward import Orders
 from .effect_tokens import hiding_first_tokens, unlift_tokens
 from .rng import around_backward, around_forward
-from .saved_tensors import SavedNodes, SavedValue, edges_of, origin_of, reread_by, saved_by, values_in_wrappers
+from .saved_tensors import SavedValue, saved_by
 from .stages import stages_of
 from .subclasses import around_backward as wrappers_around_backward
 from .subclasses import around_forward as wrappers_around_forward
@@ -77,7 +74,6 @@ class _Compiled:
     backward_graph: fx.GraphModule | None
     strides: Sequence[Any] | None
     backward: Backward | None
-    counted: Mapping[Primal, int] = field(default_factory=dict)  # inputs whose changes count before they are made
 
 
 def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
@@ -154,8 +150,7 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
     forward, backward = partitioned(joint.graph, config, lambda: joint.module)
     if config.options.unlift_effect_tokens:
         forward, backward = unlift_tokens(forward), unlift_tokens(backward)
-    saved = saved_by(forward.graph)
-    counted = _changed_after_saving(joint, saved)
+    saved = saved_by(joint, forward.graph, backward.graph, config.name)
     examples = _forward_examples(joint, config)
     name = wrappers_around_forward(writer, around_forward(writer, "forward_graph", joint), joint)
     compiled, strides = compile_graph(config.fw_compiler, forward.module, examples, "forward", config)
@@ -164,59 +159,30 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
     slots = [output.slot for output in forward.graph.outputs]
     saved_strides = strides and [strides[i] for i, slot in enumerate(slots) if isinstance(slot, Saved)]
     runner = Backward(
-        joint.tape,
-        backward,
         saved,
-        edges_of(joint, saved, counted),
+        backward,
         config,
         deterministic_enabled(),
         Orders,
         saved_strides,
         joint.backward_writes,
         joint.backward_errors,
-        joint.tape.frees_anything,
         joint.grad_layouts,
-        values_in_wrappers(joint, saved),
         joint.backward_state,
         joint.emptied,
-        reread_by(joint, saved, backward.graph),
     )
     around = around_backward(writer, "backward_graph", joint, backward.graph)
     runner.install(_install(writer, wrappers_around_backward(writer, around, joint, len(saved.names))))
-    core = TrainingCore(joint, saved, runner, entry.guarded, autocast, counted)
-    return _Compiled(core, forward.module, backward.module, strides, runner, counted)
-
-
-def _changed_after_saving(joint: Joint, saved: SavedNodes) -> dict[Primal, int]:
-    """Inputs that the backward needs as they are, and that change their shape or their place: by how many versions."""
-    names = {origin_of(node).name for node in saved.tensors}
-    counted = {
-        facts.recorded.slot: facts.version_change
-        for node, facts in zip(joint.primal_nodes, joint.primals, strict=True)
-        if isinstance(node, Node) and node.name in names and facts.version_change and _changes_later(joint, facts)
-    }
-    nodes = zip(joint.primal_nodes, joint.primals, strict=True)
-    moving = {n.name for n, f in nodes if isinstance(n, Node) and f.recorded.slot in counted}
-    for node in saved.tensors:
-        if node.op is operator.getitem and node is not origin_of(node) and origin_of(node).name in moving:
-            raise UnsupportedError(
-                "the backward needs one of several views (of a split, an unbind) of an input whose shape the program "
-                "changes: this cannot be compiled yet. Take the views one by one, or of a clone."
-            )
-    return counted
-
-
-def _changes_later(joint: Joint, facts: InputFacts) -> bool:
-    """Whether the shape or place of an input, or of one that looks at its memory, changes once the graph has run."""
-    members = [f for f in joint.inputs if f.recorded.parent is facts.recorded]
-    return not facts.data_changed and any(f.place for f in (facts, *members))
+    core = TrainingCore(joint, runner, entry.guarded, autocast)
+    return _Compiled(core, forward.module, backward.module, strides, runner)
 
 
 def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, made: _Compiled) -> None:
     """The text of the program: stages in, the graphs, stages out."""
     debug = config.options.debug_assert and not entry.guarded
-    noted = () if made.backward is None else made.backward.store.reread.returned
-    stages = stages_of(joint, debug, config.num_params_buffers, config.aot_id, made.counted, noted)
+    saved = None if made.backward is None else made.backward.saved
+    counted, noted = ({}, ()) if saved is None else (saved.counted, saved.reread.returned)
+    stages = stages_of(joint, debug, config.num_params_buffers, config.aot_id, counted, noted)
     made.core.define(writer)
     with writer.block(entry.open(writer)):
         entry.enter(writer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -30,7 +30,7 @@ from ..slots import Base, Output, Primal, Returned, Updated
 from ..subclasses.layout import Wrapped, is_wrapper
 from .backward import Backward
 from .call import gives_geometry, repeated_results, values_needed, write_graph_call
-from .saved_tensors import SavedNodes, anchor, anchor_of_any, give_back, is_view, wrappers_saved
+from .saved_tensors import anchor, anchor_of_any, give_back, is_view
 from .stages import refusing_whole_gradients
 from .tangents import plain_tangent
 
@@ -38,31 +38,21 @@ from .tangents import plain_tangent
 class TrainingCore:
     """One differentiable operator: its forward runs the forward graph, its backward the backward graph."""
 
-    def __init__(
-        self,
-        joint: Joint,
-        saved: SavedNodes,
-        backward: Backward,
-        guarded: bool,
-        autocast: bool,
-        counted: Mapping[Primal, int],
-    ) -> None:
+    def __init__(self, joint: Joint, backward: Backward, guarded: bool, autocast: bool) -> None:
         self._joint = joint
-        self._saved = saved
-        self._counted = counted
-        self._live = backward.store.live
+        self._saved = backward.saved
+        self._live = backward.saved.live
         self._backward = backward
         self._guarded = guarded
         self._autocast = autocast
-        self._through = backward.edges.through
-        self._anchors = backward.edges.anchors
+        self._through = backward.saved.through
+        self._anchors = backward.saved.anchors
         self._alone = not self._through  # the outputs require grad, but no input gets any
         through = set(self._through)
         self._beside = [i for i in range(len(joint.primals)) if i not in through]
         self._tangents = [tangent.of for tangent in joint.signature.tangents]
         tracked = set(self._tangents)
         self._nondiff_args = [slot for slot in values_needed(joint) if slot not in tracked]
-        self._watched = wrappers_saved(joint, saved)
         slots = [facts.recorded.slot for facts in joint.primals]
         state = backward.state
         self._found = [] if state is None else [slots.index(slot) for slot in state.tensors if slot in slots]
@@ -116,7 +106,8 @@ class TrainingCore:
                 is_plain = isinstance(joint.primal_nodes[self._through[edge]], Node)
                 make = writer.bind(anchor if is_plain else anchor_of_any, "anchor")
                 writer.line(f"{name} = {make}({through[edge]})")
-            wrappers = [names[n] for n in self._watched[0]] + [returned[slot] for slot in self._watched[1]]
+            wrappers = [names[n] for n in self._saved.wrapped_inputs]
+            wrappers += [returned[slot] for slot in self._saved.wrapped_results]
             self._save(writer, names, saved, sizes, [*anchors, *wrappers])
             if self._found:
                 writer.line(f"ctx.found = {tuple_of([names[n] for n in self._found])}")
@@ -134,15 +125,15 @@ class TrainingCore:
 
     def _note_versions(self, writer: Writer, names: list[str]) -> None:
         """Before anything else changes them: how they will be is known."""
-        reread = self._backward.store.reread
+        reread = self._saved.reread
         if reread.again or reread.updated:
             again, updated = (tuple_of([names[n] for n in places]) for places in (reread.again, reread.updated))
-            writer.line(f"ctx.noted = {writer.bind(self._backward.store.noted, 'noted')}({again}, {updated})")
+            writer.line(f"ctx.noted = {writer.bind(self._saved.noted, 'noted')}({again}, {updated})")
 
     def _count_changes(self, writer: Writer, names: list[str]) -> None:
         """Autograd notes the versions of what is saved: what is done to an input behind the graph counts already."""
         for name, facts in zip(names, self._joint.primals, strict=True):
-            change = self._counted.get(facts.recorded.slot)
+            change = self._saved.counted.get(facts.recorded.slot)
             if change:
                 writer.line(f"{writer.bind(set_version, 'set_version')}({name}, {name}._version + {change})")
 
@@ -151,7 +142,7 @@ class TrainingCore:
     ) -> None:
         """All saved tensors go through autograd's own store: version checks, hooks and freeing work as in eager."""
         primals = zip(self._joint.primal_nodes, self._joint.primals, strict=True)
-        moving = {node.name for node, facts in primals if facts.recorded.slot in self._counted}  # type: ignore[union-attr]
+        moving = {node.name for node, facts in primals if facts.recorded.slot in self._saved.counted}  # type: ignore[union-attr]
         if self._joint.backward_writes:
             places = {facts.recorded.slot: name for name, facts in zip(inputs, self._joint.primals, strict=True)}
             held = [places.get(write.of, "None") for write in self._joint.backward_writes]  # type: ignore[arg-type]
@@ -165,7 +156,7 @@ class TrainingCore:
         self._detach_results(writer, {i: v for i, v in enumerate(tensors) if i not in apart and i not in self._live})
         values = [f"{v}.detach()" if i in apart else v for i, v in enumerate(tensors) if i not in self._live]
         detached = spread(values)
-        if self._backward.store.keeps:
+        if self._saved.keeps:
             writer.line(f"ctx.kept = {tuple_of(detached)}")
             detached = []
         elif not detached and not anchors and self._is_spent:
@@ -268,7 +259,7 @@ class TrainingCore:
                 if not is_wrapper(value):  # those are looked at where they are taken apart
                     self._coerce(writer, name, slot, value)
             self._take_saved(writer, tangents)
-            if self._saved.tensors and not self._backward.store.keeps:
+            if self._saved.tensors and not self._saved.keeps:
                 writer.line(
                     "ctx.maybe_clear_saved_tensors()  # only the list holds them now, and the graph may empty it"
                 )
@@ -302,9 +293,8 @@ class TrainingCore:
         lines = [f"graph_inputs = [{', '.join([*self._saved_values(writer), *tangents])}]"]
         if self._is_spent and not self._live:
             lines.insert(0, "ctx.saved_tensors  # autograd refuses where they are gone")
-        store = self._backward.store
-        if store.reread.checks:
-            check = writer.bind(store.require_unwritten, "require_unwritten")
+        if self._saved.reread.checks:
+            check = writer.bind(self._saved.require_unwritten, "require_unwritten")
             writer.line(f"if ctx.noted is not None: {check}(ctx)")
         if not self._saved.tensors and not self._is_spent:  # there is nothing that autograd could refuse
             writer.line(*lines)
@@ -313,17 +303,17 @@ class TrainingCore:
             for line in lines:
                 writer.line(line)
         with writer.block("except RuntimeError as error:"):
-            writer.line(f"raise {writer.bind(store.refusal, 'refusal')}(error) from None")
+            writer.line(f"raise {writer.bind(self._saved.refusal, 'refusal')}(error) from None")
 
     def _saved_values(self, writer: Writer) -> list[str]:
         sizes = ["*ctx.sizes"] if self._saved.sizes else []
         if self._live:
-            return [f"*{writer.bind(self._backward.store.values, 'saved_values')}(ctx)"]
+            return [f"*{writer.bind(self._saved.values, 'saved_values')}(ctx)"]
         if not self._saved.tensors:
             return sizes
-        if self._backward.store.keeps:
+        if self._saved.keeps:
             return [*sizes, "*ctx.kept"]
-        behind = f"[:{len(self._saved.tensors)}]" if self._anchors or any(self._watched) else ""
+        behind = f"[:{len(self._saved.tensors)}]" if self._anchors or self._saved.in_wrappers else ""
         return [*sizes, f"*ctx.saved_tensors{behind}"]
 
     def _coerce(self, writer: Writer, name: str, slot: Returned, tangent: Tensor) -> None:

@@ -46,11 +46,8 @@ from .compilers import (
 from .effect_tokens import count_tokens, hiding_last_tokens, unlift_tokens, without_last_tokens
 from .rng import with_state
 from .saved_tensors import (
-    Edges,
-    Reread,
-    SavedNodes,
+    SavedTensors,
     SavedValue,
-    Store,
     backward_again,
     give_back,
     perhaps_elsewhere,
@@ -67,14 +64,9 @@ from .tangents import RecordedTangents
 class WritesOfBackward:
     """Carries out the writes of a backward; those to inputs go to the tensors in `ctx.live`."""
 
-    def __init__(self, tape: Tape, saved: SavedNodes, writes: Sequence[BackwardWrite]) -> None:
+    def __init__(self, tape: Tape, writes: Sequence[BackwardWrite]) -> None:
         self._tape = tape
         self.writes = writes
-        names = [node.name for node in saved.tensors]
-        # Which saved tensors are the caller's own as they are when the backward runs, by position.
-        self.live = {
-            names.index(w.current.name): k for k, w in enumerate(writes) if w.current.name in names and not w.checked
-        }
 
     @property
     def are_checked(self) -> bool:
@@ -193,38 +185,29 @@ class Backward:
 
     def __init__(
         self,
-        tape: Tape,
+        saved: SavedTensors,
         given: CompilerInput,
-        saved: SavedNodes,
-        edges: Edges,
         config: AOTConfig,
         deterministic: bool,
-        higher_orders: Callable[[Tape, Store, Sequence[Tensor], AOTConfig, Lock], HigherOrders],
+        higher_orders: Callable[[SavedTensors, Sequence[Tensor], AOTConfig, Lock], HigherOrders],
         strides: Sequence[Any] | None = None,
         writes: Sequence[BackwardWrite] = (),
         refused: Mapping[Returned, Exception] | None = None,
-        frees: bool = True,
         layouts: Sequence[Layout | None] = (),
-        wrappers: Sequence[frozenset[int]] = (),
         state: BackwardState | None = None,
         emptied: frozenset[int] = frozenset(),
-        reread: Reread | None = None,
     ) -> None:
         """`strides` are those of the saved tensors, as the forward's compiler reported them, `layouts` those of
-        gradients that are wrapper subclasses, `wrappers` the saved values in each wrapper that is saved, and
-        `state` is what code of the user's has read in it, `emptied` the selective checkpoints that it runs through,
-        `reread` what it reads otherwise than eager does."""
-        self._given = given
-        self.edges = edges
+        gradients that are wrapper subclasses, `state` is what code of the user's has read in it, and `emptied` the
+        selective checkpoints that it runs through."""
+        self.saved = saved
         self.deterministic = deterministic
         self.state = state
+        self.writing = WritesOfBackward(saved.tape, writes)
         self._emptied = emptied
-        self.writing = WritesOfBackward(tape, saved, writes)
-        live, reread = self.writing.live, reread or Reread()
-        self.store = Store(tape, given.graph, saved, edges, live, frees, wrappers, reread, config.name)
-        self._tape = tape
-        self._tangents = RecordedTangents(tape)
-        self._saved = saved
+        self._given = given
+        self._tape = saved.tape
+        self._tangents = RecordedTangents(saved.tape)
         self._strides = strides
         self._layouts = layouts
         self._config = config
@@ -232,16 +215,16 @@ class Backward:
         self._lock = Lock()
         self._compiled: Boxed | None = None
         self._partial: dict[Any, list[_Graph]] = {}  # by which tangents arrive, and the autocast state
-        self._orders = higher_orders(tape, self.store, self._tangents.tensors, config, self._lock)
+        self._orders = higher_orders(saved, self._tangents.tensors, config, self._lock)
 
     @property
     def saved_sizes(self) -> int:
         """How many symbolic sizes are kept for it."""
-        return len(self._saved.sizes)
+        return len(self.saved.sizes)
 
     def described(self, order: int = 1) -> list[SavedValue]:
         """What is saved for this backward, and for the orders above it that were asked for so far."""
-        return [*self._saved.described(order), *self._orders.described(order + 1)]
+        return [*self.saved.described(order), *self._orders.described(order + 1)]
 
     # -------------------------------------------------------------------------------------- the usual backward
     def install(self, place: Callable[[Boxed], None]) -> None:
@@ -251,7 +234,7 @@ class Backward:
             return self.compile(place)(args)
 
         place(stub)
-        if self._saved.sizes:
+        if self.saved.sizes:
             try:
                 self.compile(place)
             except Exception:
@@ -278,8 +261,8 @@ class Backward:
         values = [node.shown_value for node in given.graph.inputs]
         strides: list[Any] | None = None
         if self._strides is not None and given is self._given:
-            padding = len(values) - len(self._saved.sizes) - len(self._strides)
-            strides = [None] * len(self._saved.sizes) + list(self._strides) + [None] * padding
+            padding = len(values) - len(self.saved.sizes) - len(self._strides)
+            strides = [None] * len(self.saved.sizes) + list(self._strides) + [None] * padding
         examples = example_values(self._tape.recording.engine, values, strides)
         return compile_graph(self._config.bw_compiler, given.module, examples, "backward", self._config)[0]
 
@@ -296,8 +279,8 @@ class Backward:
             give_back(ctx)
         if self._tape.holds_checkpoints and single_gradients_asked():
             found = self.without_added(found)
-        through = [found[i] for i in self.edges.through]
-        for edge, tangent in zip(self.edges.anchors, anchored, strict=True):
+        through = [found[i] for i in self.saved.through]
+        for edge, tangent in zip(self.saved.anchors, anchored, strict=True):
             if tangent is not None:
                 known = through[edge]
                 through[edge] = tangent if known is None else known + tangent
@@ -319,7 +302,7 @@ class Backward:
                 "supported yet. Compute the gradients one after another, or use torch.func over the compiled function."
             )
         marks = self._marks(ctx, mask, tangents) if self.writing.writes and torch.is_grad_enabled() else None
-        values, wrappers = self.store.take(ctx, mask)
+        values, wrappers = self.saved.take(ctx, mask)
         given = self._tangents.fit(tangents)
         if torch.is_grad_enabled() and not self.writing.writes:
             return self._orders.gradients(ctx, values, wrappers, given)
@@ -368,7 +351,7 @@ class Backward:
         if all(mask) and autocast is None and _holds(self.state):
             compiled = self.compile(lambda _: None) if self._compiled is None else self._compiled
             compiled = with_state(compiled, self._given.graph, self._tape.random)
-            saved = range(len(self._saved.names))
+            saved = range(len(self.saved.names))
             return _Graph(
                 self._given, compiled, saved, self._layouts, self.writing.are_checked, self.state, self._emptied
             )
@@ -384,7 +367,7 @@ class Backward:
     def _recorded(self, mask: tuple[bool, ...]) -> _Graph:
         """The backward for these tangents, with Python's state as it is."""
         try:
-            part = self._tape.partial_backward(self._tape.chosen(mask), self._saved.names, self.writing.writes)
+            part = self._tape.partial_backward(self._tape.chosen(mask), self.saved.names, self.writing.writes)
         except Retrace as retrace:
             if not isinstance(retrace.reason, LateInputs):
                 raise
@@ -409,7 +392,7 @@ class Backward:
         """Eager's error for `torch.autograd.grad` of an input that is reached through a reentrant checkpoint."""
         mask = [tangent is not None for tangent in tangents]
         behind = self._tape.behind_checkpoints(self._tape.chosen(mask))
-        for position, (node, _) in zip(self.edges.through, ctx.next_functions, strict=False):
+        for position, (node, _) in zip(self.saved.through, ctx.next_functions, strict=False):
             if self._tape.primals[position].slot in behind and node is not None and will_run(node):
                 refuse_single_gradients()
 

@@ -22,16 +22,15 @@ from .._torch import (
 )
 from ..errors import UnsupportedError
 from ..graph.graph import Graph
-from ..joint.differentiate import Tape
 from ..joint.double_backward import HigherOrderGraph, next_order
 from ..locks import Lock
 from ..options import AOTConfig
-from ..slots import Inner, Output, Slot, Token, outermost
+from ..slots import Inner, Output, Saved, Size, Slot, Token, outermost
 from ..subclasses.layout import is_wrapper, leaves_of
 from .backward import Backward
 from .compilers import compile_graph, example_values, partitioned
 from .effect_tokens import count_tokens, unlift_tokens, without_first_tokens
-from .saved_tensors import Edges, SavedValue, Store, anchor_of_any, run_once, saved_by, saved_origin
+from .saved_tensors import SavedTensors, SavedValue, anchor_of_any, run_once, saved_origin
 
 
 class CompiledOrder:
@@ -57,8 +56,7 @@ class CompiledOrder:
             compiled, _ = compile_graph(config.bw_compiler, forward.module, examples, "backward", config)
         self._forward = without_first_tokens(compiled, count_tokens(forward.graph))
         leaves = range(lower_gradients, order.tape.gradients)
-        edges = Edges((*leaves, *through), anchors=tuple(range(len(leaves) + len(through))))
-        self.saved = saved_by(forward.graph)
+        self._tensors, self._sizes = ([node for _, node in forward.graph.outputs_of(kind)] for kind in (Saved, Size))
         self._returned = len(forward.graph.outputs_of(Output))
         self._order = order
         self._lower_gradients = lower_gradients
@@ -67,17 +65,24 @@ class CompiledOrder:
         self._is_tracked = [position in tracked for position in order.results]
         inside = self._values_in_wrappers(forward.graph, wrappers, list(map(is_wrapper, tangents)))
         self._wrappers = [place for place, positions in inside.items() if positions]
-        self.backward = Backward(
+        saved = SavedTensors(
+            config.name,
             order.tape,
+            backward.graph,
+            self._tensors,
+            self._sizes,
+            through=(*leaves, *through),
+            anchors=range(len(leaves) + len(through)),
+            in_wrappers=[positions for positions in inside.values() if positions],
+        )
+        self.backward = Backward(
+            saved,
             backward,
-            self.saved,
-            edges,
             config,
             deterministic_enabled(),
             Orders,
             refused=order.refused,
             layouts=order.gradient_layouts,
-            wrappers=[positions for positions in inside.values() if positions],
             state=order.backward_state,
             emptied=order.backward_emptied,
         )
@@ -104,8 +109,8 @@ class CompiledOrder:
         for i, position in enumerate(order.results):
             leaves_in = [node.name for slot, node in forward.outputs_of(Output) if _is_inside(slot, position)]
             inside["result", i] = set(leaves_in) if self._is_tracked[i] else set()
-        origins = [saved_origin(node).name for node in self.saved.tensors]
-        first = len(self.saved.sizes)
+        origins = [saved_origin(node).name for node in self._tensors]
+        first = len(self._sizes)
         return {
             place: frozenset(first + n for n, name in enumerate(origins) if name in names)
             for place, names in inside.items()
@@ -155,7 +160,7 @@ class CompiledOrder:
         box.clear()
         outputs = list(self._forward(arguments))
         results = self._results(outputs)
-        count, tensors = self._returned, len(self.saved.tensors)
+        count, tensors = self._returned, len(self._tensors)
         saved, sizes = outputs[count : count + tensors], outputs[count + tensors :]
         anchors = [anchor_of_any(tensor) for tensor in through]
         held["result"] = results
@@ -184,7 +189,7 @@ class Gradients(torch.autograd.Function):
         backward = ctx.order.backward
         if deterministic_enabled() and not backward.deterministic:
             backward.refuse_nondeterminism()
-        count = len(tangents) - len(backward.edges.anchors)
+        count = len(tangents) - len(backward.saved.anchors)
         return None, None, *backward.slow_backward(ctx, tangents[:count], tangents[count:])
 
 
@@ -196,11 +201,9 @@ _apply = boundary_apply(Gradients)
 class Orders:
     """The orders right above a backward, each made when it is first asked for."""
 
-    def __init__(
-        self, tape: Tape, store: Store, recorded_tangents: Sequence[Tensor], config: AOTConfig, lock: Lock
-    ) -> None:
-        self._tape = tape
-        self._store = store
+    def __init__(self, saved: SavedTensors, recorded_tangents: Sequence[Tensor], config: AOTConfig, lock: Lock) -> None:
+        self._tape = saved.tape
+        self._saved = saved
         self._recorded_tangents = recorded_tangents
         self._config = config
         self._lock = lock  # of all who ask the tape
@@ -220,17 +223,17 @@ class Orders:
                 "a batched backward with create_graph=True through a compiled program is not supported yet. Call the "
                 "original function inside vmap, or compute the gradients one after another."
             )
-        for slot in self._store.edges.made_late:
+        for slot in self._saved.made_late:
             raise UnsupportedError(
                 f"the program makes {slot} require grad after it has computed with it: a gradient of a gradient, which "
                 "eager then has for it, cannot be compiled yet. Call requires_grad_() before, or outside."
             )
-        edges = self._store.edges.through
+        edges = self._saved.through
         nodes = [node for node, _ in ctx.next_functions[: len(edges)]]
         wanted = [False] * self._tape.gradients
         for position, node in zip(edges, nodes, strict=True):
             wanted[position] = node is not None and will_run(node)
-        links = self._store.links(ctx, nodes, values, wrappers)
+        links = self._saved.links(ctx, nodes, values, wrappers)
         running = self._for(tangents, wanted, [link is not None for link in links])
         run_once(ctx, running.emptied)
         with autocast_off():
@@ -248,11 +251,11 @@ class Orders:
             known = self._running.setdefault(key, [])
             running = next((running for running in known if running.state is None or running.state.holds()), None)
             if running is None:
-                store = self._store
-                order = next_order(self._tape, self._tape.chosen(mask), with_grad, wanted, store.saved.names)
-                through = tuple(p for p, linked in zip(store.edges.through, is_linked, strict=True) if linked)
+                saved = self._saved
+                order = next_order(self._tape, self._tape.chosen(mask), with_grad, wanted, saved.names)
+                through = [p for p, linked in zip(saved.through, is_linked, strict=True) if linked]
                 running = CompiledOrder(
-                    order, self._tape.gradients, self._recorded_tangents, store.in_wrappers, through, self._config
+                    order, self._tape.gradients, self._recorded_tangents, saved.in_wrappers, through, self._config
                 )
                 del known[: -self._config.options.max_specializations]
                 known.append(running)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -22,11 +24,11 @@ from .._torch import (
     saved_hooks_are_on,
     will_run,
 )
-from ..errors import BackwardError, ForegradError
+from ..errors import BackwardError, ForegradError, UnsupportedError
 from ..graph.graph import Graph, Node, nodes_in
 from ..joint.build import Joint
 from ..joint.differentiate import Tape
-from ..joint.inputs import has_version
+from ..joint.inputs import InputFacts, has_version
 from ..ops import Kind, op_info
 from ..slots import Output, Primal, Returned, Saved, Size, Updated
 from ..subclasses.layout import Wrapped, is_jagged, leaves_of
@@ -118,34 +120,6 @@ def under_hooks(error: Exception) -> BackwardError:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What is left of the saved values once autograd has freed them, where other outputs still need them.
-class Stash:
-    """Saved values that a backward of some outputs left for the others.
-
-    Eager frees what belongs to the nodes that ran, and no more. A program is one node to autograd, which frees
-    everything at once: so the program keeps what eager would have kept, and refuses what eager would refuse.
-    """
-
-    def __init__(self, values: Sequence[Any], kept: Iterable[int], freed: frozenset[Any]) -> None:
-        self._count = len(values)
-        self._kept: dict[int, Any] = {i: values[i] for i in kept}
-        self._versions = {i: value._version for i, value in self._kept.items() if isinstance(value, Tensor)}
-        self.freed = freed  # nodes of the recording's tape
-
-    def values(self) -> list[Any]:
-        """The values by position, None where nothing is kept; one that was changed since then is refused."""
-        for i, version in self._versions.items():
-            value = self._kept[i]
-            if value._version != version:
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                    f"a {value.dtype} of shape {list(value.shape)} is at version {value._version}; expected version "
-                    f"{version} instead."
-                )
-        return [self._kept.get(i) for i in range(self._count)]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # What a forward hands to its backward, and how much memory that takes.
 @dataclass(frozen=True, slots=True)
 class SavedValue:
@@ -172,29 +146,6 @@ class SavedValue:
     def __str__(self) -> str:
         kind = "an input" if self.is_input else f"{self.nbytes:,} bytes"
         return f"order {self.order}: {self.name}, {str(self.dtype).removeprefix('torch.')}{list(self.shape)}, {kind}"
-
-
-@dataclass(frozen=True, slots=True)
-class SavedNodes:
-    """What the forward hands to the backward: tensors first in the forward's outputs."""
-
-    tensors: tuple[Node, ...]
-    sizes: tuple[Node, ...]
-
-    @property
-    def names(self) -> list[str]:
-        """In the order in which the backward takes them."""
-        return [node.name for node in (*self.sizes, *self.tensors)]
-
-    def described(self, order: int) -> list[SavedValue]:
-        """The tensors, for somebody who asks."""
-        return [_described(node, order) for node in self.tensors]
-
-
-def saved_by(forward: Graph) -> SavedNodes:
-    """What a forward saves."""
-    tensors, sizes = (tuple(node for _, node in forward.outputs_of(kind)) for kind in (Saved, Size))
-    return SavedNodes(tensors, sizes)
 
 
 def saved_origin(node: Node) -> Node:
@@ -243,10 +194,372 @@ class Reread:
         return bool(self.again or self.updated or self.returned)
 
 
-def reread_by(joint: Joint, saved: SavedNodes, backward: Graph) -> Reread:
+def _described(node: Node, order: int) -> SavedValue:
+    value: Tensor = node.value
+    shape = tuple(hint_of(n) for n in value.shape)
+    is_input = node.op is None
+    nbytes = 0 if is_input else torch.Size(shape).numel() * value.element_size()
+    lines = node.stack_trace.strip().splitlines()
+    return SavedValue(order, node.name, shape, value.dtype, nbytes, is_input, lines[-1].strip() if lines else "")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is kept in the `ctx` of a call.
+def anchor(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape that takes no memory to speak of."""
+    return torch.empty_strided(tensor.shape, (0,) * tensor.dim(), dtype=tensor.dtype, device=tensor.device)
+
+
+def anchor_of_any(tensor: Tensor) -> Tensor:
+    """The same for what may be a wrapper subclass: nothing else has the shape of a jagged one."""
+    return tensor.detach() if is_jagged(tensor) else anchor(tensor)
+
+
+def run_once(ctx: Any, emptied: frozenset[int]) -> None:
+    """A backward runs through selective checkpoints, which let only one through."""
+    if emptied & ctx.emptied:
+        raise RuntimeError(
+            "Trying to backward an extra time. You are only allowed to backward once on any region computed under "
+            "selective activation checkpoint."
+        )
+    ctx.emptied |= emptied
+
+
+def give_back(ctx: Any) -> None:
+    """A backward has run: what checkpoints run again need not live for another one, unless the graph is kept."""
+    if not keeps_graph():
+        ctx.checkpointed = ()
+
+
+class Noted(NamedTuple):
+    """Versions of tensors, as they are when a call is over."""
+
+    hooked: bool  # what is saved goes through hooks, and eager checks no versions
+    versions: Sequence[tuple[weakref.ref[Tensor], int]]  # of inputs
+    results: Sequence[tuple[weakref.ref[Tensor], int]] = ()
+
+
+class Stash:
+    """Saved values that a backward of some outputs left for the others.
+
+    Eager frees what belongs to the nodes that ran, and no more. A program is one node to autograd, which frees
+    everything at once: so the program keeps what eager would have kept, and refuses what eager would refuse.
+    """
+
+    def __init__(self, values: Sequence[Any], kept: set[int], freed: frozenset[Any]) -> None:
+        self._values: list[Any] = [value if i in kept else None for i, value in enumerate(values)]
+        self._versions = [value._version if isinstance(value, Tensor) else None for value in self._values]
+        self.freed = freed  # nodes of the recording's tape
+
+    def values(self) -> list[Any]:
+        """The values by position, None where nothing is kept; one that was changed since then is refused."""
+        for value, version in zip(self._values, self._versions, strict=True):
+            if version is not None and value._version != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    f"a {value.dtype} of shape {list(value.shape)} is at version {value._version}; expected version "
+                    f"{version} instead."
+                )
+        return list(self._values)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a forward leaves for its backward.
+@dataclass(frozen=True)
+class SavedTensors:
+    """What a forward leaves for its backward, and where: nothing else knows positions.
+
+    Sizes are kept in `ctx.sizes`. Autograd keeps the tensors, then anchors, then wrapper subclasses. The backward takes
+    sizes first, then tensors, and a position counts in that order.
+
+    Autograd has an edge from the program's node to each input that gets a gradient. For each edge higher orders need a
+    tensor with the history of that input. A leaf is known to autograd; a saved input has its history; for any other the
+    program returns an *anchor*, a tensor of its shape without data, whose gradient is its gradient. A wrapper subclass
+    is saved itself where a tensor in it is: a write to a wrapper counts for the wrapper only.
+    """
+
+    program: str  # its name, for errors
+    tape: Tape
+    backward: Graph
+    tensors: Sequence[Node]
+    sizes: Sequence[Node]
+    through: Sequence[int]  # of which gradients autograd's edges are, in their order
+    inputs: Mapping[int, int] = field(default_factory=dict)  # positions of saved inputs, by edge
+    anchors: Sequence[int] = ()  # edges with an anchor, in their order
+    wrapped_inputs: Sequence[int] = ()  # wrappers that are saved: primals,
+    wrapped_results: Sequence[Returned] = ()  # and results
+    in_wrappers: Sequence[frozenset[int]] = ()  # positions of what lies in each wrapper that is saved
+    made_late: Sequence[Primal] = ()  # inputs that eager's gradients of gradients reach, and no edge leads to
+    live: Mapping[int, int] = field(default_factory=dict)  # tensors that are read from `ctx.live`: places there
+    counted: Mapping[Primal, int] = field(default_factory=dict)  # inputs whose changes count before they are made
+    frees: bool = True  # eager does not keep what is saved, however often backward is called; custom functions can
+    reread: Reread = field(default_factory=Reread)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """In the order in which the backward takes them."""
+        return [node.name for node in (*self.sizes, *self.tensors)]
+
+    @property
+    def keeps(self) -> bool:
+        """Whether tensors are saved, and stay however often backward is called."""
+        return bool(self.tensors) and not self.frees
+
+    def described(self, order: int) -> list[SavedValue]:
+        """The tensors, for somebody who asks."""
+        return [_described(node, order) for node in self.tensors]
+
+    # ------------------------------------------------------------------------------------ for the whole backward
+    def values(self, ctx: Any) -> list[Any]:
+        """What the forward saved, sizes first, with the caller's own tensors among it."""
+        sizes = ctx.sizes if self.sizes else ()
+        held = iter(ctx.kept if self.keeps else self._held(ctx))
+        live = self.live
+        return [*sizes, *(ctx.live[live[i]] if i in live else next(held) for i in range(len(self.tensors)))]
+
+    def _held(self, ctx: Any) -> Sequence[Any]:
+        """What autograd kept; it refuses where that is gone, or was written to."""
+        try:
+            found: Sequence[Any] = ctx.saved_tensors
+            return found
+        except RuntimeError as error:
+            raise self.refusal(error) from None
+
+    def _after_tensors(self, ctx: Any) -> tuple[list[Any], list[Any]]:
+        """The anchors and the wrapper subclasses, which autograd keeps after the tensors."""
+        rest = list(self._held(ctx)[0 if self.keeps else len(self.tensors) - len(self.live) :])
+        return rest[: len(self.anchors)], rest[len(self.anchors) :]
+
+    def noted(self, again: Sequence[Tensor], updated: Sequence[Tensor]) -> Noted | None:
+        """Versions that the backward checks itself: autograd has nothing to check, or hooks keep it from doing so."""
+        hooked = saved_hooks_are_on()
+        grown = zip(updated, self.reread.updated.values(), strict=True)
+        versions = [(weakref.ref(tensor), tensor._version + change) for tensor, change in grown]
+        versions += [(weakref.ref(tensor), tensor._version) for tensor in again] if hooked else []
+        return Noted(hooked, versions) if versions else None
+
+    def require_unwritten(self, ctx: Any, whole: bool = True) -> None:
+        """Refuse where something that was noted has changed; of what is gone, hooks have made a copy.
+
+        Of inputs, what only other outputs need than those that are differentiated is eager's matter then.
+        """
+        noted: Noted = ctx.noted
+        for reference, version in (*noted.results, *(noted.versions if whole or noted.hooked else ())):
+            tensor = reference()
+            # It is lower where another thread was about to write without counting: versions are put back after that.
+            if tensor is not None and tensor._version > version:
+                error = RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version "
+                    f"{version} instead."
+                )
+                raise under_hooks(error) if noted.hooked else named(error, self.program)
+
+    def refusal(self, error: RuntimeError) -> RuntimeError:
+        """An error of autograd's, as the program's own; where it reads more than eager does, that is said."""
+        if not self.reread.only_again or not is_version_error(error) or isinstance(error, BackwardError):
+            return named(error, self.program)
+        return BackwardError(
+            f"{error} The compiled backward reads {', '.join(self.reread.only_again.values())} once more, where eager "
+            "keeps what it computed from there. Run the backward before you write, write to a copy, or save more "
+            "(default_partition)."
+        )
+
+    # ------------------------------------------------------------------------- for some of the outputs only
+    def take(self, ctx: Any, mask: tuple[bool, ...]) -> tuple[list[Any], list[Any]]:
+        """Saved values, sizes first, and the wrapper subclasses that some of them lie in.
+
+        What this backward does not leave to others is gone afterwards, as in eager.
+        """
+        if self.reread and ctx.noted is not None:
+            self.require_unwritten(ctx, all(mask))
+        uses = self.tape.freed_by(self.tape.chosen(mask))
+        stash: Stash | None = ctx.stash
+        values, wrappers = self._found(ctx, stash, uses)
+        if not keeps_graph() and (stash is not None or not all(mask)):
+            freed = uses if stash is None else stash.freed | uses
+            ctx.stash = self._left(values, wrappers, freed)
+        return values, wrappers
+
+    def _found(self, ctx: Any, stash: Stash | None, uses: frozenset[Any]) -> tuple[list[Any], list[Any]]:
+        """The same, from autograd's store or from what an earlier backward left."""
+        count, gone = len(self.names), [None] * len(self.tensors)
+        if stash is None:
+            try:
+                return self.values(ctx), self._after_tensors(ctx)[1] if self.in_wrappers else []
+            except RuntimeError:
+                if uses:
+                    raise
+                # The tensors are freed, and perhaps not needed; sizes are no tensors.
+                return [*ctx.sizes, *gone] if self.sizes else gone, [None] * len(self.in_wrappers)
+        if stash.freed & uses:
+            raise backward_again(self.program)
+        try:
+            left = stash.values()
+        except RuntimeError as error:
+            raise self.refusal(error) from None
+        for i, k in self.live.items():  # the caller's own tensors are read as they are, however often
+            left[len(self.sizes) + i] = ctx.live[k]
+        return left[:count], left[count:]
+
+    def _left(self, values: Sequence[Any], wrappers: Sequence[Any], freed: frozenset[Any]) -> Stash:
+        """What later backwards may read."""
+        inputs, own = set(self.inputs.values()), range(len(self.wrapped_inputs))
+        left = [v.detach() if isinstance(v, Tensor) and i not in inputs else v for i, v in enumerate(values)]
+        left += [w if w is None or i in own else w.detach() for i, w in enumerate(wrappers)]
+        kept = self._needed_later(freed) - {len(self.sizes) + i for i in self.live}
+        inside = {len(values) + i for i, positions in enumerate(self.in_wrappers) if positions & kept}
+        return Stash(left, kept | inside, freed)
+
+    def _needed_later(self, freed: frozenset[Any]) -> set[int]:
+        """Positions of saved values that a later backward may read: of an output of which nothing is freed yet."""
+        readers = zip(self.tape.targets, self._readers, strict=True)
+        return set().union(*(positions for slot, positions in readers if not self.tape.freed_by((slot,)) & freed))
+
+    @cached_property
+    def _readers(self) -> list[frozenset[int]]:
+        """For each output, the positions of the saved values that its backward reads."""
+        counts = [len(leaves_of(tangent)) for tangent in self.tape.tangents.values()]
+        single = iter(_saved_read_by_tangents(self.backward, len(self.names), sum(counts)))
+        return [frozenset().union(*itertools.islice(single, count)) for count in counts]
+
+    # --------------------------------------------------------------------------------------- for higher orders
+    def links(
+        self, ctx: Any, nodes: Sequence[Any], values: Sequence[Any], wrappers: Sequence[Any]
+    ) -> list[Tensor | None]:
+        """For each edge, which leads to one of the nodes, a tensor with the history of what the program was applied
+        to."""
+        known = {self.through.index(i): wrappers[k] for k, i in enumerate(self.wrapped_inputs) if i in self.through}
+        known |= {edge: values[position] for edge, position in self.inputs.items()}
+        links: list[Tensor | None] = []
+        for edge, node in enumerate(nodes):
+            if node is None or hasattr(node, "variable"):
+                links.append(None if node is None else node.variable)
+                continue
+            found = self._after_tensors(ctx)[0][self.anchors.index(edge)] if edge in self.anchors else known.get(edge)
+            if found is None:
+                raise BackwardError(
+                    "An input was a leaf when the program was compiled and is none now, so that its gradients cannot "
+                    "be differentiated. Compile it with an input of this kind."
+                )
+            links.append(found)
+        return links
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is saved of a program, read off its graphs.
+def saved_by(joint: Joint, forward: Graph, backward: Graph, program: str) -> SavedTensors:
+    """What the forward of a program saves; `program` is its name."""
+    tensors, sizes = ([node for _, node in forward.outputs_of(kind)] for kind in (Saved, Size))
+    names, first = [node.name for node in tensors], len(sizes)
+    through = [
+        i
+        for i, (facts, grad) in enumerate(zip(joint.primals, joint.signature.grads, strict=True))
+        if grad is not None or facts.recorded.slot in joint.tape.reached
+    ]
+    counted = _changed_after_saving(joint, tensors)
+    wrapped_inputs, wrapped_results, in_wrappers = _wrappers_saved(joint, tensors, first)
+    in_place = {write.current.name for write in joint.backward_writes}
+    inputs: dict[int, int] = {}
+    anchors: list[int] = []
+    for edge, i in enumerate(through):
+        node, facts = joint.primal_nodes[i], joint.primals[i]
+        if i in wrapped_inputs:
+            continue
+        name = node.name if isinstance(node, Node) else None
+        if name in names and facts.recorded.slot not in counted and name not in in_place:
+            inputs[edge] = first + names.index(name)
+        elif not facts.recorded.was_leaf:
+            anchors.append(edge)
+    return SavedTensors(
+        program,
+        joint.tape,
+        backward,
+        tensors,
+        sizes,
+        through,
+        inputs,
+        anchors,
+        wrapped_inputs,
+        wrapped_results,
+        in_wrappers,
+        made_late=_made_late(joint, through, names),
+        live={
+            names.index(write.current.name): k
+            for k, write in enumerate(joint.backward_writes)
+            if write.current.name in names and not write.checked
+        },
+        counted=counted,
+        frees=joint.tape.frees_anything,
+        reread=_reread_by(joint, tensors, backward),
+    )
+
+
+def _changed_after_saving(joint: Joint, tensors: Sequence[Node]) -> dict[Primal, int]:
+    """Inputs that the backward needs as they are, and that change their shape or their place: by how many versions."""
+    names = {origin_of(node).name for node in tensors}
+    changing = [
+        (node.name, facts)
+        for node, facts in zip(joint.primal_nodes, joint.primals, strict=True)
+        if isinstance(node, Node) and node.name in names and facts.version_change and _changes_later(joint, facts)
+    ]
+    moving = {name for name, _ in changing}
+    for node in tensors:
+        if node.op is operator.getitem and node is not origin_of(node) and origin_of(node).name in moving:
+            raise UnsupportedError(
+                "the backward needs one of several views (of a split, an unbind) of an input whose shape the program "
+                "changes: this cannot be compiled yet. Take the views one by one, or of a clone."
+            )
+    return {facts.recorded.slot: facts.version_change for _, facts in changing}
+
+
+def _changes_later(joint: Joint, facts: InputFacts) -> bool:
+    """Whether the shape or place of an input, or of one that looks at its memory, changes once the graph has run."""
+    members = [f for f in joint.inputs if f.recorded.parent is facts.recorded]
+    return not facts.data_changed and any(f.place for f in (facts, *members))
+
+
+def _made_late(joint: Joint, through: Sequence[int], saved: Sequence[str]) -> list[Primal]:
+    """Inputs that are saved and made to require grad without being differentiated: their use came first."""
+    primals = enumerate(zip(joint.primals, joint.primal_nodes, strict=True))
+    return [
+        facts.recorded.slot
+        for i, (facts, node) in primals
+        if facts.made_to_require_grad and i not in through and isinstance(node, Node) and node.name in saved
+    ]
+
+
+def _wrappers_saved(
+    joint: Joint, tensors: Sequence[Node], first: int
+) -> tuple[list[int], list[Returned], list[frozenset[int]]]:
+    """Wrappers of which something is saved: inputs, by position, and results; and for each, what is saved of it.
+
+    Positions of tensors begin at `first`.
+    """
+    tracked = {tangent.of for tangent in joint.signature.tangents}
+    results = [
+        (slot, value)
+        for slot, value in zip(joint.signature.returned, joint.returned_nodes, strict=True)
+        if slot in tracked and isinstance(slot, Output) and isinstance(value, Wrapped)
+    ]
+    inputs = [(i, value) for i, value in enumerate(joint.primal_nodes) if isinstance(value, Wrapped)]
+    if not inputs and not results:
+        return [], [], []
+    origins = [saved_origin(node).name for node in tensors]
+
+    def saved_in(value: Wrapped) -> frozenset[int]:
+        names = {leaf.name for leaf in value.leaves if isinstance(leaf, Node)}
+        return frozenset(first + i for i, name in enumerate(origins) if name in names)
+
+    kept = [(i, saved_in(value)) for i, value in inputs if saved_in(value)]
+    returned: list[tuple[Returned, frozenset[int]]] = [(s, saved_in(value)) for s, value in results if saved_in(value)]
+    return [i for i, _ in kept], [slot for slot, _ in returned], [inside for _, inside in (*kept, *returned)]
+
+
+def _reread_by(joint: Joint, tensors: Sequence[Node], backward: Graph) -> Reread:
     """What a backward graph reads otherwise than eager does."""
     nodes = joint.graph.nodes
-    kept = {origin_of(node).name for node in saved.tensors}
+    kept = {origin_of(node).name for node in tensors}
     of_primals = _views_of([node for node in joint.primal_nodes if isinstance(node, Node) and node.name in kept], nodes)
     recorded = {item for node in nodes if node.backward for item in node.inputs()} | {
         *nodes_in(value for _, value in joint.graph.backward_outputs)
@@ -296,307 +609,6 @@ def _updated(joint: Joint, kept: set[str]) -> dict[int, int]:
         for i, facts, node in found
         if node is not None and has_version(facts) and origin_of(node).name in kept
     }
-
-
-def _described(node: Node, order: int) -> SavedValue:
-    value: Tensor = node.value
-    shape = tuple(hint_of(n) for n in value.shape)
-    is_input = node.op is None
-    nbytes = 0 if is_input else torch.Size(shape).numel() * value.element_size()
-    lines = node.stack_trace.strip().splitlines()
-    return SavedValue(order, node.name, shape, value.dtype, nbytes, is_input, lines[-1].strip() if lines else "")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What leads from the node of a program, in autograd's graph, to the tensors that it was applied to.
-@dataclass(frozen=True, slots=True)
-class Edges:
-    """The edges of a program's node, and where higher orders find a tensor with the history of each.
-
-    A leaf is known to autograd; a saved input has its history; for any other the program returns an *anchor*, a tensor
-    of its shape without data, whose gradient is its gradient. A wrapper subclass is saved itself where a tensor in it
-    is.
-    """
-
-    through: tuple[int, ...]  # of which gradients autograd's edges are, in their order
-    saved: Mapping[int, int] = field(default_factory=dict)  # positions of saved inputs, by edge
-    anchors: tuple[int, ...] = ()  # edges with an anchor, in their order
-    wrappers: Mapping[int, int] = field(default_factory=dict)  # positions among the wrappers that are saved, by edge
-    made_late: tuple[Primal, ...] = ()  # inputs that eager's gradients of gradients reach, and no edge leads to
-
-
-def anchor(tensor: Tensor) -> Tensor:
-    """A tensor of the same shape that takes no memory to speak of."""
-    return torch.empty_strided(tensor.shape, (0,) * tensor.dim(), dtype=tensor.dtype, device=tensor.device)
-
-
-def anchor_of_any(tensor: Tensor) -> Tensor:
-    """The same for what may be a wrapper subclass: nothing else has the shape of a jagged one."""
-    return tensor.detach() if is_jagged(tensor) else anchor(tensor)
-
-
-def edges_of(joint: Joint, saved: SavedNodes, counted: Mapping[Primal, int]) -> Edges:
-    """The edges of a program; `counted` are inputs whose changes count before they are made."""
-    through = [
-        i
-        for i, (facts, grad) in enumerate(zip(joint.primals, joint.signature.grads, strict=True))
-        if grad is not None or facts.recorded.slot in joint.tape.reached
-    ]
-    names = [node.name for node in saved.tensors]
-    in_place = {write.current.name for write in joint.backward_writes}
-    places: dict[int, int] = {}
-    anchors = []
-    wrappers = {}
-    kept, _ = wrappers_saved(joint, saved)
-    for edge, i in enumerate(through):
-        node, facts = joint.primal_nodes[i], joint.primals[i]
-        if i in kept:
-            wrappers[edge] = kept.index(i)
-            continue
-        name = node.name if isinstance(node, Node) else None
-        if name in names and facts.recorded.slot not in counted and name not in in_place:
-            places[edge] = len(saved.sizes) + names.index(name)
-        elif not facts.recorded.was_leaf:
-            anchors.append(edge)
-    return Edges(tuple(through), places, tuple(anchors), wrappers, _made_late(joint, through, names))
-
-
-def _made_late(joint: Joint, through: Sequence[int], saved: Sequence[str]) -> tuple[Primal, ...]:
-    """Inputs that are saved and made to require grad without being differentiated: their use came first."""
-    primals = enumerate(zip(joint.primals, joint.primal_nodes, strict=True))
-    return tuple(
-        facts.recorded.slot
-        for i, (facts, node) in primals
-        if facts.made_to_require_grad and i not in through and isinstance(node, Node) and node.name in saved
-    )
-
-
-def wrappers_saved(joint: Joint, saved: SavedNodes) -> tuple[list[int], list[Returned]]:
-    """Wrappers of which something is saved: inputs, by position, and results.
-
-    They are saved too: a write to a wrapper counts for the wrapper only, and not for the tensors in it.
-    """
-    names = {saved_origin(node).name for node in saved.tensors}
-
-    def is_saved(value: Any) -> bool:
-        return isinstance(value, Wrapped) and any(isinstance(n, Node) and n.name in names for n in value.leaves)
-
-    tracked = {tangent.of for tangent in joint.signature.tangents}
-    returned = zip(joint.signature.returned, joint.returned_nodes, strict=True)
-    results: list[Returned] = [
-        slot for slot, value in returned if slot in tracked and isinstance(slot, Output) and is_saved(value)
-    ]
-    return [n for n, value in enumerate(joint.primal_nodes) if is_saved(value)], results
-
-
-def values_in_wrappers(joint: Joint, saved: SavedNodes) -> list[frozenset[int]]:
-    """For each wrapper that is saved, which of the saved values lie in it."""
-    origins = [saved_origin(node).name for node in saved.tensors]
-    node_of = dict(zip(joint.signature.returned, joint.returned_nodes, strict=True))
-    positions, results = wrappers_saved(joint, saved)
-    found = []
-    for value in (*(joint.primal_nodes[i] for i in positions), *(node_of[slot] for slot in results)):
-        names = {leaf.name for leaf in value.leaves if isinstance(leaf, Node)}
-        found.append(frozenset(len(saved.sizes) + i for i, name in enumerate(origins) if name in names))
-    return found
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What a forward left in autograd's store, as its backward finds it: saved values, then anchors, then wrappers.
-def run_once(ctx: Any, emptied: frozenset[int]) -> None:
-    """A backward runs through selective checkpoints, which let only one through."""
-    if emptied & ctx.emptied:
-        raise RuntimeError(
-            "Trying to backward an extra time. You are only allowed to backward once on any region computed under "
-            "selective activation checkpoint."
-        )
-    ctx.emptied |= emptied
-
-
-def give_back(ctx: Any) -> None:
-    """A backward has run: what checkpoints run again need not live for another one, unless the graph is kept."""
-    if not keeps_graph():
-        ctx.checkpointed = ()
-
-
-class Noted(NamedTuple):
-    """Versions of tensors, as they are when a call is over."""
-
-    hooked: bool  # what is saved goes through hooks, and eager checks no versions
-    versions: Sequence[tuple[weakref.ref[Tensor], int]]  # of inputs
-    results: Sequence[tuple[weakref.ref[Tensor], int]] = ()
-
-
-class Store:
-    """Reads what was saved from the `ctx` of a backward, and keeps for others what autograd would free."""
-
-    def __init__(
-        self,
-        tape: Tape,
-        backward: Graph,
-        saved: SavedNodes,
-        edges: Edges,
-        live: dict[int, int],
-        frees: bool,
-        wrappers: Sequence[frozenset[int]],
-        reread: Reread,
-        program: str,
-    ) -> None:
-        self.saved = saved
-        self.edges = edges
-        self.live = live  # saved tensors that are read from `ctx.live`: their places there, by position
-        # Whether eager would keep what is saved, however often backward is called: custom functions can do that.
-        self.keeps = bool(saved.tensors) and not frees
-        self.in_wrappers = wrappers  # which of the saved values lie in each wrapper subclass that is saved
-        self.reread = reread
-        self.program = program  # its name, for errors
-        self._tape = tape
-        self._backward = backward
-        self._readers: list[frozenset[int]] | None = None
-
-    def values(self, ctx: Any) -> list[Any]:
-        """What the forward saved, sizes first, with the caller's own tensors among it."""
-        sizes = ctx.sizes if self.saved.sizes else ()
-        held = iter(ctx.kept if self.keeps else self._held(ctx))
-        live = self.live
-        return [*sizes, *(ctx.live[live[i]] if i in live else next(held) for i in range(len(self.saved.tensors)))]
-
-    def _held(self, ctx: Any) -> Sequence[Any]:
-        """What autograd kept; it refuses where that is gone, or was written to."""
-        try:
-            found: Sequence[Any] = ctx.saved_tensors
-            return found
-        except RuntimeError as error:
-            raise self.refusal(error) from None
-
-    def noted(self, again: Sequence[Tensor], updated: Sequence[Tensor]) -> Noted | None:
-        """Versions that the backward checks itself: autograd has nothing to check, or hooks keep it from doing so."""
-        hooked = saved_hooks_are_on()
-        grown = zip(updated, self.reread.updated.values(), strict=True)
-        versions = [(weakref.ref(tensor), tensor._version + change) for tensor, change in grown]
-        versions += [(weakref.ref(tensor), tensor._version) for tensor in again] if hooked else []
-        return Noted(hooked, versions) if versions else None
-
-    def require_unwritten(self, ctx: Any, whole: bool = True) -> None:
-        """Refuse where something that was noted has changed; of what is gone, hooks have made a copy.
-
-        Of inputs, what only other outputs need than those that are differentiated is eager's matter then.
-        """
-        noted: Noted = ctx.noted
-        for reference, version in (*noted.results, *(noted.versions if whole or noted.hooked else ())):
-            tensor = reference()
-            # It is lower where another thread was about to write without counting: versions are put back after that.
-            if tensor is not None and tensor._version > version:
-                error = RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                    f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version "
-                    f"{version} instead."
-                )
-                raise under_hooks(error) if noted.hooked else named(error, self.program)
-
-    def refusal(self, error: RuntimeError) -> RuntimeError:
-        """An error of autograd's, as the program's own; where it reads more than eager does, that is said."""
-        if not self.reread.only_again or not is_version_error(error) or isinstance(error, BackwardError):
-            return named(error, self.program)
-        return BackwardError(
-            f"{error} The compiled backward reads {', '.join(self.reread.only_again.values())} once more, where eager "
-            "keeps what it computed from there. Run the backward before you write, write to a copy, or save more "
-            "(default_partition)."
-        )
-
-    def _wrappers(self, ctx: Any) -> list[Any]:
-        """Wrapper subclasses that are saved because tensors in them are."""
-        return [*self._held(ctx)[self._behind_values + len(self.edges.anchors) :]] if self.in_wrappers else []
-
-    @property
-    def _behind_values(self) -> int:
-        """Where autograd's store goes on behind the saved values: anchors first, then wrappers."""
-        return 0 if self.keeps else len(self.saved.tensors) - len(self.live)
-
-    # ------------------------------------------------------------------------- for some of the outputs only
-    def take(self, ctx: Any, mask: tuple[bool, ...]) -> tuple[list[Any], list[Any]]:
-        """Saved values, sizes first, and the wrapper subclasses that some of them lie in.
-
-        What this backward does not leave to others is gone afterwards, as in eager.
-        """
-        if self.reread and ctx.noted is not None:
-            self.require_unwritten(ctx, all(mask))
-        uses = self._tape.freed_by(self._tape.chosen(mask))
-        stash: Stash | None = ctx.stash
-        values, wrappers = self._found(ctx, stash, uses)
-        if not keeps_graph() and (stash is not None or not all(mask)):
-            freed = uses if stash is None else stash.freed | uses
-            ctx.stash = self._left(values, wrappers, freed)
-        return values, wrappers
-
-    def _found(self, ctx: Any, stash: Stash | None, uses: frozenset[Any]) -> tuple[list[Any], list[Any]]:
-        """The same, from autograd's store or from what an earlier backward left."""
-        count, gone = len(self.saved.names), [None] * len(self.saved.tensors)
-        if stash is None:
-            try:
-                return self.values(ctx), self._wrappers(ctx)
-            except RuntimeError:
-                if uses:
-                    raise
-                # The tensors are freed, and perhaps not needed; sizes are no tensors.
-                return [*ctx.sizes, *gone] if self.saved.sizes else gone, [None] * len(self.in_wrappers)
-        if stash.freed & uses:
-            raise backward_again(self.program)
-        try:
-            left = stash.values()
-        except RuntimeError as error:
-            raise self.refusal(error) from None
-        for i, k in self.live.items():  # the caller's own tensors are read as they are, however often
-            left[len(self.saved.sizes) + i] = ctx.live[k]
-        return left[:count], left[count:]
-
-    def _left(self, values: Sequence[Any], wrappers: Sequence[Any], freed: frozenset[Any]) -> Stash:
-        """What later backwards may read."""
-        inputs, own = set(self.edges.saved.values()), set(self.edges.wrappers.values())
-        left = [v.detach() if isinstance(v, Tensor) and i not in inputs else v for i, v in enumerate(values)]
-        left += [w if w is None or i in own else w.detach() for i, w in enumerate(wrappers)]
-        kept = self._needed_later(freed) - {len(self.saved.sizes) + i for i in self.live}
-        inside = {len(values) + i for i, positions in enumerate(self.in_wrappers) if positions & kept}
-        return Stash(left, kept | inside, freed)
-
-    def _needed_later(self, freed: frozenset[Any]) -> set[int]:
-        """Positions of saved values that a later backward may read: of an output of which nothing is freed yet."""
-        if self._readers is None:
-            counts = [len(leaves_of(tangent)) for tangent in self._tape.tangents.values()]
-            single = iter(_saved_read_by_tangents(self._backward, len(self.saved.names), sum(counts)))
-            self._readers = [frozenset().union(*(next(single) for _ in range(count))) for count in counts]
-        needed: set[int] = set()
-        for slot, positions in zip(self._tape.targets, self._readers, strict=True):
-            if not self._tape.freed_by((slot,)) & freed:
-                needed |= positions
-        return needed
-
-    # --------------------------------------------------------------------------------------- for higher orders
-    def links(
-        self, ctx: Any, nodes: Sequence[Any], values: Sequence[Any], wrappers: Sequence[Any]
-    ) -> list[Tensor | None]:
-        """For each edge, which leads to one of the nodes, a tensor with the history of what the program was applied
-        to."""
-        edges = self.edges
-        anchors = {edge: self._behind_values + i for i, edge in enumerate(edges.anchors)}
-        links: list[Tensor | None] = []
-        for edge, node in enumerate(nodes):
-            if node is None:
-                links.append(None)
-            elif hasattr(node, "variable"):
-                links.append(node.variable)
-            elif edge in anchors:
-                links.append(self._held(ctx)[anchors[edge]])
-            elif edge in edges.wrappers and wrappers[edges.wrappers[edge]] is not None:
-                links.append(wrappers[edges.wrappers[edge]])
-            elif edge in edges.saved and values[edges.saved[edge]] is not None:
-                links.append(values[edges.saved[edge]])
-            else:
-                raise BackwardError(
-                    "An input was a leaf when the program was compiled and is none now, so that its gradients cannot "
-                    "be differentiated. Compile it with an input of this kind."
-                )
-        return links
 
 
 def _saved_read_by_tangents(graph: Graph, saved: int, count: int) -> list[frozenset[int]]:
