@@ -69,9 +69,9 @@ def export(
     symbols = None
     if dynamic_shapes is not None:
         args, kwargs, symbols = with_symbolic_sizes(mod, args, kwargs, dynamic_shapes)
-    wanted = Loss(loss) if loss is not None else False
+    resolved = export_config(Loss(loss) if loss is not None else False, decompositions, pre_dispatch)
     with contextlib.nullcontext() if symbols is None else python_kernels_first():
-        capture = capture_for_export(mod, args, kwargs, wanted, decompositions, pre_dispatch)
+        capture = _capture(mod, args, kwargs, resolved)
     graph, signature = export_graph(capture, mod.forward, loss)
     ranges = ranges_of_fakes((args, kwargs)) if symbols is None else symbols.ranges()
     state, non_persistent = state_of_module(mod, capture)
@@ -117,9 +117,8 @@ def aot_export_module(
         )
     loss = output_loss_index if trace_joint else None
     args, named = _call_of(mod, args, kwargs)
-
-    wanted = Loss(loss) if loss is not None else False
-    capture = capture_for_export(mod, args, named, wanted, decompositions, pre_dispatch)
+    resolved = export_config(Loss(loss) if loss is not None else False, decompositions, pre_dispatch)
+    capture = _capture(mod, args, named, resolved)
     if not isinstance(capture.result.tree, Items):
         raise GraphOutputError(
             "Graph output must be a tuple() or list(): Expected forward output to be either a tensor or a list/tuple "
@@ -162,19 +161,13 @@ def without_duplicates(flat: Flat, state: Sequence[Tensor]) -> tuple[tuple[Any, 
     return args, kwargs
 
 
-def capture_for_export(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    wanted: bool | Loss,
-    decompositions: Decompositions | None,
-    pre_dispatch: bool = False,
+def _capture(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], resolved: AOTConfig
 ) -> Capture:
     """Record a program for export: without gradients where none are wanted."""
-    resolved = export_config(wanted, decompositions, pre_dispatch)
-    grad_mode: Any = torch.enable_grad() if wanted else torch.no_grad()
+    grad_mode: Any = torch.enable_grad() if resolved.differentiate else torch.no_grad()
     module = function if isinstance(function, nn.Module) else None
-    with contextlib.nullcontext() if pre_dispatch else grad_mode, garbage_collection_paused():
+    with contextlib.nullcontext() if resolved.pre_dispatch else grad_mode, garbage_collection_paused():
         return capture_call(function, args, kwargs, module, resolved)
 
 
@@ -230,7 +223,7 @@ def aot_export_joint_simple(
         raise ExportError("aot_export_joint_simple requires inputs to be a single list/tuple.")
     if not all(pytree.tree_is_leaf(arg) for arg in args):
         raise ExportError("aot_export_joint_simple requires individual inputs not to be pytrees.")
-    capture = _captured(func, tuple(args), {}, trace_joint, decompositions)
+    capture = _capture_function(func, tuple(args), {}, export_config(trace_joint, decompositions))
     for facts in (*capture.joint.memories, *capture.joint.inputs):
         if facts.data_changed or facts.is_acted_on:
             raise ExportError(
@@ -269,13 +262,8 @@ def _run_forward(capture: Capture) -> None:
         forward(*primals)
 
 
-def _captured(
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    wanted: bool | Loss,
-    decompositions: Decompositions | None,
-    pre_dispatch: bool = False,
+def _capture_function(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], resolved: AOTConfig
 ) -> Capture:
     """Record a function of which everything comes in as an argument."""
     if not callable(func):
@@ -283,7 +271,7 @@ def _captured(
     flat = flatten((args, kwargs), "")
     refuse_subclasses(zip(flat.paths, flat.leaves, strict=True), "aot_export_joint_simple")
     args, kwargs = without_duplicates(flat, ())
-    capture = capture_for_export(func, args, kwargs, wanted, decompositions, pre_dispatch)
+    capture = _capture(func, args, kwargs, resolved)
     for slot in capture.free_tensors:
         raise ExportError(f"the function finds {slot} by itself, for which the graph has no input. Pass it.")
     return capture
@@ -304,16 +292,17 @@ def _aot_export_function(
     With `no_tangents` the one result that requires grad, a single number, is differentiated with seed 1.
     """
     named = dict(kwargs or {})
-    wanted: bool | Loss = not pre_dispatch
-    capture = _captured(func, tuple(args), named, wanted, decompositions, pre_dispatch)
+    resolved = export_config(not pre_dispatch, decompositions, pre_dispatch)
+    capture = _capture_function(func, tuple(args), named, resolved)
     if no_tangents:
-        wanted = Loss(_only_loss(capture))
-        capture = _captured(func, tuple(args), named, wanted, decompositions)
-        graph, _ = export_graph(capture, func, wanted.index)
+        loss = Loss(_only_loss(capture))
+        resolved = export_config(loss, decompositions)
+        capture = _capture_function(func, tuple(args), named, resolved)
+        graph, _ = export_graph(capture, func, loss.index)
     else:
         refuse_what_is_lost(capture, joint=False)
         graph = capture.joint.module
-    facts = describe(capture.joint, export_config(wanted), None, deterministic_enabled())
+    facts = describe(capture.joint, resolved, None, deterministic_enabled())
     in_spec = pytree.tree_structure((tuple(args), named))
     return graph, facts, in_spec, structure_of(capture).out_spec
 

@@ -48,7 +48,8 @@ def to_exported_program(exported: ExportedGraph) -> Any:
     specs = exported.specs
     module, constants = _lifted(exported, specs)
     in_spec, out_spec = call_trees(exported)
-    state = {name: _as_stored(tensor) for name, tensor in exported.state_dict.items()}
+    held = exported.state_dict.items()
+    state = {name: tensor if isinstance(tensor, nn.Parameter) else tensor.detach() for name, tensor in held}
     constants |= {name: exported.state[name].detach() for name in exported.non_persistent}
     call = ModuleCallSignature(inputs=[], outputs=[], in_spec=in_spec, out_spec=out_spec)
     return ExportedProgram(
@@ -66,7 +67,6 @@ def to_exported_program(exported: ExportedGraph) -> Any:
 def call_trees(exported: ExportedGraph) -> tuple[Any, Any]:
     """The trees of what the program is called with, and of what it returns."""
     signature = exported.signature
-    count = len(signature.parameters) + len(signature.buffers)
     args, kwargs = pytree.tree_unflatten([0] * signature.in_spec.num_leaves, signature.in_spec)
     random = dict.fromkeys(signature.random_inputs.values(), 0)
     result = pytree.tree_unflatten([0] * signature.out_spec.num_leaves, signature.out_spec)
@@ -78,14 +78,7 @@ def call_trees(exported: ExportedGraph) -> tuple[Any, Any]:
         names = [*backward.gradients_to_parameters.values(), *backward.gradients_to_user_inputs.values()]
         parts.append(dict.fromkeys(names, 0))
     returned = tuple(parts) if len(parts) > 1 else result
-    return pytree.tree_structure((args[count:], {**kwargs, **random})), pytree.tree_structure(returned)
-
-
-def _as_stored(tensor: Tensor) -> Tensor:
-    """A state holds parameters and plain buffers."""
-    if isinstance(tensor, nn.Parameter):
-        return tensor
-    return tensor.detach()
+    return pytree.tree_structure((args[signature.state_count :], {**kwargs, **random})), pytree.tree_structure(returned)
 
 
 def _example(exported: ExportedGraph) -> Any:
@@ -114,15 +107,17 @@ def _lifted(exported: ExportedGraph, specs: ExportGraphSignature) -> tuple[fx.Gr
         held = operator.attrgetter(str(node.target))(source)
         if not isinstance(held, Tensor):
             raise ExportError(f"{node.name} is a {type(held).__name__}, which torch.export cannot store.")
-        name = f"c_{node.name}"
-        new = copied[node] = graph.placeholder(name)
+        new = copied[node] = graph.placeholder(f"c_{node.name}")
         new.meta = {"val": node.meta["val"]}
         constants[str(node.target)] = held.detach()
-        specs.input_specs.insert(len(copied) - 1, _constant_spec(new.name, str(node.target)))
+        spec = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(new.name), str(node.target))
+        specs.input_specs.insert(len(copied) - 1, spec)
     for node in places[state_end:]:
         copied[node] = _copy(graph, node, copied)
-    for node, spec in zip(graph.find_nodes(op="placeholder"), specs.input_specs, strict=True):
-        _describe(node, spec)
+    for node, spec in zip(
+        graph.find_nodes(op="placeholder"), specs.input_specs, strict=True
+    ):  # each says what it holds
+        node.meta.setdefault("val", spec.arg.value if isinstance(spec.arg, ConstantArgument) else None)
     updates = len(specs.buffers_to_mutate) + len(specs.parameters_to_mutate) + len(specs.user_inputs_to_mutate)
     for node in source.graph.nodes:
         if node.op == "call_function":
@@ -146,10 +141,6 @@ def _detached(graph: fx.Graph, specs: ExportGraphSignature, place: int, node: fx
     return new
 
 
-def _constant_spec(name: str, target: str) -> InputSpec:
-    return InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name), target)
-
-
 _KEPT_META = ("val", "stack_trace", "partitioner_tag")
 
 
@@ -168,12 +159,6 @@ def _complete(node: fx.Node) -> None:
     if mode is not None and node.target._schema.returns:
         with mode, torch.no_grad():
             node.meta["val"] = node.target(*args, **kwargs)
-
-
-def _describe(node: fx.Node, spec: InputSpec) -> None:
-    """Every input of an ExportedProgram says what it holds."""
-    if "val" not in node.meta:
-        node.meta["val"] = spec.arg.value if isinstance(spec.arg, ConstantArgument) else None
 
 
 def _theirs(specs: ExportGraphSignature) -> Any:
@@ -302,8 +287,9 @@ def _from_json(text: str, program: Any) -> ExportedGraph:
         fields["backward_signature"] = BackwardSignature(**fields["backward_signature"])
     fields["in_spec"] = pytree.treespec_loads(stored["in_spec"])
     fields["out_spec"] = pytree.treespec_loads(stored["out_spec"])
-    graph = graph_of(program)
-    signature = _with_names_of(GraphSignature(**fields), program.graph_signature)
+    for updates in ("buffers_to_mutate", "parameters_to_mutate", "user_inputs_to_mutate"):
+        fields[updates] = dict(getattr(program.graph_signature, updates))  # which were given nodes of their own
+    signature = GraphSignature(**fields)
     non_persistent = frozenset(stored["non_persistent"])
     state: dict[str, Tensor] = {}
     for name in (*signature.parameters, *signature.buffers):
@@ -312,7 +298,8 @@ def _from_json(text: str, program: Any) -> ExportedGraph:
         if first is not None and not torch.equal(held[name], held[first]):
             raise ValueError(f"{name} and {first} are one tensor in it")
         state[name] = _own(held[name]) if first is None else state[first]
-    exported = ExportedGraph(graph, signature, state, non_persistent, program.example_inputs, program.range_constraints)
+    example, ranges = program.example_inputs, program.range_constraints
+    exported = ExportedGraph(graph_of(program), signature, state, non_persistent, example, ranges)
     _require_agreement(exported, program.graph_signature)
     return exported
 
@@ -333,19 +320,14 @@ def _require_agreement(exported: ExportedGraph, theirs: Any) -> None:
     users = [s.arg.name for s in specs.input_specs if s.kind is InputKind.USER_INPUT]
     if [*signature.user_inputs, *signature.random_inputs] != users:
         raise ValueError(f"it names the inputs {signature.user_inputs}, not {users}")
-    if not _names_results(signature, specs):
+    kinds = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+    results = [s.arg for s in specs.output_specs if s.kind in kinds]
+    names = [None if isinstance(arg, ConstantArgument) and not arg.name else arg.name for arg in results]
+    if names != [*signature.user_outputs, *signature.random_outputs]:
         raise ValueError(f"it names the results {signature.user_outputs}")
-    state = len(signature.parameters) + len(signature.buffers)
-    inputs, outputs = state + len(signature.user_inputs), len(signature.user_outputs)
+    inputs, outputs = signature.state_count + len(signature.user_inputs), len(signature.user_outputs)
     if (signature.in_spec.num_leaves, signature.out_spec.num_leaves) != (inputs, outputs):
         raise ValueError(f"its trees do not have {inputs} arguments and {outputs} results")
-
-
-def _names_results(signature: GraphSignature, specs: ExportGraphSignature) -> bool:
-    kinds = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
-    found = [s.arg for s in specs.output_specs if s.kind in kinds]
-    names = [None if isinstance(arg, ConstantArgument) and not arg.name else arg.name for arg in found]
-    return names == [*signature.user_outputs, *signature.random_outputs]
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -355,13 +337,3 @@ def _own(tensor: Tensor) -> Tensor:
         copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
         copy.copy_(tensor.detach())
     return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
-
-
-def _with_names_of(signature: GraphSignature, theirs: Any) -> GraphSignature:
-    """Updates were given nodes of their own in the stored program."""
-    return dataclasses.replace(
-        signature,
-        buffers_to_mutate=dict(theirs.buffers_to_mutate),
-        parameters_to_mutate=dict(theirs.parameters_to_mutate),
-        user_inputs_to_mutate=dict(theirs.user_inputs_to_mutate),
-    )

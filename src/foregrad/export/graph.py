@@ -66,25 +66,22 @@ class ExportedGraph:
         return {name: tensor for name, tensor in self.state.items() if name not in self.non_persistent}
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    side: str
-    name: str
-    about: str
-    value: str
-    kind: Any  # rows of one kind that follow each other are a group
-
-
 def show(exported: ExportedGraph, whole: bool = False) -> str:
     """Inputs, outputs, mutations, loss and gradients, then the code of the graph: cut where it is long, or whole."""
-    graph, specs = exported.graph_module, exported.specs
+    graph, specs, signature = exported.graph_module, exported.specs, exported.signature
     nodes = {node.name: node for node in graph.graph.nodes}
-    rows = [
-        _Row("input", s.arg.name, _about_input(s, exported), _value_of_input(nodes, s, exported), s.kind)
-        for s in specs.input_specs
-    ]
-    rows += [_Row("output", _name(s), _about_output(s, exported), _value(nodes, s), s.kind) for s in specs.output_specs]
-    lines = [line for _, group in groupby(rows, lambda row: row.kind) for line in _cut(list(group), whole)]
+    rows: list[tuple[Any, tuple[str, ...]]] = []  # by kind
+    for given in specs.input_specs:
+        about = _about(given, _INPUTS[given.kind], signature.random_inputs)
+        first = signature.ties.get(given.target or "")
+        value = _value(nodes, given) + (f", the same as {first}" if first is not None else "")
+        rows.append((given.kind, ("input", given.arg.name, about, value)))
+    for returned in specs.output_specs:
+        about = _about(returned, _OUTPUTS[returned.kind], signature.random_outputs)
+        name = repr(returned.arg.value) if isinstance(returned.arg, ConstantArgument) else returned.arg.name
+        rows.append((returned.kind, ("output", name, about, _value(nodes, returned))))
+    groups = [[cells for _, cells in group] for _, group in groupby(rows, lambda row: row[0])]
+    lines = [line for group in groups for line in (group if whole else _cut(group))]
     widths = [max((len(cells[i]) for cells in lines if len(cells) > 1), default=0) for i in range(3)]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(cells, (*widths, 0), strict=False)) for cells in lines]
     code = graph.code.strip().splitlines()
@@ -100,10 +97,10 @@ def _header(exported: ExportedGraph) -> str:
     return f"exported {kind}: {count} operators, {len(own)} parameters of {elements:,} elements"
 
 
-def _cut(group: list[_Row], whole: bool) -> list[tuple[str, ...]]:
-    rows = [(row.side, row.name, row.about, row.value) for row in group]
-    if whole or len(rows) <= _ROWS:
-        return list(rows)
+def _cut(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The first and the last rows of one kind."""
+    if len(rows) <= _ROWS:
+        return rows
     first, last = _ROWS * 2 // 3, _ROWS // 6
     return [*rows[:first], (f"... {len(rows) - first - last} more",), *rows[-last:]]
 
@@ -117,23 +114,9 @@ def _cut_code(lines: list[str], whole: bool) -> list[str]:
     return [line if len(line) <= _WIDTH else f"{line[:_WIDTH]} ..." for line in lines]
 
 
-def _name(spec: OutputSpec) -> str:
-    return repr(spec.arg.value) if isinstance(spec.arg, ConstantArgument) else spec.arg.name
-
-
-def _about_input(spec: InputSpec, exported: ExportedGraph) -> str:
-    role = exported.signature.random_inputs.get(spec.arg.name)
-    return f"random {role}" if role else _INPUTS[spec.kind].format(spec.target)
-
-
-def _value_of_input(nodes: dict[str, fx.Node], spec: InputSpec, exported: ExportedGraph) -> str:
-    first = exported.signature.ties.get(spec.target or "")
-    return _value(nodes, spec) + (f", the same as {first}" if first is not None else "")
-
-
-def _about_output(spec: OutputSpec, exported: ExportedGraph) -> str:
-    role = exported.signature.random_outputs.get(spec.arg.name)
-    return f"random {role}" if role else _OUTPUTS[spec.kind].format(spec.target)
+def _about(spec: InputSpec | OutputSpec, text: str, random: dict[str, str]) -> str:
+    role = random.get(spec.arg.name)
+    return f"random {role}" if role else text.format(spec.target)
 
 
 def _value(nodes: dict[str, fx.Node], spec: Any) -> str:

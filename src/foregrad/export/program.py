@@ -174,7 +174,7 @@ class Exported(ExportedGraph):
 
     def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Keys of dicts, and keyword arguments, in the order in which the program was exported with them."""
-        state = (0,) * (len(self.signature.parameters) + len(self.signature.buffers))
+        state = (0,) * self.signature.state_count
         together, kwargs = _ordered(((*state, *args), kwargs), self.signature.in_spec)
         return together[len(state) :], kwargs
 
@@ -199,7 +199,7 @@ class Exported(ExportedGraph):
         return rest, {node: torch.as_tensor(kwargs[role]) for node, role in wanted.items()}
 
     def _flat_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        count = len(self.signature.parameters) + len(self.signature.buffers)
+        count = self.signature.state_count
         leaves, spec = pytree.tree_flatten(((*[0] * count, *args), kwargs))
         if spec != self.signature.in_spec:
             raise ExportError("the program is called with another structure of arguments than it was exported with.")

@@ -95,6 +95,11 @@ class GraphSignature:
     random_inputs: dict[str, str] = field(default_factory=dict)  # node to fwd_seed, fwd_base_offset, ...
     random_outputs: dict[str, str] = field(default_factory=dict)  # node to fwd_offset, bwd_offset
 
+    @property
+    def state_count(self) -> int:
+        """How many inputs are parameters and buffers."""
+        return len(self.parameters) + len(self.buffers)
+
     @classmethod
     def from_tracing_metadata(
         cls,
@@ -228,13 +233,7 @@ class OutputSpec:
             raise SignatureError(f"the argument of an output must be one of the argument records, got {self.arg!r}")
 
 
-@dataclass(frozen=True)
-class ExportBackwardSignature:
-    """Where the loss and the gradients stand: nodes, and the parameter or user input that each is for."""
-
-    gradients_to_parameters: dict[str, str]
-    gradients_to_user_inputs: dict[str, str]
-    loss_output: str
+ExportBackwardSignature = BackwardSignature
 
 
 @dataclass
@@ -492,29 +491,26 @@ def argument_of(value: Any) -> ArgumentSpec:
 def _outputs(returned: list[Any], signature: GraphSignature) -> list[OutputSpec]:
     """Position tells what an output is, for one node may be an updated buffer and a result."""
     backward = signature.backward_signature
-    kinds: list[tuple[OutputKind, str | None]] = [(OutputKind.TOKEN, None)] * len(signature.output_tokens)
     updates = {
         **{n: (OutputKind.PARAMETER_MUTATION, t) for n, t in signature.parameters_to_mutate.items()},
         **{n: (OutputKind.BUFFER_MUTATION, t) for n, t in signature.buffers_to_mutate.items()},
         **{n: (OutputKind.USER_INPUT_MUTATION, t) for n, t in signature.user_inputs_to_mutate.items()},
     }
-    start = len(kinds)
-    kinds += [updates[node.name] for node in returned[start : start + len(updates)]]
-    for name in signature.user_outputs:
-        is_loss = backward is not None and name == backward.loss_output
-        kinds.append((OutputKind.LOSS_OUTPUT if is_loss else OutputKind.USER_OUTPUT, None))
-    if [kind for kind, _ in kinds].count(OutputKind.LOSS_OUTPUT) > 1:  # the loss, returned twice
-        seen = False
-        for i, (kind, _) in enumerate(kinds):
-            if kind is OutputKind.LOSS_OUTPUT:
-                kinds[i] = (OutputKind.USER_OUTPUT if seen else kind, None)
-                seen = True
-    kinds += [(OutputKind.USER_OUTPUT, None)] * len(signature.random_outputs)
-    if backward is not None:
-        kinds += [(OutputKind.GRADIENT_TO_PARAMETER, t) for t in backward.gradients_to_parameters.values()]
-        kinds += [(OutputKind.GRADIENT_TO_USER_INPUT, t) for t in backward.gradients_to_user_inputs.values()]
     tokens = len(signature.output_tokens)
+    results: list[tuple[OutputKind, str | None]] = [(OutputKind.USER_OUTPUT, None)] * len(signature.user_outputs)
+    gradients: list[tuple[OutputKind, str | None]] = []
+    if backward is not None:
+        results[signature.user_outputs.index(backward.loss_output)] = (OutputKind.LOSS_OUTPUT, None)
+        gradients += [(OutputKind.GRADIENT_TO_PARAMETER, t) for t in backward.gradients_to_parameters.values()]
+        gradients += [(OutputKind.GRADIENT_TO_USER_INPUT, t) for t in backward.gradients_to_user_inputs.values()]
+    kinds = [
+        *[(OutputKind.TOKEN, None)] * tokens,
+        *[updates[node.name] for node in returned[tokens : tokens + len(updates)]],
+        *results,
+        *[(OutputKind.USER_OUTPUT, None)] * len(signature.random_outputs),
+        *gradients,
+    ]
     return [
-        OutputSpec(kind, TokenArgument(value.name) if i < tokens else argument_of(value), target)
-        for i, (value, (kind, target)) in enumerate(zip(returned, kinds, strict=True))
+        OutputSpec(kind, TokenArgument(value.name) if kind is OutputKind.TOKEN else argument_of(value), target)
+        for value, (kind, target) in zip(returned, kinds, strict=True)
     ]
