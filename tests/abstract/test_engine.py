@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 import foregrad
 from foregrad.abstract.engine import DIRECT, has_gaps
-from foregrad.abstract.symbolic_engine import engine_for
 from foregrad.errors import FakeModeError
+from foregrad.record.fakify import engine_for
 from foregrad.slots import Input
 from helpers import leaf, nop, plain
 
@@ -163,7 +163,7 @@ def test_a_decomposition_does_not_say_what_requires_grad(dynamic):
 def test_an_input_that_requires_grad_keeps_its_kind_of_leaf():
     """V-1"""
     a, b = foregrad.capture(lambda a, b: a * b, leaf(2), leaf(2) * 1).joint.inputs
-    assert a.is_leaf and not b.is_leaf and a.requires_grad and b.requires_grad
+    assert a.recorded.was_leaf and not b.recorded.was_leaf and a.requires_grad and b.requires_grad
 
 
 def size_kinds(x):

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from foregrad._torch import FakeTensor
 from foregrad.abstract.engine import FakeEngine
 from foregrad.abstract.lean_engine import NO_SHAPES
-from foregrad.abstract.tensor_meta import DTYPES, Several, described, intern, interned
-from foregrad.abstract.trials import reconciled, survives_emptiness
+from foregrad.abstract.tensor_meta import DTYPES, Several, described, intern, interned, survives_emptiness
+from foregrad.abstract.trials import reconciled
 from foregrad.slots import Input
 from sweep.layouts import LAYOUTS, is_dense, with_layouts, with_sizes
 from sweep.operators import Call, database

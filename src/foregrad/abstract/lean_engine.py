@@ -45,14 +45,17 @@ from .tensor_meta import (
     Several,
     Shared,
     TensorMeta,
+    can_be_tried,
     contiguous,
     described,
     intern,
     interned,
+    may_be_tried,
+    mixture,
     table_for,
     why_unkept,
 )
-from .trials import Case, can_be_tried, may_be_tried, mixture, settle, tried_twice
+from .trials import Case, settle, tried_twice
 
 
 class Kept:

@@ -13,15 +13,13 @@ from typing import Any
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from .._torch import DATA_CAN_BE_FORBIDDEN, FakeTensor, OpOverload, ShapeEnv, hint_of, new_fake_mode, running_fake_mode
-from ..errors import FakeModeError, ForegradError, UnsupportedError
+from .._torch import FakeTensor, OpOverload, hint_of, new_fake_mode
+from ..errors import ForegradError, UnsupportedError
 from ..ops import aten
-from ..slots import Primal
-from ..subclasses.layout import is_wrapper, leaves_of
 from .engine import WORKSPACE, FakeEngine
 from .lean_engine import LeanEngine, kept
-from .tensor_meta import Fresh, Other, Part, Result, Several, Shared, TensorMeta, described, interned
-from .trials import mixture, reconciled, strides_in_order
+from .tensor_meta import Fresh, Other, Part, Result, Several, Shared, TensorMeta, described, interned, mixture
+from .trials import reconciled, strides_in_order
 
 
 class SymbolicEngine(FakeEngine):
@@ -180,28 +178,3 @@ def _known_steps(tensors: Sequence[Any]) -> Mapping[int, Any]:
             steps.setdefault(_number(step), step)
             steps.setdefault(_number(n * step), n * step)
     return steps
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Which engine a program is recorded on.
-def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool) -> FakeEngine:
-    """The engine for a recording: over the inputs' own fake mode if they have one."""
-    plain = [(slot, leaf) for slot, value in inputs for leaf in (leaves_of(value) if is_wrapper(value) else [value])]
-    fakes = [(slot, value) for slot, value in plain if isinstance(value, FakeTensor)]
-    for slot, value in fakes:
-        if value.fake_mode is not fakes[0][1].fake_mode:
-            raise FakeModeError(
-                f"{fakes[0][0]} and {slot} belong to two fake modes. Make them under one FakeTensorMode and call again."
-            )
-    if fakes:
-        return SymbolicEngine(fakes[0][1].fake_mode, "the inputs are fake tensors of a mode of their own")
-    mode = running_fake_mode()
-    if mode is not None:
-        return SymbolicEngine(mode, "a front end has a fake mode of its own")
-    if dynamic:
-        return SymbolicEngine(new_fake_mode(ShapeEnv()), "sizes are symbols", own=True)
-    if not DATA_CAN_BE_FORBIDDEN:
-        return SymbolicEngine(
-            new_fake_mode(None), "this build of torch has no storages that refuse to be read", own=True
-        )
-    return LeanEngine(new_fake_mode(None))

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import FakeTensor, hint_of
+from .._torch import FakeTensor, OpOverload, hint_of
+from ..ops import Kind, op_info
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Classes of layout, and the table that says for which of them torch's shape inference tells the truth.
@@ -138,6 +139,60 @@ def rows_in(table: Mapping[str, Any]) -> dict[str, Row]:
         row = Row(frozenset(group["layouts"]), frozenset(group["dtypes"]))
         rows |= dict.fromkeys(group["operators"], row)
     return rows
+
+
+# What the table does not name is tried, where there is a kernel to ask.
+def may_be_tried(op: OpOverload) -> bool:
+    """Whether an operator can be run on tensors that stand in for its arguments: torch's own, without side effects.
+
+    The fake kernel of somebody's own operator is a contract that they have signed.
+    """
+    info = op_info(op)
+    makes_something = any(result.alias_info is None for result in op._schema.returns)
+    computes = info.kind is Kind.VIEW or (info.kind in (Kind.PURE, Kind.WRITE) and makes_something)
+    # Results of as_strided and its like depend on the size of a storage, and on nothing that a kernel decides.
+    special = info.traits & {"out", "identity", "objects"} or op._schema.name.startswith("aten::as_strided")
+    return op.namespace == "aten" and computes and not special
+
+
+def can_be_tried(op: OpOverload, metas: Sequence[TensorMeta]) -> bool:
+    """Whether there is a kernel to ask about tensors like these, for an operator that may be tried.
+
+    Not every kernel of torch survives tensors without elements: some divide by their number.
+    """
+    if not metas or not all(meta.native for meta in metas):
+        return False
+    if is_internal(op) and any(meta.device.type == "cuda" and meta.dtype not in FLOATS for meta in metas):
+        return False  # seeds, indices and the like that another kernel has left for it
+    return not any(0 in meta.size for meta in metas) or survives_emptiness(op)
+
+
+FLOATS = frozenset(dtype for dtype in DTYPES if dtype.is_floating_point or dtype.is_complex)
+
+
+def mixture(op: OpOverload, metas: Sequence[TensorMeta]) -> frozenset[torch.dtype] | None:
+    """The different floating-point dtypes that an operator is given at once, if it is to look after them itself."""
+    found = frozenset(meta.dtype for meta in metas if meta.dtype in FLOATS)
+    return found if len(found) > 1 and "pointwise" not in op_info(op).traits else None
+
+
+def is_internal(op: OpOverload) -> bool:
+    """Whether only torch itself calls an operator: its kernel relies on what it is given, sizes above all.
+
+    Operators on lists of tensors have no other name, and check what they are given.
+    """
+    name = op._schema.name.removeprefix("aten::")
+    return (name.startswith("_") and not name.startswith("_foreach_")) or "backward" in name
+
+
+def survives_emptiness(op: OpOverload) -> bool:
+    """Whether an operator can be tried on tensors without elements; some reductions refuse them.
+
+    One that takes a memory format makes a tensor, or copies one, and computes nothing.
+    """
+    info = op_info(op)
+    computes = "pointwise" in info.traits or torch.Tag.reduction in op.tags
+    return computes or info.kind is Kind.VIEW or any(a.name == "memory_format" for a in op._schema.arguments)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

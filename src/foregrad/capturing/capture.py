@@ -14,7 +14,6 @@ from torch import Tensor, fx, nn
 from .._torch import FakeTensor, garbage_collection_paused
 from ..abstract.engine import Engine, EngineReport
 from ..abstract.lean_tensors import to_fake_tensors
-from ..abstract.symbolic_engine import engine_for
 from ..codegen.pytree import Flat, Items, Leaf, Tree, flatten, unflatten
 from ..errors import EscapeError, ForegradError, GraphOutputError, InternalError, StateChangeError, UnsupportedError
 from ..joint.build import Joint, build_joint
@@ -31,7 +30,7 @@ from ..record.alias_groups import (
     related_to,
     share,
 )
-from ..record.fakify import Argument
+from ..record.fakify import Argument, engine_for
 from ..record.pre_dispatch import AboveAutograd
 from ..record.recorder import Recorder
 from ..record.recording import Recording

@@ -8,6 +8,7 @@ read. A program that writes nothing pays for nothing but the table.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 from collections.abc import Sequence
@@ -19,15 +20,14 @@ from torch import Tensor
 from .._torch import disable_modes, effect_of, shares_version_counter
 from ..abstract.engine import has_gaps
 from ..errors import UnsupportedError
-from ..graph.graph import GraphBuilder, Node, Step
+from ..graph.graph import Node, Step
 from ..ops import Kind, ViewStep, aten, op_info, tensors_in
 from ..record.fakify import RecordedInput
-from ..record.recording import Recording
 from ..slots import SyntheticBase, ViewRoot
-from .effect_tokens import Tokens
+from .effect_tokens import Chain, Tokens
 from .mutation import write
 from .operators import IN_GRAPHS
-from .rng import Draws
+from .rng import Draws, RandomInputs
 from .state import Storage, TensorState, Walk
 from .storage import (
     by_absolute_offset,
@@ -42,10 +42,28 @@ from .view_inverses import Carry, carry_back, carry_past_repetition, takes_any_l
 class Functionalizer(Walk):
     """Walks over the steps of a recording and writes a graph without side effects."""
 
-    def __init__(self, recording: Recording, graph: GraphBuilder) -> None:
-        super().__init__(recording, graph)
-        self.draws = Draws(self)
-        self.tokens = Tokens()
+    # What few programs need is made on first use.
+    @functools.cached_property
+    def draws(self) -> Draws:
+        return Draws(self)
+
+    @functools.cached_property
+    def tokens(self) -> Tokens:
+        return Tokens()
+
+    @property
+    def random(self) -> tuple[RandomInputs | None, RandomInputs | None]:
+        """What forward and backward draw from, under `functionalize_rng_ops`."""
+        return (self.draws.forward, self.draws.backward) if "draws" in vars(self) else (None, None)
+
+    def restart_backward(self) -> None:
+        """Another backward begins, from what the forward has left."""
+        if "draws" in vars(self):
+            self.draws.restart_backward()
+
+    def chain(self) -> Chain:
+        """The tokens that the last walk has taken and left."""
+        return self.tokens.chain() if "tokens" in vars(self) else Chain()
 
     def add_input(self, recorded: RecordedInput) -> None:
         """Give an input of the recording its placeholder, or its place in memory that inputs share."""
@@ -72,7 +90,8 @@ class Functionalizer(Walk):
     def run(self, steps: Sequence[Step], start: int) -> None:
         """Walk over steps, the first of which is number `start` of the recording."""
         graph = self.graph
-        self.tokens.begin()
+        if "tokens" in vars(self):
+            self.tokens.begin()
         for position, step in enumerate(steps, start):
             self._position = position
             graph.stack, graph.backward, graph.origin = step.stack, step.backward, step.origin

@@ -66,7 +66,6 @@ class Draws:
         self._states_used: dict[int, Node] = {}  # by this backward, for replays of the draw at a position
         self.forward: RandomInputs | None = None
         self.backward: RandomInputs | None = None
-        self.closed = False  # the forward is compiled: it returns what it returns
 
     def functionalize(self) -> None:
         """From now on draws take a seed and an offset."""
@@ -128,7 +127,7 @@ class Draws:
 
     def _state_before(self, draw: _Draw, step: Step) -> Node | None:
         """The state of the generator before a draw, which from now on returns it."""
-        if draw.state is None and not self.closed:
+        if draw.state is None and not self._walk.closed:
             graph, node = self._walk.graph, draw.node
             size = state_bytes(self._walk.device_of_draw(step))
             options = {"dtype": torch.uint8, "device": torch.device("cpu")}

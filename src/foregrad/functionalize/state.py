@@ -124,6 +124,7 @@ class Walk(abc.ABC):
         self._states: dict[int, TensorState] = {}
         self._script_objects: dict[int, Node] = {}
         self._position = 0
+        self.closed = False  # the forward is compiled: it returns what it returns
         self._before: dict[Primal, TensorState] = {}  # the states that inputs started with
         self.backward_writes: list[Write] = []
         self.reshapes: dict[int, list[Step]] = {}  # in-place changes of shape, by id of the tensor

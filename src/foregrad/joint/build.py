@@ -251,7 +251,7 @@ def build_joint(
     `escapes` are tensors that the program put somewhere else.
     """
     functionalizer = _functionalized_forward(recording, config)
-    graph, tokens = functionalizer.graph, functionalizer.tokens.chain()
+    graph, tokens = functionalizer.graph, functionalizer.chain()
     hidden = Effects(leaves, paths)
     with torch.set_grad_enabled(recording.after.grad_enabled):  # autograd answers as it would to the caller
         facts = _facts(recording, functionalizer, config.keep_inference_input_mutations)
@@ -269,8 +269,9 @@ def build_joint(
     forward = _forward_values(functionalizer, facts.values(), outputs)
     derived = _differentiated(recording, tape)
     copy_seen_constants(functionalizer, [*spread(_shown(forward)), *spread(derived.gradients)])
-    functionalizer.draws.closed = True
-    random = RandomFacts(copy(functionalizer.draws.forward), copy(functionalizer.draws.backward) if targets else None)
+    functionalizer.closed = True
+    drawn_from = functionalizer.random
+    random = RandomFacts(copy(drawn_from[0]), copy(drawn_from[1]) if targets else None)
     graph.placeholders += random.placeholders
     _mark_written(graph, facts, derived)
     return Joint(

@@ -423,7 +423,7 @@ class Tape:
     @property
     def random(self) -> RandomInputs | None:
         """The seed and the offset that a backward draws from, under `functionalize_rng_ops`."""
-        return self.functionalizer.draws.backward
+        return self.functionalizer.random[1]
 
     @cached_property
     def reached(self) -> set[Primal]:
@@ -447,7 +447,7 @@ class Tape:
         """Gradients of some of the targets."""
         recording, walk = self.recording, self.functionalizer
         self._writes.rewind()
-        walk.draws.restart_backward()
+        walk.restart_backward()
         start, inputs = len(recording.steps), len(recording.inputs)
         targets, tangents = [self.targets[s] for s in slots], [self.tangents[s] for s in slots]
         versions = {id(r.seen): r.seen._version for r in self.primals if r.is_tensor and not r.seen.is_inference()}
@@ -472,7 +472,7 @@ class Tape:
                 raise UnsupportedError(
                     f"the backward writes to {write.of}, in a tensor subclass, which cannot be compiled yet."
                 )
-        return Differentiated(nodes, writes, walk.tokens.chain(), state=state, emptied=emptied)
+        return Differentiated(nodes, writes, walk.chain(), state=state, emptied=emptied)
 
     def differentiate_all(self) -> Differentiated:
         """Gradients of everything that can be differentiated, and autograd's errors for what cannot.

@@ -59,7 +59,7 @@ def next_order(
     first_node = len(walk.graph.nodes)
     walk.run(tape.recording.steps[start:], start)
     _refuse_functional_draws(tape)
-    chain = walk.tokens.chain()
+    chain = walk.chain()
     walk.tokens.begin_order()
     results = [g if use else None for g, use in zip(found, wanted, strict=True)]
     nodes = [None if g is None else value_of(walk, g) for g in results]
@@ -84,7 +84,7 @@ def _recorded(
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """Record the backward with new tangents, of which some require grad: these tangents, and the gradients."""
     recording, walk = tape.recording, tape.functionalizer
-    walk.draws.restart_backward()
+    walk.restart_backward()
     start, inputs = len(recording.steps), len(recording.inputs)
     tangents = [tangent_like(recording.engine, tape.targets[slot]) for slot in slots]
     for slot, tangent, required in zip(slots, tangents, with_grad, strict=True):

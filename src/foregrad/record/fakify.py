@@ -10,15 +10,21 @@ import torch
 from torch import Tensor
 
 from .._torch import (
+    DATA_CAN_BE_FORBIDDEN,
     FakeTensor,
+    ShapeEnv,
     copy_creation,
     disable_modes,
     dispatch_mode_depth,
     fake_attribute_names,
     is_backward_state,
+    new_fake_mode,
+    running_fake_mode,
 )
-from ..abstract.engine import Engine
-from ..errors import StateChangeError, UnsupportedError
+from ..abstract.engine import Engine, FakeEngine
+from ..abstract.lean_engine import LeanEngine
+from ..abstract.symbolic_engine import SymbolicEngine
+from ..errors import FakeModeError, StateChangeError, UnsupportedError
 from ..ops import ViewStep, aten
 from ..slots import Primal, ViewRoot
 from ..subclasses.layout import Layout, is_wrapper, leaves_of, wrappers_in
@@ -80,6 +86,31 @@ def _changed(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
 
 
 _ABSENT = object()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Which engine a program is recorded on.
+def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool) -> FakeEngine:
+    """The engine for a recording: over the inputs' own fake mode if they have one."""
+    plain = [(slot, leaf) for slot, value in inputs for leaf in (leaves_of(value) if is_wrapper(value) else [value])]
+    fakes = [(slot, value) for slot, value in plain if isinstance(value, FakeTensor)]
+    for slot, value in fakes:
+        if value.fake_mode is not fakes[0][1].fake_mode:
+            raise FakeModeError(
+                f"{fakes[0][0]} and {slot} belong to two fake modes. Make them under one FakeTensorMode and call again."
+            )
+    if fakes:
+        return SymbolicEngine(fakes[0][1].fake_mode, "the inputs are fake tensors of a mode of their own")
+    mode = running_fake_mode()
+    if mode is not None:
+        return SymbolicEngine(mode, "a front end has a fake mode of its own")
+    if dynamic:
+        return SymbolicEngine(new_fake_mode(ShapeEnv()), "sizes are symbols", own=True)
+    if not DATA_CAN_BE_FORBIDDEN:
+        return SymbolicEngine(
+            new_fake_mode(None), "this build of torch has no storages that refuse to be read", own=True
+        )
+    return LeanEngine(new_fake_mode(None))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
