@@ -195,7 +195,7 @@ class ViewAndMutationMeta:
 
     @cached_property
     def unsafe_view_out_indices(self) -> list[int]:
-        """Outputs that are views of an intermediate which nobody else can see."""
+        """Outputs that are views of an intermediate which nothing else shows."""
         return self._outputs_of(frozenset({OutputType.unsafe_view_alias}))
 
     @property
@@ -384,7 +384,7 @@ def wrap_tensor_subclasses(
     num_fw_outs_saved_for_bw: int | None = None,
     is_runtime: bool = False,
 ) -> tuple[Any, ...]:
-    """Wrappers, and plain values, from a flat list; what is saved for a backward stands behind them and stays plain.
+    """Wrappers, and plain values, from a flat list; what is saved for a backward follows them and stays plain.
 
     Args:
         unwrapped_args: the flat list.

@@ -42,43 +42,18 @@ from ..slots import (
     belongs_to_backward,
 )
 from ..subclasses.layout import Layout, Wrapped, spread, wrappers_in
-from .differentiate import (
-    BackwardWrite,
-    Differentiated,
-    Tape,
-    copy_seen_constants,
-    outputs_for,
-    targets_of,
-    value_of,
-)
+from .differentiate import BackwardWrite, Differentiated, Tape, copy_seen_constants, outputs_for, targets_of, value_of
 from .hooks import HookEffect, HookEffects
-from .inputs import (
-    InputFacts,
-    Reshaped,
-    Resized,
-    StorageReplaced,
-    WrittenBack,
-    WrittenInGraph,
-    input_facts,
-    is_stale,
-)
+from .inputs import InputFacts, Reshaped, Resized, StorageReplaced, WrittenBack, WrittenInGraph, input_facts, is_stale
 from .outputs import Constant, Number, OutputClassifier, OutputFacts, SameAsInput
 from .regenerated_views import refuse_regenerated_views
-from .side_effects import (
-    AttributeSet,
-    Effect,
-    Effects,
-    Escape,
-    InnerResult,
-    attributes_of_results,
-    inner_results,
-)
+from .side_effects import AttributeSet, Effect, Effects, Escape, InnerResult, attributes_of_results, inner_results
 from .subclasses import refuse_related_wrappers, wrapper_facts
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Operators that may refuse what they are given, by its values.
 #
-# Eager runs an operator whether anybody reads its result or not: an index out of range or a singular matrix is an
+# Eager runs an operator whether its result is read or not: an index out of range or a singular matrix is an
 # error all the same. So dead code elimination may drop only what refuses nothing once its arguments have the right
 # sizes.
 # Of torch's operators, beside the pointwise ones, views and reductions: those that take any values.
@@ -113,7 +88,7 @@ def may_refuse(node: Node) -> bool:
     if not isinstance(op, OpOverload) or not node.inputs():
         return False
     info = op_info(op)
-    if op.namespace != "aten":  # somebody's own: it may do more than it says
+    if op.namespace != "aten":  # a custom operator may do more than it says
         return op.namespace != "foregrad"
     if info.kind is Kind.VIEW or "identity" in info.traits:
         return False
@@ -140,7 +115,7 @@ class Signature:
     returned: tuple[Returned, ...]
     grads: tuple[Grad | None, ...]  # one for each primal
     tokens: tuple[Token, ...] = ()  # before the primals, and before what is returned
-    backward_tokens: tuple[Token, ...] = ()  # behind the tangents, and behind everything that the backward gives
+    backward_tokens: tuple[Token, ...] = ()  # after the tangents, and after everything that the backward gives
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +179,7 @@ class Joint:
 
     @cached_property
     def module(self) -> fx.GraphModule:
-        """The graph as `torch.fx`, made when somebody looks at it."""
+        """The graph as `torch.fx`, made when it is asked for."""
         return to_fx(self.graph)
 
     @property
@@ -566,7 +541,7 @@ def _is_written_view(facts: InputFacts, recording: Recording) -> bool:
 def _nodes_of_writes(recorded: RecordedInput) -> Iterator[Any]:
     """The nodes of the writes to an input, the last one first: the first edge of each leads to the one before.
 
-    A custom function may have what it writes among its arguments anywhere; where it takes several, nobody can tell.
+    A custom function may have what it writes among its arguments anywhere; of several it is not known which.
     """
     node = recorded.seen.grad_fn
     while node is not None and node is not recorded.start_node:

@@ -48,14 +48,14 @@ from ..slots import (
 from ..stack_traces import where
 from ..subclasses.layout import Layout, Wrapped, is_wrapper, layout_of, leaves_of, spread
 from .inputs import Autograd, InputFacts, WrittenBack, is_stale
-from .outputs import OutputFacts, Plain
+from .outputs import OutputFacts, Plain, view_root
 from .subclasses import wrapper_tangent
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Tensors that the program makes from Python values: part of the graph, and fresh at each call for whoever sees them.
 #
-# A constant that nobody outside can see is used as it is. One whose memory a result shows is copied where it is first
+# A constant that is not seen outside is used as it is. One whose memory a result shows is copied where it is first
 # met, so that everything else in the graph reads the very copy that the caller gets: autograd then notices a write to
 # it as it does in eager.
 def copy_seen_constants(walk: Functionalizer, results: Sequence[Any]) -> None:
@@ -130,18 +130,19 @@ class BackwardWrite:
 
 
 class BackwardWrites:
-    """Functionalizes backwards one after another, each of which starts from what the forward left behind."""
+    """Functionalizes backwards one after another, each of which starts from what the forward left."""
 
     def __init__(self, functionalizer: Functionalizer) -> None:
         self._functionalizer = functionalizer
-        self._ends: dict[
-            int, tuple[TensorState, Node]
-        ] = {}  # storages that a backward writes, as the forward left them
+        # Storages that a backward writes, as the forward left them.
+        self._ends: dict[int, tuple[TensorState, Node]] = {}
 
     def rewind(self) -> None:
         """Forget what an earlier backward wrote."""
         for root, node in self._ends.values():
-            _renew(root, node)
+            root.node = node
+            root.storage.generation += 1
+            root.generation = root.storage.generation
 
     def run(
         self,
@@ -237,12 +238,6 @@ def written_by(step: Step) -> list[Tensor]:
     return list(tensors_in([step.args[i] for i in _positions(step)]))
 
 
-def _renew(root: TensorState, node: Node) -> None:
-    root.node = node
-    root.storage.generation += 1
-    root.generation = root.storage.generation
-
-
 def _positions(step: Step) -> list[int]:
     written = op_info(step.op).written if op_info(step.op).kind is Kind.WRITE else (0,)
     return [i for i in written if i < len(step.args)]
@@ -308,7 +303,7 @@ def _loss_target(index: int, outputs: OutputFacts, visible: int) -> dict[Returne
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The recording's own autograd graph, kept: every backward that anybody asks for is taken from it.
+# The recording's own autograd graph, kept: every backward that is asked for is taken from it.
 #
 # A `Tape` is one order of differentiation. The targets of the first are what the program returns; those of the next
 # are the gradients that a backward gave, recorded once more so that they can be differentiated themselves (`orders`).
@@ -523,7 +518,7 @@ class Tape:
             ) from error
 
     def refuse_late_inputs(self, known: int) -> None:
-        """A tensor that only the backward finds, behind the inputs known so far, must be one from the start."""
+        """A tensor that only the backward finds, after the inputs known so far, must be one from the start."""
         recording = self.recording
         if len(recording.inputs) > known:
             late = tuple(recording.real_tensors[recorded.slot] for recorded in recording.inputs[known:])
@@ -590,7 +585,7 @@ class Tape:
             ) from error
         written = [t for step in recording.steps[end:] if step.grad_enabled for t in written_by(step)]
         exposed: set[Primal | Tangent] = {
-            slot for slot, seen, _, _ in before if any(_root(t) is _root(seen) for t in written)
+            slot for slot, seen, _, _ in before if any(view_root(t) is view_root(seen) for t in written)
         }
         del recording.steps[end:]
         for slot, seen, version, required in before:
@@ -666,11 +661,6 @@ def value_of(walk: Functionalizer, tensor: Tensor) -> Any:
 def tangent_like(engine: Engine, target: Tensor) -> Tensor:
     """A fake for the gradient of a result."""
     return wrapper_tangent(engine, target) if is_wrapper(target) else engine.like(target, dense=True)
-
-
-def _root(tensor: Tensor) -> Tensor:
-    """What autograd takes a tensor to be a view of, or the tensor itself."""
-    return tensor if tensor._base is None else tensor._base
 
 
 def _named(error: Exception) -> Exception:

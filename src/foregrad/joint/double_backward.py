@@ -49,7 +49,7 @@ def next_order(
         tape: of the order below.
         slots: the targets whose tangents arrive.
         with_grad: which of these tangents require grad.
-        wanted: which of the gradients anybody asks for.
+        wanted: which of the gradients are asked for.
         saved: the names of the values that the forward saved.
     """
     walk = tape.functionalizer
@@ -160,7 +160,7 @@ def _with_its_gradients(
 
 
 def _differentiated_later(tape: Tape) -> Differentiated:
-    """The gradients of an order; what cannot be compiled of them is only said when somebody asks for them."""
+    """The gradients of an order; what cannot be compiled of them is only said when they are asked for."""
     try:
         derived = tape.differentiate_all()
         _refuse_functional_draws(tape)

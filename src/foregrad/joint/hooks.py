@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,48 +186,42 @@ def _is_filled(cell: types.CellType) -> bool:
     return True
 
 
-def with_values(hook: Callable[..., Any], values: dict[int, Any]) -> Callable[..., Any]:
-    """The same function over other values, given by the id of those that it holds.
+def hook_over(hook: Callable[..., Any], ids: Sequence[int], *values: Any) -> Callable[..., Any]:
+    """The same function over other values, given the ids of those that it holds.
 
     >>> two, three = (2,), (3,)
-    >>> with_values(lambda x, y=two: x * y[0], {id(two): three})(5)
+    >>> hook_over(lambda x, y=two: x * y[0], [id(two)], three)(5)
     15
     """
-    function: Callable[..., Any] = _Replacing(values).value(hook)
+    function: Callable[..., Any] = _replaced(hook, dict(zip(ids, values, strict=True)))
     return function
 
 
-class _Replacing:
-    def __init__(self, values: dict[int, Any]) -> None:
-        self._known = dict(values)
+def _replaced(old: Any, known: dict[int, Any]) -> Any:
+    """What takes the place of a value, by its id: itself, unless something in it is replaced."""
+    if id(old) not in known:
+        known[id(old)] = old  # a function may hold itself
+        parts = _parts(old)
+        new = [_replaced(part, known) for part in parts]
+        if any(a is not b for a, b in zip(parts, new, strict=True)):
+            known[id(old)] = _with_parts(old, new)
+    return known[id(old)]
 
-    def value(self, old: Any) -> Any:
-        """A value, or what takes its place."""
-        if id(old) not in self._known:
-            self._known[id(old)] = self._made(old)
-        return self._known[id(old)]
 
-    def _made(self, old: Any) -> Any:
-        found: dict[int, Any] = {}
-        _look_for(old, lambda part: self._known.get(id(part), part) is not part, found, set())
-        if not found:
-            return old
-        if isinstance(old, types.FunctionType):
-            return self._function(old)
-        if isinstance(old, functools.partial):
-            parts = [self.value(item) for item in old.args], {k: self.value(v) for k, v in old.keywords.items()}
-            return functools.partial(self.value(old.func), *parts[0], **parts[1])
-        return tuple(self.value(item) for item in old)
+def _with_parts(old: Any, parts: list[Any]) -> Any:
+    """A function, partial or tuple with other parts, in the order of `_parts`."""
+    if isinstance(old, tuple):
+        return tuple(parts)
+    rest = iter(parts)
+    if isinstance(old, functools.partial):
+        function, args = next(rest), [next(rest) for _ in old.args]
+        return functools.partial(function, *args, **dict(zip(old.keywords, rest, strict=True)))
+    cells = [_holding(cell, next(rest)) if _is_filled(cell) else cell for cell in old.__closure__ or ()]
+    defaults = None if old.__defaults__ is None else tuple(next(rest) for _ in old.__defaults__)
+    new = types.FunctionType(old.__code__, old.__globals__, old.__name__, defaults, tuple(cells))
+    new.__kwdefaults__ = dict(zip(old.__kwdefaults__, rest, strict=True)) if old.__kwdefaults__ else None
+    return new
 
-    def _cell(self, cell: types.CellType) -> types.CellType:
-        old = cell.cell_contents if _is_filled(cell) else None
-        new = self.value(old)
-        return cell if new is old else types.CellType(new)  # others may share a cell that stays as it is
 
-    def _function(self, old: types.FunctionType) -> types.FunctionType:
-        cells = tuple(self._cell(cell) for cell in old.__closure__ or ())
-        defaults = None if old.__defaults__ is None else tuple(map(self.value, old.__defaults__))
-        new = types.FunctionType(old.__code__, old.__globals__, old.__name__, defaults, cells)
-        if old.__kwdefaults__:
-            new.__kwdefaults__ = {name: self.value(value) for name, value in old.__kwdefaults__.items()}
-        return new
+def _holding(cell: types.CellType, value: Any) -> types.CellType:
+    return cell if cell.cell_contents is value else types.CellType(value)  # others may share one that stays as it is

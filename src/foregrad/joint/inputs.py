@@ -213,7 +213,7 @@ def _is_written_behind_its_back(recorded: RecordedInput, writes: Sequence[Write]
     """Whether an input is written through a view first, and then itself.
 
     In eager the first write makes what both are views of require grad. Autograd takes the input for a leaf then, unless
-    somebody has used it in between, and lets nobody write to it.
+    it was used in between, and forbids to write to it.
     """
     through_views = [write.target.input is not recorded for write in writes]
     return not recorded.required_grad and True in through_views and False in through_views[through_views.index(True) :]
@@ -319,7 +319,7 @@ def _requires_grad(recorded: RecordedInput) -> bool:
 
 
 def is_stale(tensor: Tensor) -> bool:
-    """Whether autograd refuses to say anything about a view, because its base was written behind its back."""
+    """Whether autograd refuses to say anything about a view, because a write to its base made it invalid."""
     try:
         tensor.grad_fn  # noqa: B018
     except RuntimeError as error:
@@ -330,5 +330,5 @@ def is_stale(tensor: Tensor) -> bool:
 
 
 def has_version(facts: InputFacts) -> bool:
-    """Whether anybody can look at the version counter."""
+    """Whether the version counter can be seen."""
     return not facts.recorded.was_inference and not isinstance(facts.recorded.slot, (SyntheticBase, ViewRoot))

@@ -26,7 +26,7 @@ from ..values import PLAIN
 from .inputs import is_stale
 from .subclasses import chain_to, refuse_lost_aliasing
 
-# How views come about that autograd lets nobody write to with gradients on, in its own words.
+# How views come about that autograd forbids to write to with gradients on, in its own words.
 _LOCKED = frozenset({"IN_CUSTOM_FUNCTION", "MULTI_OUTPUT_NODE", "MULTI_OUTPUT_SAFE"})
 
 KNOWN_CONSTANTS: tuple[type, ...] = (*PLAIN, torch.Size, slice, type(Ellipsis))
@@ -147,7 +147,7 @@ class PlainKind(Enum):
 class Differentiable:
     """A tensor with a history."""
 
-    locked: bool = False  # a view that autograd lets nobody write to with gradients on
+    locked: bool = False  # a view that autograd forbids to write to with gradients on
     memory: ViewOfInput | None = None  # where its data lies, although autograd does not relate it to that input
 
 
@@ -385,7 +385,7 @@ class OutputClassifier:
 
     # --------------------------------------------------------------------------------------- stale views
     def _stale(self, leaf: Tensor, path: str) -> ViewOfInput:
-        """A view that autograd no longer lets anybody use: what it was taken from was written with gradients on."""
+        """A view that autograd forbids to use any more: what it was taken from was written with gradients on."""
         owner = self._state(leaf).owner
         before = None if owner is None else self._functionalizer.state_before(owner)
         return self._before_writes(leaf, owner, None if before is None else self._state(leaf).chain_from(before), path)
@@ -458,7 +458,7 @@ class OutputClassifier:
         return self._plain(leaf, kind, memory=view if written else None)
 
     def _has_own_history(self, leaf: Tensor) -> bool:
-        if id(_root(leaf)) not in self._roots or self._moved(leaf) is not None:
+        if id(view_root(leaf)) not in self._roots or self._moved(leaf) is not None:
             return True
         return self._is_from_custom_function(leaf) or self._is_from_fresh_leaf(leaf)
 
@@ -618,7 +618,7 @@ class OutputClassifier:
         for i, result in enumerate(written):
             for k, other in enumerate(written[:i]):
                 # Of a view each result has a tensor of its own; autograd gives any other value out as one.
-                apart = result.is_view and _root(other.tensor) is _root(result.tensor)
+                apart = result.is_view and view_root(other.tensor) is view_root(result.tensor)
                 if nodes[k] is nodes[i] and not apart:
                     raise UnsupportedError(
                         "the program returns two tensors that share memory and have histories of their own, because "
@@ -705,7 +705,7 @@ def _counts_alone(result: Result) -> bool:
 
 
 def _is_locked(view: Tensor) -> bool:
-    """Whether autograd lets nobody write to a view with gradients on: leaves may not be written through their views."""
+    """Whether autograd forbids to write to a view with gradients on: leaves may not be written through their views."""
     base = view._base
     return (base is not None and base.is_leaf) or creation_of(view) in {*_LOCKED, "NO_GRAD_MODE"}
 
@@ -719,7 +719,8 @@ def _constant(value: Any, path: str) -> Constant:
     return Constant(value)
 
 
-def _root(tensor: Tensor) -> Tensor:
+def view_root(tensor: Tensor) -> Tensor:
+    """What autograd takes a tensor to be a view of, or the tensor itself."""
     return tensor if tensor._base is None else tensor._base
 
 

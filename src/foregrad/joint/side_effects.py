@@ -39,16 +39,12 @@ class Owner:
         self._find = loosely(value)
 
     def find(self) -> Any:
-        """The object; None if it is gone: nobody can see what would be done to it."""
+        """The object; None if it is gone, and nothing that is done to it can be seen."""
         return self._find()
 
     def release(self) -> None:
         """Let go of an object that cannot be referred to weakly."""
-        self._find = _nothing
-
-
-def _nothing() -> None:
-    return None
+        self._find = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +93,7 @@ Effect = Assigned | GradAssigned | Moved
 
 
 class Effects:
-    """Collects the hidden results of a program behind those that the user sees."""
+    """Collects the hidden results of a program after those that the user sees."""
 
     def __init__(self, visible: Sequence[Any], paths: Sequence[str]) -> None:
         self.leaves = list(visible)
@@ -235,6 +231,6 @@ def _results_inside(
             shown.append((Output(i), paths[i], tensor))
     everything = ends_behind(list(targets.values()))
     inner = [(slot, name, end) for slot, name, t in shown if (end := (t.grad_fn, t.output_nr)) in everything]
-    behind = [ends_behind([tensor]) for tensor in targets.values()] if inner else []
+    reached = [ends_behind([tensor]) for tensor in targets.values()] if inner else []
     for slot, name, end in inner:
-        yield InnerResult(slot, name, tuple(k for k, reached in enumerate(behind) if end in reached), _COMPUTED_FROM)
+        yield InnerResult(slot, name, tuple(k for k, ends in enumerate(reached) if end in ends), _COMPUTED_FROM)

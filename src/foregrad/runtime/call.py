@@ -76,7 +76,7 @@ class Entry(Protocol):
 
     @property
     def frees(self) -> Sequence[Primal]:
-        """Inputs that nobody else holds, so that the graph may free them."""
+        """Inputs that only the call holds, so that the graph may free them."""
 
     def open(self, writer: Writer) -> str:
         """The `def` line."""
@@ -89,7 +89,7 @@ class Entry(Protocol):
 
 
 def source_expression(writer: Writer, source: Source) -> str:
-    """Python text that finds a tensor which nobody passed, from an input that looks at its memory."""
+    """Python text that finds a tensor that was not passed, from an input that is a view of its memory."""
     member = writer.variable(source.member)
     match source.how:
         case "itself":

@@ -7,7 +7,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import SymInt, Tensor
@@ -26,16 +26,8 @@ from ..codegen.writer import Stage, Writer, arguments_text, grad_mode, literal, 
 from ..errors import AssumptionError, UnsupportedError
 from ..graph.graph import Step
 from ..joint.build import Joint
-from ..joint.hooks import GradRetained, HookAdded, HookEffect, with_values
-from ..joint.inputs import (
-    InputFacts,
-    Reshaped,
-    Resized,
-    StorageReplaced,
-    WrittenBack,
-    WrittenInGraph,
-    has_version,
-)
+from ..joint.hooks import GradRetained, HookAdded, HookEffect, hook_over
+from ..joint.inputs import InputFacts, Reshaped, Resized, StorageReplaced, WrittenBack, WrittenInGraph, has_version
 from ..joint.side_effects import Assigned, AttributeSet, Effect, GradAssigned, InnerResult, Moved
 from ..locks import recording_lock
 from ..slots import Grown, Inner, Output, Primal, Returned, Updated
@@ -69,41 +61,32 @@ class RegisterHooks(Stage):
         hook = writer.bind(effect.hook, "hook")
         if effect.captured:
             tensors = [writer.variable(Output(output)) for _, output in effect.captured]
-            ids = tuple(old for old, _ in effect.captured)
-            hook = f"{writer.bind(_over(effect.hook, ids), 'hook_over')}({', '.join(tensors)})"
+            over = partial(hook_over, effect.hook, [old for old, _ in effect.captured])
+            hook = f"{writer.bind(over, 'hook_over')}({', '.join(tensors)})"
         self._bring_up_to_date(writer, effect.of)
         writer.line(f"{writer.variable(effect.of)}.{effect.how}({hook})")
 
     def _bring_up_to_date(self, writer: Writer, of: Primal | Output) -> None:
-        """Torch 2.13 crashes where a hook is given to a view whose base was written and that nobody looked at since."""
+        """Torch 2.13 crashes where a hook is given to a view whose base was written and that was not used since."""
         writer.line(f"{writer.variable(of)}.grad_fn")
 
 
 @dataclass(frozen=True)
-class WatchResults(Stage):
-    """Let the backward find results whose gradients are not whole outside, as long as the caller holds them."""
+class TellNode(Stage):
+    """Tell the program's node of results, as long as the caller holds them: `watch` and `note_results` say what for."""
 
-    inner: tuple[InnerResult, ...]
-    tracked: Returned  # something that the program's node gives
-
-    def leave(self, writer: Writer) -> None:
-        results = tuple_of([writer.variable(result.of) for result in self.inner])
-        writer.line(f"{writer.bind(_watch, 'watch')}({writer.variable(self.tracked)}, {results})")
-
-
-@dataclass(frozen=True)
-class NoteResults(Stage):
-    """Let the backward see that the caller has written to a result which it computes again, where eager saves it."""
-
-    results: tuple[Returned, ...]
-    tracked: Returned  # something that the program's node gives
+    tell: Callable[[Tensor, tuple[Tensor, ...]], None]
+    results: tuple[Returned | Primal, ...]
+    tracked: Returned  # something that the node gives
 
     def leave(self, writer: Writer) -> None:
         results = tuple_of([writer.variable(slot) for slot in self.results])
-        writer.line(f"{writer.bind(_note, 'note_results')}({writer.variable(self.tracked)}, {results})")
+        tell = writer.bind(self.tell, self.tell.__name__)
+        writer.line(f"{tell}({writer.variable(self.tracked)}, {results})")
 
 
-def _note(tracked: Tensor, results: tuple[Tensor, ...]) -> None:
+def note_results(tracked: Tensor, results: tuple[Tensor, ...]) -> None:
+    """Let the backward see that the caller has written to a result which it computes again, where eager saves it."""
     node = tracked.grad_fn
     if node is not None:  # gradients are on
         known = () if node.noted is None else node.noted.versions  # type: ignore[attr-defined]
@@ -111,14 +94,15 @@ def _note(tracked: Tensor, results: tuple[Tensor, ...]) -> None:
         node.noted = Noted(saved_hooks_are_on(), known, versions)  # type: ignore[attr-defined]
 
 
-def _watch(tracked: Tensor, results: tuple[Tensor, ...]) -> None:
+def watch(tracked: Tensor, results: tuple[Tensor, ...]) -> None:
+    """Let the backward find results whose gradients are not whole outside."""
     node = tracked.grad_fn
     if node is not None:  # gradients are on
         node.watched = tuple(map(weakref.ref, results))  # type: ignore[attr-defined]
 
 
 def refusing_whole_gradients(inner: tuple[InnerResult, ...]) -> Callable[..., None]:
-    """A function that refuses a backward in which somebody waits for more of a gradient than comes from outside."""
+    """A function that refuses a backward if more of a gradient is waited for than comes from outside."""
 
     def refuse(watched: Sequence[weakref.ref[Tensor]], tangents: Sequence[Tensor | None]) -> None:
         for reference, result in zip(watched, inner, strict=True):
@@ -132,11 +116,6 @@ def refusing_whole_gradients(inner: tuple[InnerResult, ...]) -> Callable[..., No
                 )
 
     return refuse
-
-
-def _over(hook: Callable[..., Any], ids: tuple[int, ...]) -> Callable[..., Callable[..., Any]]:
-    """A function that makes the hook for the tensors of a call."""
-    return lambda *tensors: with_values(hook, dict(zip(ids, tensors, strict=True)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -396,20 +375,15 @@ class Moves(Stage):
 
     def leave(self, writer: Writer) -> None:
         for effect in self.effects:
-            match effect:
-                case Moved(output, slot, _, counted, leaf=True):
-                    # `set_` would give it a new end of its tape, which the program's own node does not know.
-                    name = writer.variable(slot)
-                    writer.line(f"{name}.data = {writer.variable(Output(output))}")
-                    if counted:
-                        move_version(writer, name, 1)
-                case Moved(output, slot, with_grad, counted):
-                    name, value = writer.variable(slot), writer.variable(Output(output))
-                    grad = writer.bind(torch.enable_grad if with_grad else torch.no_grad, "grad_mode")
-                    with writer.block(f"with {grad}():"):
-                        writer.line(f"{name}.set_({value})")
-                    if not counted:
-                        move_version(writer, name, -1)
+            name, value = writer.variable(effect.input), writer.variable(Output(effect.output))
+            if effect.leaf:  # `set_` would give it a new end of its tape, which the program's own node does not know
+                writer.line(f"{name}.data = {value}")
+            else:
+                grad = writer.bind(torch.enable_grad if effect.with_grad else torch.no_grad, "grad_mode")
+                with writer.block(f"with {grad}():"):
+                    writer.line(f"{name}.set_({value})")
+            if effect.counted is effect.leaf:  # `set_` counts as a write, and `.data =` does not
+                move_version(writer, name, 1 if effect.counted else -1)
         self.aliases.take_late(writer)
 
 
@@ -444,24 +418,18 @@ class DynamicMarks(Stage):
 
 
 @dataclass(frozen=True)
-class GradModeAfter(Stage):
-    """A program that leaves another grad mode to its caller."""
+class ModesAfter(Stage):
+    """A program that leaves another grad mode, or another autocast state, to its caller."""
 
-    enabled: bool
-
-    def leave(self, writer: Writer) -> None:
-        writer.line(f"{writer.bind(set_grad_enabled, 'set_grad_enabled')}({self.enabled})")
-
-
-@dataclass(frozen=True)
-class AutocastAfter(Stage):
-    """A program that leaves another autocast state to its caller."""
-
-    state: AutocastState
+    grad_enabled: bool | None
+    autocast: AutocastState | None
 
     def leave(self, writer: Writer) -> None:
-        setter = writer.bind(set_autocast_state, "set_autocast_state")
-        writer.line(f"{setter}({writer.bind(self.state, 'autocast_state')})")
+        if self.grad_enabled is not None:
+            writer.line(f"{writer.bind(set_grad_enabled, 'set_grad_enabled')}({self.grad_enabled})")
+        if self.autocast is not None:
+            state = writer.bind(self.autocast, "autocast_state")
+            writer.line(f"{writer.bind(set_autocast_state, 'set_autocast_state')}({state})")
 
 
 def stages_of(
@@ -478,18 +446,17 @@ def stages_of(
     """
     stages: list[Stage] = []
     if noted:
-        stages.append(NoteResults(tuple(noted), joint.signature.tangents[0].of))
+        stages.append(TellNode(note_results, tuple(noted), joint.signature.tangents[0].of))
     if debug_assert:
         stages.append(Assumptions(joint.inputs, state, aot_id))
     if joint.inner_results:
-        stages.append(WatchResults(joint.inner_results, joint.signature.tangents[0].of))
+        inner = tuple(result.of for result in joint.inner_results)
+        stages.append(TellNode(watch, inner, joint.signature.tangents[0].of))
     if joint.hooks:
         stages.append(RegisterHooks(joint.hooks))
     stages += _requiring_grad(joint)
-    if joint.autocast_after is not None:
-        stages.append(AutocastAfter(joint.autocast_after))
-    if joint.grad_mode_after is not None:
-        stages.append(GradModeAfter(joint.grad_mode_after))
+    if joint.autocast_after is not None or joint.grad_mode_after is not None:
+        stages.append(ModesAfter(joint.grad_mode_after, joint.autocast_after))
     dims = tuple((i, dynamic_dims(t)) for i, t in enumerate(joint.outputs.tensors) if t is not None and dynamic_dims(t))
     if dims:
         stages.append(DynamicMarks(dims))
