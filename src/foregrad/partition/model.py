@@ -50,6 +50,7 @@ class Model:
         self.symbolic = [isinstance(node.value, (SymInt, SymFloat, SymBool)) for node in self.nodes]
         self._find_storages()
         self._find_sides()
+        self._find_reads()
         self._find_costs(farthest)
         self.relevant: Any = None  # what a cut decides about, once somebody asks
 
@@ -72,47 +73,48 @@ class Model:
     # --------------------------------------------------------------------------------------------------- sides
     def _find_sides(self) -> None:
         """`early`: must run in the forward. `late`: cannot run there."""
-        nodes = self.nodes
-        late = [False] * len(nodes)
-        for i in (*self.tangents, *self.backward_random):
-            late[i] = True
-        for i in range(self.placeholders, len(nodes)):
-            node = nodes[i]
-            stays = self._is_backwards_own(i) and (self.keeps_sides or node.impure or node.recomputed)
-            late[i] = stays or any(late[item] for item in self.inputs[i])
-        marked = [mark_of(node) is not None for node in nodes]
-        if any(marked):  # what the backward would compute from a marked value is not saved in its place
-            for i in range(self.placeholders, len(nodes)):
-                marked[i] = marked[i] or any(marked[item] for item in self.inputs[i])
-                late[i] = (
-                    late[i] or (marked[i] and self._is_backwards_own(i)) or any(late[item] for item in self.inputs[i])
-                )
-        self.late = late
+        nodes, operators = self.nodes, range(self.placeholders, len(self.nodes))
         written = {s for i, node in enumerate(nodes) if node.written for s in self.holds[i]}
-        self.reads_written = [False] * len(nodes)
-        if written:
-            for i in range(self.placeholders, len(nodes)):
-                self.reads_written[i] = any(s in written for item in self.inputs[i] for s in self.holds[item])
-                if self.reads_written[i] and nodes[i].backward:
-                    late[i] = True
-            for i in range(self.placeholders, len(nodes)):
-                late[i] = late[i] or any(late[item] for item in self.inputs[i])
-        must = [i for i in range(self.placeholders, len(nodes)) if nodes[i].impure and not nodes[i].backward]
-        self.early = self.ancestors([*self.forward_results, *must])
+        self.reads_written = [
+            bool(written) and any(s in written for item in inputs for s in self.holds[item]) for inputs in self.inputs
+        ]
+        self.late = self._cannot_run_in_forward()
+        self.early = self.ancestors(
+            [*self.forward_results, *(i for i in operators if nodes[i].impure and not nodes[i].backward)]
+        )
         for i in self.early:
-            if late[i]:
+            if self.late[i]:
                 raise PartitionError(
                     f"An output of the forward was invalid, but is output: {nodes[i].name} belongs to the backward."
                 )
-        must_run = [i for i in range(self.placeholders, len(nodes)) if nodes[i].impure and nodes[i].backward]
-        self.wanted = [*self.backward_results, *must_run]
-        needed = self.ancestors(self.wanted)
-        self.late_needed = sorted(i for i in needed if late[i] and i >= self.placeholders)
-        read = {item for i in self.late_needed for item in self.inputs[i] if not late[item]}
-        read |= {i for i in self.wanted if not late[i]}
-        more = saved_for_higher_orders(self.joint, {nodes[i] for i in read})
-        self.within_reach = {i for i in (self.index[node] for node in more) if not late[i]} - read
-        self.read = read | self.within_reach  # what the backward reads of the forward, in any case
+
+    def _find_reads(self) -> None:
+        """`read`: what the backward reads of the forward. `late_needed`: its own operators."""
+        nodes, operators = self.nodes, range(self.placeholders, len(self.nodes))
+        self.wanted = [*self.backward_results, *(i for i in operators if nodes[i].impure and nodes[i].backward)]
+        self.late_needed = sorted(i for i in self.ancestors(self.wanted) if self.late[i] and i >= self.placeholders)
+        used = {*self.wanted, *(item for i in self.late_needed for item in self.inputs[i])}
+        read = {i for i in used if not self.late[i]}
+        more = {self.index[node] for node in saved_for_higher_orders(self.joint, {nodes[i] for i in read})}
+        self.within_reach = {i for i in more if not self.late[i]} - read
+        self.read = read | self.within_reach
+
+    def _cannot_run_in_forward(self) -> list[bool]:
+        """For each node, whether the backward alone can run it, or is meant to."""
+        marked = [mark_of(node) is not None for node in self.nodes]
+        given = {*self.tangents, *self.backward_random}
+        late = [i in given for i in range(self.placeholders)]
+        for i in range(self.placeholders, len(self.nodes)):
+            node, inputs = self.nodes[i], self.inputs[i]
+            # What the backward would compute from a marked value is not saved in its place.
+            marked[i] = marked[i] or any(marked[item] for item in inputs)
+            stays = self.keeps_sides or node.impure or node.recomputed or marked[i]
+            late.append(
+                (stays and self._is_backwards_own(i))
+                or (self.reads_written[i] and node.backward)
+                or any(late[item] for item in inputs)
+            )
+        return late
 
     def _is_backwards_own(self, i: int) -> bool:
         """Whether the backward recorded a node, and not just took a result of another one, or a size."""
@@ -143,38 +145,11 @@ class Model:
         self.banned: list[str | None] = ["an input"] * self.placeholders + [None] * (count - self.placeholders)
         self.marked = [False] * count
         for i in range(self.placeholders, count):
-            node = self.nodes[i]
-            if self.late[i]:
-                continue
-            self.banned[i] = why_not_again(node, self.reads_written[i])
-            if node.written:
-                self.banned[i] = "written by the backward"
-            if is_marked_for_recomputation(node):
-                if self.banned[i] is not None:
-                    raise PartitionError(
-                        f"{node.name} is marked to be recomputed, but it must be saved: it is {self.banned[i]}."
-                    )
-                self.marked[i] = True
-            self.flops[i] = flops_of(node.op, node.args, node.value)
-            weight = weight_of(node.op)
-            if weight:
-                made = sum(self.sizes[s] for s in self.makes[i])
-                read = sum(self.sizes[s] for item in self.inputs[i] for s in self.holds[item])
-                self.moved[i] = weight * (made + read)
+            if not self.late[i]:
+                self._find_cost(i)
         self.flops_again = [flops if i in self.early else 0 for i, flops in enumerate(self.flops)]
         self.moved_again = [moved if i in self.early else 0 for i, moved in enumerate(self.moved)]
-        for i in range(self.placeholders, count):
-            if self.nodes[i].op is operator.getitem and self.inputs[i]:
-                container = self.inputs[i][0]
-                if self.banned[container] == MARKED:
-                    self.banned[i] = self.banned[container]
-        for i in range(self.placeholders, count):
-            base = self.base[i]
-            if base != i and self.banned[i] == MARKED:  # a view is saved with what it looks at
-                self.banned[i] = None
-                if base >= self.placeholders and self.banned[base] is None:
-                    self.banned[base], self.marked[base] = MARKED, False
-
+        self._spread_marks()
         direct = {self.base[i] for i in self.read}
         self.savable = [
             self.can_be_saved(i)
@@ -185,9 +160,41 @@ class Model:
         ]
         if farthest is not None:
             self._ban_far_nodes(farthest)
-        lost = [False] * count  # can neither be computed again nor be saved
-        self.must_keep: set[int] = set()  # what can only be saved, if the backward needs it
-        for i in range(self.placeholders, count):
+        self._find_what_must_be_kept()
+
+    def _find_cost(self, i: int) -> None:
+        node = self.nodes[i]
+        self.banned[i] = "written by the backward" if node.written else why_not_again(node, self.reads_written[i])
+        if is_marked_for_recomputation(node):
+            if self.banned[i] is not None:
+                raise PartitionError(
+                    f"{node.name} is marked to be recomputed, but it must be saved: it is {self.banned[i]}."
+                )
+            self.marked[i] = True
+        self.flops[i] = flops_of(node.op, node.args, node.value)
+        weight = weight_of(node.op)
+        if weight:
+            made = sum(self.sizes[s] for s in self.makes[i])
+            read = sum(self.sizes[s] for item in self.inputs[i] for s in self.holds[item])
+            self.moved[i] = weight * (made + read)
+
+    def _spread_marks(self) -> None:
+        """What is marked to be saved: with a node its elements, and with a view what it looks at."""
+        for i in range(self.placeholders, len(self.nodes)):
+            if self.nodes[i].op is operator.getitem and self.inputs[i] and self.banned[self.inputs[i][0]] == MARKED:
+                self.banned[i] = MARKED
+        for i in range(self.placeholders, len(self.nodes)):
+            base = self.base[i]
+            if base != i and self.banned[i] == MARKED:
+                self.banned[i] = None
+                if base >= self.placeholders and self.banned[base] is None:
+                    self.banned[base], self.marked[base] = MARKED, False
+
+    def _find_what_must_be_kept(self) -> None:
+        """`must_keep`: what can only be saved, if the backward needs it."""
+        lost = [False] * len(self.nodes)  # can neither be computed again nor be saved
+        self.must_keep: set[int] = set()
+        for i in range(self.placeholders, len(self.nodes)):
             if self.late[i] or not (self.banned[i] is not None or any(lost[item] for item in self.inputs[i])):
                 continue
             if self.savable[i]:

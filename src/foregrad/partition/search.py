@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -95,48 +96,45 @@ def _greedy(model: Model, eager: bool) -> list[int]:
         model: the graph.
         eager: keep to autograd's order where nothing frees memory.
     """
-    own = model.late_needed
-    inside = set(own)
-    sizes, holds, makes, free = model.sizes, model.holds, model.makes, model.free
-    returned = {s for i in model.backward_results for s in holds[i]}
-    waits = {i: {item for item in model.inputs[i] if item in inside} for i in own}
-    followers: dict[int, list[int]] = {i: [user for user in model.users[i] if user in inside] for i in own}
-    previous = None
-    for i in own:
-        if model.nodes[i].impure:
-            if previous is not None:
-                waits[i].add(previous)
-                followers[previous].append(i)
-            previous = i
-    left: dict[int, int] = {}  # uses of a storage that are still to come
-    reads: dict[int, list[int]] = {}
-    for i in own:
-        reads[i] = list(dict.fromkeys(s for item in model.inputs[i] for s in holds[item] if s not in free))
+    own, sizes = model.late_needed, model.sizes
+    followers, missing = _dependencies(model)
+    reads = {i: {s for item in model.inputs[i] for s in model.holds[item] if s not in model.free} for i in own}
+    made = {i: sum(sizes[s] for s in model.makes[i] if s not in model.free) for i in own}
+    left = Counter(s for storages in reads.values() for s in storages)  # uses of a storage that are still to come
+    left.update(s for i in model.backward_results for s in model.holds[i])  # which a result never frees
+
+    def growth(i: int) -> tuple[int, int]:
+        grows = made[i]
         for s in reads[i]:
-            left[s] = left.get(s, 0) + 1
-    missing = {i: len(items) for i, items in waits.items()}
-    made = {i: sum(sizes[s] for s in makes[i] if s not in free) for i in own}
+            if left[s] == 1:
+                grows -= sizes[s]
+        return int(grows > 0) if eager else grows, i
+
     ready = [i for i in own if not missing[i]]
     order: list[int] = []
     while ready:
-        best, best_key = -1, (1 << 62, 0)
-        for i in ready:
-            grows = made[i]
-            for s in reads[i]:
-                if left[s] == 1 and s not in returned:
-                    grows -= sizes[s]
-            key = (int(grows > 0) if eager else grows, i)
-            if key < best_key:
-                best, best_key = i, key
+        best = min(ready, key=growth)
         ready.remove(best)
         order.append(best)
-        for s in reads[best]:
-            left[s] -= 1
+        left.subtract(reads[best])
         for user in followers[best]:
             missing[user] -= 1
             if not missing[user]:
                 ready.append(user)
     return order
+
+
+def _dependencies(model: Model) -> tuple[dict[int, list[int]], dict[int, int]]:
+    """For each operator of the backward, those that wait for it, and for how many it waits: impure ones in order."""
+    own, inside = model.late_needed, set(model.late_needed)
+    waits = {i: {item for item in model.inputs[i] if item in inside} for i in own}
+    for first, second in itertools.pairwise(i for i in own if model.nodes[i].impure):
+        waits[second].add(first)
+    followers: dict[int, list[int]] = {i: [] for i in own}
+    for i, items in waits.items():
+        for item in items:
+            followers[item].append(i)
+    return followers, {i: len(items) for i, items in waits.items()}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
