@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from foregrad.capturing.sources import own_attributes
+from foregrad.capturing.kinds import own_attributes
 from foregrad.errors import CaptureError, UnsupportedError
 from helpers import grab, plain
 

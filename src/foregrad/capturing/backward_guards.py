@@ -13,7 +13,7 @@ import itertools
 import operator
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,14 +22,18 @@ from torch import Tensor, nn
 from .._torch import PythonNode, Settings, custom_function_of
 from ..errors import BackwardError
 from ..record.hooks import Call, UserCode
-from ..slots import FreeTensor, Primal
-from ..values import PLAIN, Remembered, loosely
-from .code import AnyName, KnownCode, in_a_library
+from ..slots import Primal
+from ..values import PLAIN, Remembered
+from .code import KnownCode, in_a_library
 from .free_variables import FreeVariables, refuse_unknown
-from .snapshot import Snapshot
 from .sources import Source
 
 _GONE = (KeyError, IndexError, AttributeError, ValueError, TypeError)  # what a place that is no longer there raises
+
+
+def calls_of_users(code: UserCode) -> list[Call]:
+    """The calls of functions that are neither torch's nor of what torch is built on."""
+    return [call for call in code.living_calls() if not _is_torchs_own(str(call.namespace.get("__name__")))]
 
 
 class ReadInBackward:
@@ -73,51 +77,6 @@ class ReadInBackward:
                     f"The backward of a compiled program reads {source.path}, in which the tensor that was there in "
                     "the forward is no more. Pass the tensor as an argument, or compile with fallback='eager'."
                 )
-
-
-class BackwardGuards:
-    """Guards what code of the user's does in the backwards of one program, those included that are recorded later."""
-
-    def __init__(
-        self,
-        function: Any,
-        sources: Mapping[Primal, Source],
-        hidden: Mapping[FreeTensor, Source],
-        around: FreeVariables,
-    ) -> None:
-        self._function = loosely(function)
-        self._sources, self._hidden = sources, hidden
-        self._around: FreeVariables | None = around
-
-    def settle(self) -> None:
-        """The program is recorded: what is around it is let go, with the arguments that lead there."""
-        self._around = None
-
-    def read_by(self, code: UserCode) -> ReadInBackward | None:
-        """A guard of what code of the user's reads in a backward, if any has run."""
-        calls = [call for call in code.living_calls() if not _is_torchs_own(str(call.namespace.get("__name__")))]
-        modules = code.living_modules()
-        if not calls and not modules:
-            return None
-        sources = [(slot, tensor, self._source_of(slot, tensor)) for slot, tensor in code.tensors.items()]
-        return ReadInBackward(
-            calls, modules, [(s, tensor, source) for s, tensor, source in sources if source is not None]
-        )
-
-    def _source_of(self, slot: Primal, tensor: Tensor) -> Source | None:
-        known = self._hidden.get(slot) if isinstance(slot, FreeTensor) else self._sources.get(slot)
-        if known is None and self._around is not None:
-            known = self._around.source_of(tensor)
-        return None if known is None or known.how == "held" else known
-
-    def before(self) -> Snapshot | None:
-        """The user's objects, before a backward is recorded once more; what the first one changed was refused."""
-        function = self._function()
-        return (
-            Snapshot(FreeVariables(function, (), AnyName()).reached)
-            if self._around is None and function is not None
-            else None
-        )
 
 
 def _is_torchs_own(module: str) -> bool:
@@ -220,23 +179,11 @@ def _checks(around: FreeVariables, root: types.FunctionType) -> Iterator[Callabl
 
 
 def _comparing(source: Source, equals: Callable[[Any], bool]) -> Callable[[], bool]:
-    return lambda: equals(_read(source))
+    return lambda: equals(source.read())
 
 
 def _read_if_there(source: Source) -> Any:
     try:
-        return _read(source)
+        return source.read()
     except _GONE:
         return None
-
-
-def _read(source: Source) -> Any:
-    match source.how:
-        case "cell":
-            return source.owner.cell_contents
-        case "item":
-            return source.owner[source.key]
-        case "attribute":
-            return getattr(source.owner, source.key)
-        case "held" | "argument":
-            return source.owner

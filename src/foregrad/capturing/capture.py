@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple, ParamSpec
 
@@ -31,6 +31,7 @@ from ..record.alias_groups import (
     share,
 )
 from ..record.fakify import Argument, engine_for
+from ..record.hooks import UserCode
 from ..record.pre_dispatch import AboveAutograd
 from ..record.recorder import Recorder
 from ..record.recording import Recording
@@ -40,8 +41,9 @@ from ..record.session import Session
 from ..record.survivors import Beginning, disown, escape_error, show
 from ..slots import Buffer, FreeTensor, Input, Param, Primal, Tangent
 from ..stack_traces import clear_own_frames, starts_programs
+from ..values import loosely
 from .ahead import Ahead
-from .backward_guards import BackwardGuards
+from .backward_guards import ReadInBackward, calls_of_users
 from .code import AnyName, can_see_code_that_runs
 from .free_variables import FreeVariables, refuse_inputs_as_keys, refuse_unknown
 from .snapshot import Snapshot, assigned_buffers, refuse_private_state
@@ -373,6 +375,41 @@ class _FreeTensors:
         free_variables.lifetime.when_gone(self.sources.clear)
 
 
+class _BackwardGuards:
+    """Guards what code of the user's does in the backwards of one program, those included that are recorded later."""
+
+    def __init__(self, call: ProgramCall, free_tensors: Mapping[FreeTensor, Source], reachable: FreeVariables) -> None:
+        self._function = loosely(call.function)
+        self._state = {argument.slot: source for argument, source in call.state}
+        self._free_tensors = free_tensors
+        self._reachable: FreeVariables | None = reachable
+
+    def settle(self) -> None:
+        """The program is recorded: what is around it is let go, with the arguments that lead there."""
+        self._reachable = None
+
+    def read_by(self, code: UserCode) -> ReadInBackward | None:
+        """A guard of what code of the user's reads in a backward, if any has run."""
+        calls, modules = calls_of_users(code), code.living_modules()
+        if not calls and not modules:
+            return None
+        sources = [(slot, tensor, self._source_of(slot, tensor)) for slot, tensor in code.tensors.items()]
+        return ReadInBackward(calls, modules, [(s, tensor, found) for s, tensor, found in sources if found is not None])
+
+    def _source_of(self, slot: Primal, tensor: Tensor) -> Source | None:
+        known = self._free_tensors.get(slot) if isinstance(slot, FreeTensor) else self._state.get(slot)
+        if known is None and self._reachable is not None:
+            known = self._reachable.source_of(tensor)
+        return None if known is None or known.how == "held" else known
+
+    def before(self) -> Snapshot | None:
+        """The user's objects, before a backward is recorded once more; what the first one changed was refused."""
+        function = self._function()
+        if function is None or self._reachable is not None:
+            return None
+        return Snapshot(FreeVariables(function, (), AnyName()).reached)
+
+
 class _Recordings:
     """The recordings of one call. Each starts from the same objects of the user's, and leaves them as they were."""
 
@@ -382,8 +419,7 @@ class _Recordings:
         self._compared = set(self._found_elsewhere())
         self._sessions: list[Session] = []
         self.free_tensors = _FreeTensors(reachable)
-        state = {argument.slot: source for argument, source in call.state}
-        self._backward_guards = BackwardGuards(call.function, state, self.free_tensors.sources, reachable)
+        self._backward_guards = _BackwardGuards(call, self.free_tensors.sources, reachable)
 
     def until_stable(self) -> tuple[Recorded, Sequence[SharedMemory]]:
         """Record as often as it takes; recordings that are not needed any more are taken apart."""

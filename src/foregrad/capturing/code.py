@@ -229,9 +229,6 @@ def _read_names(code: types.CodeType) -> Names:
     inner = [names_in(constant) for constant in constants if type(constant) is types.CodeType]
     computed = _computes_names(code, loaded)
     compares = "id" in loaded or _compares_objects(operations)
-    if not inner:
-        attributes = frozenset((*texts, *names))
-        return Names(frozenset(loaded), frozenset(stored), attributes, frozenset(imported), computed, compares)
     return Names(
         frozenset(loaded).union(*(found.loaded for found in inner)),
         frozenset(stored).union(*(found.stored for found in inner)),

@@ -31,7 +31,6 @@ from ..locks import Lock, recording_lock
 from ..options import AOTConfig
 from ..runtime.assemble import Program, assemble
 from ..runtime.saved_tensors import SavedValue
-from ..slots import Input
 from ..stack_traces import user_stack, where
 from .capture import Capture, capture_call, show_joint
 from .guards import MISS, GuardedEntry
@@ -151,10 +150,9 @@ class Compiled:
 
     def _compile_and_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._lock:
-            for call in self._calls:  # another thread may have compiled it meanwhile
-                result = call(args, kwargs)
-                if result is not MISS:
-                    return result
+            result = self._try_programs(args, kwargs)  # another thread may have compiled it meanwhile
+            if result is not MISS:
+                return result
             self._forget_those_gone()
             if len(self._calls) >= self.config.options.max_specializations:
                 return self._give_up(
@@ -172,22 +170,23 @@ class Compiled:
                 self._eager = True
                 return self._give_up(f"cannot be compiled and runs eagerly: {error}", args, kwargs)
         result = call(args, kwargs)
-        return self._call_undisturbed(args, kwargs) if result is MISS else result
+        if result is MISS:  # the guards may have met a tensor of a recording in another thread: none runs now
+            with recording_lock:
+                return self._try_programs(args, kwargs)
+        return result
 
-    def _call_undisturbed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The guards may have met a tensor of a recording in another thread: no recording runs meanwhile."""
-        with recording_lock:
-            for call in self._calls:
-                result = call(args, kwargs)
-                if result is not MISS:
-                    return result
+    def _try_programs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        for call in self._calls:
+            result = call(args, kwargs)
+            if result is not MISS:
+                return result
         return MISS
 
     def _specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         with garbage_collection_paused():
             capture = self._capture(args, kwargs)
             capture.return_borrowed()
-            program = assemble(capture.joint, self.config, guarded_entry(capture))
+            program = assemble(capture.joint, self.config, GuardedEntry(capture))
             capture.joint.recording.session.release_arguments()
             capture.free_variables.release()
         self.specializations.append(Specialization(program, capture.free_variables.lifetime))
@@ -249,21 +248,6 @@ class Compiled:
             self._warned = True
             warnings.warn(f"{self!r} {why}", EagerFallbackWarning, stacklevel=5)
         return self._function(*args, **kwargs)
-
-
-def guarded_entry(capture: Capture) -> GuardedEntry:
-    """The entry of a program that is called with the user's own arguments."""
-    inputs = [f.recorded.slot for f in capture.joint.inputs if isinstance(f.recorded.slot, Input)]
-    return GuardedEntry(
-        joint=capture.joint,
-        arguments=capture.arguments.tree,
-        inputs=inputs,
-        result=capture.result.tree,
-        state=capture.state,
-        free_tensors=capture.free_tensors,
-        free_variables=capture.free_variables,
-        shared=capture.shared,
-    )
 
 
 def _inside_another_transform(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -10,7 +10,6 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,11 +33,10 @@ from .._torch import (
     tensor_guard,
 )
 from ..abstract.lean_engine import chosen_by_backends
-from ..codegen.pytree import Tree, build_expression, write_take_apart
+from ..codegen.pytree import build_expression, write_take_apart
 from ..codegen.writer import FEW, Writer, literal, tuple_of
-from ..joint.build import Joint
 from ..joint.inputs import InputFacts
-from ..record.alias_groups import SharedMemory, root_of
+from ..record.alias_groups import root_of
 from ..record.fakify import has_hooks
 from ..runtime.call import (
     lies_in_gradient,
@@ -48,30 +46,34 @@ from ..runtime.call import (
     write_inner_tensors,
     write_shared_memory,
 )
-from ..slots import FreeTensor, GradOf, Inner, Output, Primal, Slot
+from ..slots import GradOf, Inner, Input, Output, Primal, Slot
 from ..subclasses.layout import Fixed, FromLeaf, Layout
 from ..values import Remembered, is_plain, same_value, weakly
-from .free_variables import FreeVariables
+from .capture import Capture
+from .kinds import is_users_wrapper, own_attributes
 from .patterns import ObjectPattern
-from .sources import Source, is_users_wrapper, own_attributes
+from .sources import Source
 
 MISS = object()  # what a program returns when a call is not for it
 
 
-@dataclass(frozen=True)
 class GuardedEntry:
     """Takes the user's own arguments, checks them, and gives back the user's own structure."""
 
-    joint: Joint
-    arguments: Tree  # of (args, kwargs)
-    inputs: Sequence[Primal]  # its leaves
-    result: Tree
-    state: Sequence[tuple[Primal, Source]]  # parameters and buffers
-    free_tensors: dict[FreeTensor, Source]
-    free_variables: FreeVariables
-    shared: Sequence[SharedMemory] = ()
-    guarded: bool = True
+    guarded = True
     frees: Sequence[Primal] = ()
+
+    def __init__(self, capture: Capture) -> None:
+        self.joint = capture.joint
+        self.arguments = capture.arguments.tree  # of (args, kwargs)
+        self.inputs = [
+            f.recorded.slot for f in capture.joint.inputs if isinstance(f.recorded.slot, Input)
+        ]  # its leaves
+        self.result = capture.result.tree
+        self.state = capture.state
+        self.free_tensors = capture.free_tensors
+        self.free_variables = capture.free_variables
+        self.shared = capture.shared
 
     def open(self, writer: Writer) -> str:
         return "def call(args, kwargs):"

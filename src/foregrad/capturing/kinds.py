@@ -26,8 +26,10 @@ from typing import Any, Literal
 
 import torch
 
-from .._torch import dict_version
+from .._torch import FakeTensor, dict_version
+from ..subclasses.layout import is_wrapper
 from ..values import PLAIN
+from .code import is_library_class
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -495,6 +497,20 @@ REGISTERED = Kind(  # what counts as a subclass of an abstract class
     lambda owner: {id(kind): kind for kind in (found() for found in _get_dump(owner)[0]) if kind is not None},
 )
 SUBCLASSES = Kind("subclasses", lambda owner: {id(kind): kind for kind in type.__subclasses__(owner)})
+
+
+# ---------------------------------------------------------------------------------------------------- tensors
+def own_attributes(tensor: torch.Tensor) -> dict[str, Any] | None:
+    """What the user has put on a tensor, if anything; what a front end or a wrapper subclass keeps is not meant."""
+    held = vars(tensor)
+    if not held or isinstance(tensor, FakeTensor) or is_wrapper(tensor):
+        return None
+    return None if all(name.startswith("_dynamo_") for name in held) else held
+
+
+def is_users_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is of a wrapper subclass of the user's, who may read and set any attribute of it."""
+    return is_wrapper(tensor) and not is_library_class(type(tensor))
 
 
 # -------------------------------------------------------------------------------------------- state behind calls

@@ -45,10 +45,11 @@ from .kinds import (
     has_slots,
     is_a,
     kinds_of,
+    own_attributes,
     restore_dict,
 )
 from .module_guards import ModuleParts
-from .sources import Source, own_attributes
+from .sources import Source
 from .walk import Holder, Reached
 
 _ABSENT = object()

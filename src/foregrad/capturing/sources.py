@@ -9,10 +9,6 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from .._torch import FakeTensor
-from ..subclasses.layout import is_wrapper
-from .code import is_library_class
-
 
 class Source(NamedTuple):
     """A place that can be read again: a cell, an item of a container, an attribute, or the object itself.
@@ -133,16 +129,3 @@ class TensorSources:
         """Let go of all."""
         for held in (self._in_modules, self._elsewhere, self._tables):
             held.clear()
-
-
-def own_attributes(tensor: Tensor) -> dict[str, Any] | None:
-    """What the user has put on a tensor, if anything; what a front end or a wrapper subclass keeps is not meant."""
-    held = vars(tensor)
-    if not held or isinstance(tensor, FakeTensor) or is_wrapper(tensor):
-        return None
-    return None if all(name.startswith("_dynamo_") for name in held) else held
-
-
-def is_users_wrapper(tensor: Tensor) -> bool:
-    """Whether a tensor is of a wrapper subclass of the user's, who may read and set any attribute of it."""
-    return is_wrapper(tensor) and not is_library_class(type(tensor))

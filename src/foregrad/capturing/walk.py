@@ -36,10 +36,21 @@ from .code import (
     methods_of,
     names_in,
 )
-from .kinds import Kind, Lifetime, attributes_of, class_dict, is_a, kinds_of, remembers_tensors, size_of
+from .kinds import (
+    Kind,
+    Lifetime,
+    attributes_of,
+    class_dict,
+    is_a,
+    is_users_wrapper,
+    kinds_of,
+    own_attributes,
+    remembers_tensors,
+    size_of,
+)
 from .module_guards import ModuleParts
 from .patterns import ObjectPattern
-from .sources import Source, TensorSources, is_users_wrapper, own_attributes
+from .sources import Source, TensorSources
 from .state_guards import ABSENT, StateGuard
 
 Ts = TypeVarTuple("Ts")
