@@ -8,7 +8,7 @@ import foregrad
 from foregrad import check, default_partition, min_cut_rematerialization_partition
 from foregrad.errors import UnsupportedError
 from foregrad.graph.fx import joint_from_fx
-from foregrad.partition.rules import saved_for_higher_orders
+from foregrad.partition.sides import saved_for_higher_orders
 from helpers import leaf, nop
 
 BUDGETS = [None, 1.0, 0.5, 0.0]

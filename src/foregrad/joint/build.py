@@ -206,6 +206,12 @@ class Joint:
         return changed + [f for f in members if f not in changed]
 
     @property
+    def has_wrappers(self) -> bool:
+        """Whether wrapper subclasses take part."""
+        values = (*self.primal_nodes, *self.returned_nodes)
+        return any(isinstance(v, Wrapped) for v in values) or any(self.grad_layouts) or self.tape.has_wrappers
+
+    @property
     def is_training(self) -> bool:
         """Whether there is anything to differentiate."""
         return bool(self.signature.tangents)

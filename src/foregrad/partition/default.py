@@ -39,6 +39,6 @@ def default_partition(
 
 def cut(joint: Graph, options: Config = config, keeps_sides: bool = False) -> tuple[Graph, Graph]:
     """The same for a graph with slots; marks of the user's send it to the other partitioner (P-4)."""
-    if any(is_marked_for_recomputation(node) for node in joint.nodes):
+    if any(node.meta is not None and is_marked_for_recomputation(node) for node in joint.nodes):
         return rematerialized(joint, options, keeps_sides)
     return cut_plainly(joint)

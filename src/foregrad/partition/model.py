@@ -12,8 +12,8 @@ from ..errors import PartitionError
 from ..graph.graph import Graph, Node, get_constant, nodes_in
 from .costs import flops_of, weight_of
 from .memory import Storages
-from .rules import MARKED, is_marked_for_recomputation, mark_of, saved_for_higher_orders, why_not_again
-from .sides import split_inputs
+from .rules import MARKED, is_marked_for_recomputation, mark_of, why_not_again
+from .sides import saved_for_higher_orders, split_inputs
 
 NOWHERE = 1000
 """A distance from which a limit on distances says nothing."""

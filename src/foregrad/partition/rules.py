@@ -1,4 +1,4 @@
-"""What may be computed twice, and what must be saved for a backward of the backward."""
+"""What may be computed twice."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .._torch import HigherOrderOperator, OpOverload
-from ..graph.graph import Graph, Node, get_constant
-from ..ops import SAVED_FOR_HIGHER_ORDERS, Kind, op_info
+from ..graph.graph import Node, get_constant
+from ..ops import Kind, op_info
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What may be computed twice: one predicate, which no budget and no option lifts.
@@ -130,23 +130,4 @@ def mark_of(node: Node) -> CheckpointPolicy | None:
 
 def is_marked_for_recomputation(node: Node) -> bool:
     """Whether the user wants the backward to compute a node again."""
-    return node.meta is not None and mark_of(node) in _RECOMPUTE
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What a backward of the backward needs of the forward beside what the backward itself reads.
-def saved_for_higher_orders(joint: Graph, read: set[Node]) -> set[Node]:
-    """What a backward of the backward may read beside, of operators of which the backward reads something."""
-    elements: dict[Node, list[Node]] = {node: [] for node in joint.nodes if node.op in SAVED_FOR_HIGHER_ORDERS}
-    if not elements:
-        return set()
-    for node in joint.nodes:
-        if node.op is operator.getitem and node.args[0] in elements:
-            elements[node.args[0]].append(node)
-    found: set[Node] = set()
-    for node, items in elements.items():
-        if any(item in read for item in items):
-            arguments, results = SAVED_FOR_HIGHER_ORDERS[node.op]
-            found.update(item for item in items if item.args[1] in results)
-            found.update(node.args[i] for i in arguments)
-    return found
+    return mark_of(node) in _RECOMPUTE

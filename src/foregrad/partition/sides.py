@@ -13,8 +13,8 @@ from .._torch import expression_of, free_symbols, is_static
 from ..errors import PartitionError
 from ..graph.fx import saved_slot
 from ..graph.graph import Graph, GraphOutput, Node, ancestors, get_constant, nodes_in
+from ..ops import SAVED_FOR_HIGHER_ORDERS
 from ..slots import RandomState, belongs_to_backward
-from .rules import saved_for_higher_orders
 
 
 def cut_plainly(joint: Graph) -> tuple[Graph, Graph]:
@@ -102,6 +102,23 @@ def _saved_values(joint: Graph, in_forward: set[Node], needed: set[Node], wanted
     constants = {node for node in read if node.op is get_constant}
     needed |= constants  # a constant is part of both graphs
     return [node for node in (*joint.inputs, *joint.nodes) if node in read and node not in constants]
+
+
+def saved_for_higher_orders(joint: Graph, read: set[Node]) -> set[Node]:
+    """What a backward of the backward may read beside, of operators of which the backward reads something."""
+    elements: dict[Node, list[Node]] = {node: [] for node in joint.nodes if node.op in SAVED_FOR_HIGHER_ORDERS}
+    if not elements:
+        return set()
+    for node in joint.nodes:
+        if node.op is operator.getitem and node.args[0] in elements:
+            elements[node.args[0]].append(node)
+    found: set[Node] = set()
+    for node, items in elements.items():
+        if any(item in read for item in items):
+            arguments, results = SAVED_FOR_HIGHER_ORDERS[node.op]
+            found.update(item for item in items if item.args[1] in results)
+            found.update(node.args[i] for i in arguments)
+    return found
 
 
 def saved_sizes(joint: Graph, in_forward: set[Node], read: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:

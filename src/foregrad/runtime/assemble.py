@@ -15,24 +15,22 @@ from .._torch import any_autocast_enabled, deterministic_enabled
 from ..codegen.writer import Writer
 from ..compat import ViewAndMutationMeta, describe
 from ..errors import ForegradError, InternalError
+from ..graph.graph import Graph
 from ..graph.verify import verify
 from ..joint.build import Joint
 from ..joint.outputs import Constant, Number, SameAsInput
 from ..logs import show_graph
 from ..options import AOTConfig
 from ..slots import Input, Output, Saved
+from . import rng, subclasses
 from .autograd_function import TrainingCore
 from .backward import Backward
 from .call import Entry, InferenceCore
 from .compilers import Boxed, CompilerInput, checked, compile_graph, example_values, partitioned
 from .double_backward import Orders
 from .effect_tokens import hiding_first_tokens, unlift_tokens
-from .rng import around_backward, around_forward
 from .saved_tensors import SavedValue, saved_by
 from .stages import stages_of
-from .subclasses import around_backward as wrappers_around_backward
-from .subclasses import around_forward as wrappers_around_forward
-from .subclasses import inference_edge
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Put a program together: partition, compile, write the code of its call.
@@ -119,8 +117,25 @@ def _install(writer: Writer, name: str) -> Callable[[Boxed], None]:
 
 
 def _install_forward(joint: Joint, config: AOTConfig, writer: Writer, name: str) -> Callable[[Boxed], None]:
-    count = 0 if config.options.unlift_effect_tokens else len(joint.signature.tokens)
-    return hiding_first_tokens(_install(writer, name), count)
+    install = _install(writer, name)
+    hidden = joint.signature.tokens and not config.options.unlift_effect_tokens
+    return hiding_first_tokens(install, len(joint.signature.tokens)) if hidden else install
+
+
+def _around_forward(joint: Joint, writer: Writer, name: str, wrappers: bool) -> str:
+    """Under which name to install a compiled forward that is called by `name`: seeds and wrappers stand around it."""
+    writer.fresh(name)
+    if joint.random.forward is not None:
+        name = rng.around_forward(writer, name, joint)
+    return subclasses.around_forward(writer, name, joint) if wrappers else name
+
+
+def _around_backward(joint: Joint, writer: Writer, name: str, backward: Graph, saved: int) -> str:
+    """The same for a backward, which takes `saved` values before the tangents."""
+    writer.fresh(name)
+    if joint.random.backward is not None:
+        name = rng.around_backward(writer, name, joint, backward)
+    return subclasses.around_backward(writer, name, joint, saved) if joint.has_wrappers else name
 
 
 def _forward_examples(joint: Joint, config: AOTConfig) -> list[Any]:
@@ -129,9 +144,8 @@ def _forward_examples(joint: Joint, config: AOTConfig) -> list[Any]:
 
 
 def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool) -> _Compiled:
-    name, edge = around_forward(writer, "inference_graph", joint), inference_edge(joint)
-    if edge is None:
-        name = wrappers_around_forward(writer, name, joint)
+    edge = subclasses.InferenceEdge(joint) if joint.has_wrappers and joint.random.forward is None else None
+    name = _around_forward(joint, writer, "inference_graph", joint.has_wrappers and edge is None)
     given = CompilerInput(joint.graph, joint.module)
     if config.options.verify:
         verify(joint.graph)
@@ -152,7 +166,7 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
         forward, backward = unlift_tokens(forward), unlift_tokens(backward)
     saved = saved_by(joint, forward.graph, backward.graph, config.name)
     examples = _forward_examples(joint, config)
-    name = wrappers_around_forward(writer, around_forward(writer, "forward_graph", joint), joint)
+    name = _around_forward(joint, writer, "forward_graph", joint.has_wrappers)
     compiled, strides = compile_graph(config.fw_compiler, forward.module, examples, "forward", config)
     install = _install_forward(joint, config, writer, name)
     install(checked(compiled, "forward", forward.graph, install))
@@ -171,8 +185,8 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
         joint.backward_state,
         joint.emptied,
     )
-    around = around_backward(writer, "backward_graph", joint, backward.graph)
-    runner.install(_install(writer, wrappers_around_backward(writer, around, joint, len(saved.names))))
+    name = _around_backward(joint, writer, "backward_graph", backward.graph, len(saved.names))
+    runner.install(_install(writer, name))
     core = TrainingCore(joint, runner, entry.guarded, autocast)
     return _Compiled(core, forward.module, backward.module, strides, runner)
 

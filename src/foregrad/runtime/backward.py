@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -189,7 +190,7 @@ class Backward:
         given: CompilerInput,
         config: AOTConfig,
         deterministic: bool,
-        higher_orders: Callable[[SavedTensors, Sequence[Tensor], AOTConfig, Lock], HigherOrders],
+        higher_orders: Callable[[SavedTensors, AOTConfig, Lock], HigherOrders],
         strides: Sequence[Any] | None = None,
         writes: Sequence[BackwardWrite] = (),
         refused: Mapping[Returned, Exception] | None = None,
@@ -207,7 +208,6 @@ class Backward:
         self._emptied = emptied
         self._given = given
         self._tape = saved.tape
-        self._tangents = RecordedTangents(saved.tape)
         self._strides = strides
         self._layouts = layouts
         self._config = config
@@ -215,7 +215,15 @@ class Backward:
         self._lock = Lock()
         self._compiled: Boxed | None = None
         self._partial: dict[Any, list[_Graph]] = {}  # by which tangents arrive, and the autocast state
-        self._orders = higher_orders(saved, self._tangents.tensors, config, self._lock)
+        self._higher_orders = higher_orders
+
+    @cached_property
+    def _tangents(self) -> RecordedTangents:
+        return RecordedTangents(self._tape)
+
+    @cached_property
+    def _orders(self) -> HigherOrders:
+        return self._higher_orders(self.saved, self._config, self._lock)
 
     @property
     def saved_sizes(self) -> int:
@@ -224,7 +232,8 @@ class Backward:
 
     def described(self, order: int = 1) -> list[SavedValue]:
         """What is saved for this backward, and for the orders above it that were asked for so far."""
-        return [*self.saved.described(order), *self._orders.described(order + 1)]
+        higher = self._orders.described(order + 1) if "_orders" in vars(self) else ()
+        return [*self.saved.described(order), *higher]
 
     # -------------------------------------------------------------------------------------- the usual backward
     def install(self, place: Callable[[Boxed], None]) -> None:
@@ -305,7 +314,9 @@ class Backward:
         values, wrappers = self.saved.take(ctx, mask)
         given = self._tangents.fit(tangents)
         if torch.is_grad_enabled() and not self.writing.writes:
-            return self._orders.gradients(ctx, values, wrappers, given)
+            with self._lock:  # made when it is first asked for
+                orders = self._orders
+            return orders.gradients(ctx, values, wrappers, given)
         graph = self._graph(mask)
         run_once(ctx, graph.emptied)
         if any(values[i] is None for i in graph.saved):

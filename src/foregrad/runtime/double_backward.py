@@ -201,10 +201,10 @@ _apply = boundary_apply(Gradients)
 class Orders:
     """The orders right above a backward, each made when it is first asked for."""
 
-    def __init__(self, saved: SavedTensors, recorded_tangents: Sequence[Tensor], config: AOTConfig, lock: Lock) -> None:
+    def __init__(self, saved: SavedTensors, config: AOTConfig, lock: Lock) -> None:
         self._tape = saved.tape
         self._saved = saved
-        self._recorded_tangents = recorded_tangents
+        self._recorded_tangents = list(saved.tape.tangents.values())
         self._config = config
         self._lock = lock  # of all who ask the tape
         self._running: dict[Any, list[CompiledOrder]] = {}

@@ -71,16 +71,13 @@ def _takes_state(graph: Graph) -> bool:
 
 
 def around_forward(writer: Writer, name: str, joint: Joint) -> str:
-    """Under which name to install a compiled forward that is called by `name`."""
-    writer.fresh(name)
-    if joint.random.forward is None:
-        return name
+    """Under which name to install a compiled forward that draws and is called by `name`."""
+    assert joint.random.forward is not None
     return _define(writer, name, _state(joint.random.forward), len(joint.signature.returned))
 
 
 def around_backward(writer: Writer, name: str, joint: Joint, graph: Graph) -> str:
     """The same for a backward, which takes a seed and an offset only if it draws."""
-    writer.fresh(name)
     if joint.random.backward is None or not _takes_state(graph):
         return name
     return _define(writer, name, _state(joint.random.backward), len(joint.primals) + len(joint.backward_writes))

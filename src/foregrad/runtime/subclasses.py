@@ -25,12 +25,6 @@ from .compilers import Boxed
 from .tangents import expected_tangent
 
 
-def has_wrappers(joint: Joint) -> bool:
-    """Whether any wrapper takes part in a program."""
-    values = (*joint.primal_nodes, *joint.returned_nodes)
-    return any(isinstance(value, Wrapped) for value in values) or any(joint.grad_layouts) or joint.tape.has_wrappers
-
-
 def _read(slot: Slot, names: dict[Any, str], writer: Writer) -> str:
     """How an inner tensor is read from the wrapper around it."""
     if isinstance(slot, Inner) and slot not in names:
@@ -40,8 +34,6 @@ def _read(slot: Slot, names: dict[Any, str], writer: Writer) -> str:
 
 def around_forward(writer: Writer, name: str, joint: Joint) -> str:
     """Under which name to install a compiled forward that is called by `name` with wrappers."""
-    if not has_wrappers(joint):
-        return name
     plain = writer.fresh(f"plain_{name}")
     slots = [facts.recorded.slot for facts in joint.primals]
     names = {slot: f"i{n}" for n, slot in enumerate(slots)}
@@ -93,11 +85,6 @@ class InferenceEdge:
                 writer.line(f"{writer.variable(slot)} = {_build(writer, layout, leaves)}")
 
 
-def inference_edge(joint: Joint) -> InferenceEdge | None:
-    """The edge of a graph that is called with gradients off, if wrappers take part and nothing else stands there."""
-    return InferenceEdge(joint) if has_wrappers(joint) and joint.random.forward is None else None
-
-
 def _taken(joint: Joint) -> list[Any]:
     """The primals that the graph takes."""
     slots = [node.slot for node in joint.graph.inputs if not belongs_to_backward(node.slot)]
@@ -106,8 +93,6 @@ def _taken(joint: Joint) -> list[Any]:
 
 def around_backward(writer: Writer, name: str, joint: Joint, saved: int) -> str:
     """The same for a backward, which takes `saved` values before the tangents."""
-    if not has_wrappers(joint):
-        return name
     plain = writer.fresh(f"plain_{name}")
     tangents = [f"t{n}" for n in range(len(joint.signature.tangents))]
     with writer.block(f"def {name}(args):"):
