@@ -22,11 +22,6 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch import nn
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Which line of the user's program an operator comes from.
-#
-# A frame counts as the user's if its file belongs neither to torch nor to Foregrad. Only code objects and places in
-# them are kept while recording (about a microsecond an operator); lines and text are found when a graph is shown.
 P = ParamSpec("P")
 R = TypeVar("R")
 Stack = tuple[tuple[CodeType, int], ...] | str

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from foregrad._torch import FakeTensor
-from foregrad.abstract.engine import FakeEngine
+from foregrad.abstract.engine import Engine
 from foregrad.abstract.lean_engine import NO_SHAPES
 from foregrad.abstract.tensor_meta import DTYPES, Several, described, intern, interned, survives_emptiness
 from foregrad.abstract.trials import reconciled
@@ -75,7 +75,7 @@ def shown(answer: Any) -> str:
     return f"{type(answer).__name__}({meta.dtype}{list(meta.size)} {meta.stride} +{meta.offset}{bits} {where or ''})"
 
 
-Asked = Sequence[tuple[Callable[[], FakeEngine], Callable[[Seen], None]]]  # engines, and who is told of their answers
+Asked = Sequence[tuple[Callable[[], Engine], Callable[[Seen], None]]]  # engines, and who is told of their answers
 
 
 class Observer(TorchDispatchMode):
@@ -106,7 +106,7 @@ class Observer(TorchDispatchMode):
             raise error
         return out
 
-    def _answer(self, engine: FakeEngine, op: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+    def _answer(self, engine: Engine, op: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         twins: dict[int, Tensor] = {}
 
         def twin(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foregrad._torch import ShapeEnv, new_fake_mode
-from foregrad.abstract.engine import FakeEngine
+from foregrad.abstract.engine import Engine
 from foregrad.abstract.lean_engine import LeanEngine
 from foregrad.abstract.symbolic_engine import SymbolicEngine
 from sweep.reality import Seen, observe, part_of_database
@@ -16,7 +16,7 @@ from sweep.reality import Seen, observe, part_of_database
 pytestmark = [pytest.mark.sweep, pytest.mark.filterwarnings("ignore")]
 
 
-def differences(info: Any, engine: Callable[[], FakeEngine], **options: Any) -> list[str]:
+def differences(info: Any, engine: Callable[[], Engine], **options: Any) -> list[str]:
     wrong: list[str] = []
 
     def note(seen: Seen) -> None:

@@ -1,15 +1,14 @@
 """Abstract tensors: tensors that have all metadata and no data.
 
-The recorder sees them only through the small interface `Engine`. The first engine is torch's FakeTensorMode; it
-also serves symbolic sizes.
+An engine makes them and says what operators give for them. All engines are built on torch's FakeTensorMode.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import SymInt, Tensor
@@ -33,7 +32,7 @@ from .._torch import (
     symbolic_context,
 )
 from ..errors import MissingInputError, UnsupportedError
-from ..ops import Kind, aten, op_info
+from ..ops import Kind, aten, op_info, tensors_in
 from ..slots import Primal
 from ..stack_traces import user_stack, where
 from ..subclasses.layout import is_wrapper, leaves_of, require_traceable
@@ -89,58 +88,8 @@ class EngineReport:
         return "\n".join([f"{self.name}{about}", *(f"  {op}: {why}" for op, why in self.by_operator.items())])
 
 
-class Engine(Protocol):
-    """What the recorder needs of abstract tensors."""
-
-    name: str
-    withheld: Withheld
-
-    @property
-    def symbolic(self) -> bool:
-        """Whether sizes may be symbols."""
-
-    def is_abstract(self, value: object) -> bool:
-        """Whether a value is one of this engine's tensors."""
-
-    def twin(self, real: Tensor, slot: Primal, dynamic: bool) -> Tensor:
-        """An abstract tensor like `real`, in storage of its own, that autograd sees as a fresh leaf."""
-
-    def symbol(self, value: int, slot: Primal) -> int | SymInt:
-        """A symbolic integer that stands for an argument."""
-
-    def like(self, tensor: Tensor, dense: bool) -> Tensor:
-        """A fresh abstract tensor with the geometry of another; `dense` makes it contiguous if that has holes."""
-
-    def strided(self, tensor: Tensor, stride: Sequence[int], device: torch.device) -> Tensor:
-        """A fresh abstract tensor with other strides."""
-
-    def device_of(self, tensor: Tensor) -> torch.device:
-        """The device that an abstract tensor pretends to be on."""
-
-    def value_of(self, tensor: Tensor) -> Tensor | None:
-        """The value of a tensor that is a constant of the program, which may be read."""
-
-    def run(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The abstract result of an operator."""
-
-    def strides(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Sequence[int] | None]:
-        """How the results of an operator lie; None for one that is no tensor."""
-
-    def run_higher_order(self, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The abstract result of an operator that has no schema."""
-
-    def report(self) -> EngineReport:
-        """What it has done."""
-
-    def shown(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What compilers are shown of abstract tensors: FakeTensors that autograd does not know."""
-
-    def forget(self, tensor: Tensor) -> None:
-        """Told when the metadata of a tensor was changed by other means than `run`."""
-
-
-class FakeEngine:
-    """Abstract tensors by torch's FakeTensorMode."""
+class Engine:
+    """Abstract tensors by torch's FakeTensorMode, and all that is asked about them."""
 
     name = "fake"
 
@@ -160,12 +109,15 @@ class FakeEngine:
 
     @property
     def symbolic(self) -> bool:
+        """Whether sizes may be symbols."""
         return self.mode.shape_env is not None
 
     def is_abstract(self, value: object) -> bool:
+        """Whether a value is one of this engine's tensors."""
         return type(value) is FakeTensor or (is_wrapper(value) and all(map(self.is_abstract, leaves_of(value))))
 
     def twin(self, real: Tensor, slot: Primal, dynamic: bool) -> Tensor:
+        """An abstract tensor like `real`, in storage of its own, that autograd sees as a fresh leaf."""
         if type(real) is not Tensor and type(real) is not torch.nn.Parameter:
             require_traceable(real, str(slot))
         if real.layout is not torch.strided or real.is_quantized or real.is_nested:
@@ -194,12 +146,14 @@ class FakeEngine:
         return twin
 
     def symbol(self, value: int, slot: Primal) -> int | SymInt:
+        """A symbolic integer that stands for an argument."""
         assert self.shape_env is not None
         source = local_source(str(slot))
         symbol = self.shape_env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC, positive=None)
         return self.shape_env.create_symintnode(symbol, hint=value, source=source)
 
     def like(self, tensor: Tensor, dense: bool) -> Tensor:
+        """A fresh abstract tensor with the geometry of another; `dense` makes it contiguous if that has holes."""
         assert isinstance(tensor, FakeTensor)
         stride = tensor.stride()
         if dense and has_gaps(tensor):
@@ -207,6 +161,7 @@ class FakeEngine:
         return self._strided(tensor.shape, stride, 0, tensor.dtype, tensor.fake_device)
 
     def run(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The abstract result of an operator."""
         out = self._answer(op, types, args, kwargs)
         for tensor in out if isinstance(out, (list, tuple)) else (out,):
             self.withheld.add(tensor)
@@ -216,6 +171,7 @@ class FakeEngine:
         return out
 
     def strides(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Sequence[int] | None]:
+        """How the results of an operator lie; None for one that is no tensor."""
         out = self.run(op, (), args, kwargs)
         outs = out if isinstance(out, (list, tuple)) else (out,)
         return [one.stride() if isinstance(one, Tensor) else None for one in outs]
@@ -232,27 +188,33 @@ class FakeEngine:
         return self._dispatch(op, types, args, kwargs)
 
     def run_higher_order(self, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The abstract result of an operator that has no schema."""
         with self.mode:
             return op(*args, **kwargs)
 
     def report(self) -> EngineReport:
+        """What it has done."""
         return EngineReport(self.name, self.reason)
 
     def forget(self, tensor: Tensor) -> None:
-        """It keeps nothing that it would have to forget."""
+        """Told when the metadata of a tensor was changed by other means than `run`: an engine may have kept it."""
 
     def shown(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What compilers are shown of abstract tensors: FakeTensors that autograd does not know."""
         with torch.no_grad():
             return [self.run(aten.detach.default, (FakeTensor,), (tensor,), {}) for tensor in tensors]
 
     def strided(self, tensor: Tensor, stride: Sequence[int], device: torch.device) -> Tensor:
+        """A fresh abstract tensor with other strides."""
         return self._strided(tensor.shape, tuple(stride), 0, tensor.dtype, device)
 
     def device_of(self, tensor: Tensor) -> torch.device:
+        """The device that an abstract tensor pretends to be on."""
         assert isinstance(tensor, FakeTensor)
         return tensor.fake_device
 
     def value_of(self, tensor: Tensor) -> Tensor | None:
+        """The value of a tensor that is a constant of the program, which may be read."""
         return getattr(tensor, "constant", None)
 
     def _strided(self, size: Any, stride: Any, offset: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -269,21 +231,13 @@ def _with_storages_open(
     withheld: Withheld, dispatch: Callable[..., Any], op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Let FakeTensorMode put results into the storages of arguments; for some operators, into any storage."""
-    given = list(_tensors_in((args, list(kwargs.values()))))
+    given = list(tensors_in((args, list(kwargs.values()))))
     if op_info(op).kind is Kind.RESHAPE or any(map(_has_value, given)):
         opened = withheld.paused()
     else:
         opened = data_allowed(*(tensor.untyped_storage() for tensor in given if tensor.layout is torch.strided))
     with opened:
         return dispatch(op, types, args, kwargs)
-
-
-def _tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors_in(value)
 
 
 def _has_value(tensor: Tensor) -> bool:

@@ -31,8 +31,8 @@ from .._torch import (
     quiet_inference,
     without_own_cache,
 )
-from ..ops import Kind, op_info
-from .engine import EngineReport, FakeEngine
+from ..ops import Kind, op_info, tensors_in
+from .engine import Engine, EngineReport
 from .lean_tensors import LeanTensorFactory, gate, is_lean, null_storage, run_mirrored, to_fake_tensors
 from .shape_rules import LOOSE_RULES, RULES, results_by_rule
 from .tensor_meta import (
@@ -142,7 +142,7 @@ class Counts:
     by_operator: dict[str, str] = field(default_factory=dict)
 
 
-class LeanEngine(FakeEngine):
+class LeanEngine(Engine):
     """The fake engine behind a table of what it has answered before."""
 
     name = "lean"
@@ -300,7 +300,7 @@ class LeanEngine(FakeEngine):
         self.counts.by_operator.setdefault(str(op), reason)
         out = self._direct(op, types, args, kwargs)
         if op_info(op).written:
-            for tensor in _tensors_in((args, list(kwargs.values()))):
+            for tensor in _fakes_in(args, kwargs):
                 self.forget(tensor)
         return self._as_in_reality(op, args, kwargs, out)
 
@@ -308,7 +308,7 @@ class LeanEngine(FakeEngine):
         """What an operator gives whose results are not kept, where shape inference has said `out`."""
         if not kept(op).triable:
             return out
-        tensors = _tensors_in((args, list(kwargs.values())))
+        tensors = _fakes_in(args, kwargs)
         if any(tensor.layout is not torch.strided for tensor in tensors):  # nothing lies in strides there
             return out
         case = _case(op, args, kwargs)
@@ -438,11 +438,5 @@ def _by_rule(op: OpOverload, args: Sequence[Any], kwargs: Any, tensors: Sequence
     return fresh(sizes)
 
 
-def _tensors_in(values: Any) -> list[FakeTensor]:
-    found: list[FakeTensor] = []
-    for value in values:
-        if type(value) is FakeTensor:
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _tensors_in(value)
-    return found
+def _fakes_in(args: Any, kwargs: Any) -> list[FakeTensor]:
+    return [tensor for tensor in tensors_in((args, list(kwargs.values()))) if type(tensor) is FakeTensor]

@@ -9,23 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ..ops import aten
-from .tensor_meta import contiguous
-
-
-class Described(Protocol):
-    """The metadata of a tensor."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    device: torch.device
-
+from .tensor_meta import TensorMeta, contiguous
 
 Sizes = list[tuple[int, ...] | None]  # of the results, contiguous, in the dtype of the arguments; None for none
 Rule = Callable[..., Sizes | tuple[int, ...] | None]
@@ -34,7 +23,7 @@ _DTYPES = (torch.float32, torch.float64)
 _DEVICES = ("cpu", "cuda")
 
 
-def is_plain(meta: Described) -> bool:
+def is_plain(meta: TensorMeta) -> bool:
     """Whether rules speak about such a tensor: contiguous, with elements, of a common dtype and device."""
     return (
         meta.dtype in _DTYPES
@@ -44,26 +33,26 @@ def is_plain(meta: Described) -> bool:
     )
 
 
-def _like_first(first: Described, *others: Any) -> tuple[int, ...] | None:
+def _like_first(first: TensorMeta, *others: Any) -> tuple[int, ...] | None:
     """Pointwise, of tensors of one shape."""
     tensors = [other for other in others if hasattr(other, "stride")]
     return first.size if all(other.size == first.size for other in tensors) else None
 
 
-def _of_two(first: Described, second: Any) -> tuple[int, ...] | None:
+def _of_two(first: TensorMeta, second: Any) -> tuple[int, ...] | None:
     return first.size if hasattr(second, "stride") and second.size == first.size else None
 
 
-def _softmax(x: Described, dim: int, half_to_float: bool) -> tuple[int, ...] | None:
+def _softmax(x: TensorMeta, dim: int, half_to_float: bool) -> tuple[int, ...] | None:
     return x.size if not half_to_float and -len(x.size) <= dim < len(x.size) else None
 
 
-def _softmax_backward(grad: Described, out: Described, dim: int, dtype: torch.dtype) -> tuple[int, ...] | None:
+def _softmax_backward(grad: TensorMeta, out: TensorMeta, dim: int, dtype: torch.dtype) -> tuple[int, ...] | None:
     fits = grad.size == out.size and dtype is grad.dtype and -len(grad.size) <= dim < len(grad.size)
     return grad.size if fits else None
 
 
-def _addmm(bias: Described, a: Described, b: Described) -> tuple[int, ...] | None:
+def _addmm(bias: TensorMeta, a: TensorMeta, b: TensorMeta) -> tuple[int, ...] | None:
     """The factors may lie as they like."""
     if len(a.size) != 2 or len(b.size) != 2 or a.size[1] != b.size[0] or 0 in (*a.size, *b.size):
         return None
@@ -71,7 +60,7 @@ def _addmm(bias: Described, a: Described, b: Described) -> tuple[int, ...] | Non
     return size if is_plain(bias) and _alike(bias, a, b) and bias.size in (size, size[1:]) else None
 
 
-def _nll_loss(x: Described, target: Described, weight: Any, reduction: int, ignored: int) -> Sizes | None:
+def _nll_loss(x: TensorMeta, target: TensorMeta, weight: Any, reduction: int, ignored: int) -> Sizes | None:
     if not is_plain(x) or weight is not None or reduction not in (1, 2) or len(x.size) != 2:
         return None
     fits = target.dtype is torch.int64 and target.size == x.size[:1] and target.device == x.device
@@ -85,11 +74,11 @@ def _nll_loss_backward(
     return x.size if fits and _alike(grad, x, total) and grad.size == total.size == () else None
 
 
-def _alike(first: Described, *others: Described) -> bool:
+def _alike(first: TensorMeta, *others: TensorMeta) -> bool:
     return all(other.dtype is first.dtype and other.device == first.device for other in others)
 
 
-def _fit(size: tuple[int, ...], *tensors: Described | None) -> bool:
+def _fit(size: tuple[int, ...], *tensors: TensorMeta | None) -> bool:
     return all(tensor is None or tensor.size == size for tensor in tensors)
 
 
@@ -168,7 +157,7 @@ KEYWORDS = frozenset({"approximate"})  # that leave the shape alone
 
 
 def results_by_rule(
-    op: Any, args: Sequence[Any], kwargs: dict[str, Any], metas: Sequence[Described]
+    op: Any, args: Sequence[Any], kwargs: dict[str, Any], metas: Sequence[TensorMeta]
 ) -> Sizes | tuple[int, ...] | None:
     """The sizes of the results, if the case is plain: `args` holds metadata in place of tensors."""
     if not KEYWORDS.issuperset(kwargs) or not (args and hasattr(args[0], "stride")):

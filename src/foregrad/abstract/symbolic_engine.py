@@ -16,13 +16,13 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 from .._torch import FakeTensor, OpOverload, hint_of, new_fake_mode
 from ..errors import ForegradError, UnsupportedError
 from ..ops import aten
-from .engine import WORKSPACE, FakeEngine
+from .engine import WORKSPACE, Engine
 from .lean_engine import LeanEngine, kept
 from .tensor_meta import Fresh, Other, Part, Result, Several, Shared, TensorMeta, described, interned, mixture
 from .trials import reconciled, strides_in_order
 
 
-class SymbolicEngine(FakeEngine):
+class SymbolicEngine(Engine):
     """FakeTensorMode, whose results lie as they do in reality."""
 
     def _answer(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -51,19 +51,6 @@ def _random_fill(
     return getattr(getattr(aten, name), overload)(target, *parameters, generator=generator)
 
 
-def _random_fill_shape(
-    op: str,
-    size: Sequence[int],
-    stride: Sequence[int],
-    parameters: Sequence[Any],
-    *,
-    dtype: Any,
-    device: Any,
-    generator: Any = None,
-) -> Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype, device=device)
-
-
 def _recurrent_layer(*args: Any) -> Any:
     with torch.enable_grad():
         return aten.mkldnn_rnn_layer.default(*args)
@@ -71,7 +58,13 @@ def _recurrent_layer(*args: Any) -> Any:
 
 library.impl("random_fill", _random_fill, "CompositeExplicitAutograd")
 library.impl("recurrent_layer", _recurrent_layer, "CPU")
-torch.library.register_fake("foregrad::random_fill", _random_fill_shape, lib=library)
+torch.library.register_fake(
+    "foregrad::random_fill",
+    lambda op, size, stride, parameters, *, dtype, device, generator=None: torch.empty_strided(
+        size, stride, dtype=dtype, device=device
+    ),
+    lib=library,
+)
 torch.library.register_fake(
     "foregrad::recurrent_layer", lambda *args: aten.mkldnn_rnn_layer.default(*args), lib=library
 )

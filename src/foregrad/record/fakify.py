@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from .._torch import (
     new_fake_mode,
     running_fake_mode,
 )
-from ..abstract.engine import Engine, FakeEngine
+from ..abstract.engine import Engine
 from ..abstract.lean_engine import LeanEngine
 from ..abstract.symbolic_engine import SymbolicEngine
 from ..errors import FakeModeError, StateChangeError, UnsupportedError
@@ -90,7 +90,7 @@ _ABSENT = object()
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Which engine a program is recorded on.
-def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool) -> FakeEngine:
+def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool) -> Engine:
     """The engine for a recording: over the inputs' own fake mode if they have one."""
     plain = [(slot, leaf) for slot, value in inputs for leaf in (leaves_of(value) if is_wrapper(value) else [value])]
     fakes = [(slot, value) for slot, value in plain if isinstance(value, FakeTensor)]
@@ -191,10 +191,19 @@ def _as_inference_tensor(real: Tensor) -> contextlib.AbstractContextManager[Any]
     return torch.inference_mode(real.is_inference())
 
 
-def _made_to_require_grad(twin: Tensor) -> Tensor:
-    """An inference tensor may require grad: `.data =` can make one of a leaf, or it was made in inference mode."""
-    with _as_inference_tensor(twin):
-        return twin.requires_grad_()
+def _as_leaf_or_not(real: Tensor, fake: Tensor, again: Callable[[], Tensor]) -> tuple[Tensor, Tensor | None]:
+    """What the program sees for a tensor, and what gradients are taken for, if it requires grad.
+
+    An inference tensor may: `.data =` can make one of a leaf, or it was made in inference mode.
+    """
+    if not real.requires_grad:
+        return fake, None
+    with _as_inference_tensor(fake):
+        leaf = fake.requires_grad_()
+    if real.is_leaf:
+        return leaf, leaf
+    with disable_modes(), _as_inference_tensor(real), torch.enable_grad():
+        return _NonLeaf.apply(leaf, [again()]), leaf
 
 
 def require_shape(value: Tensor, slot: Primal) -> None:
@@ -219,12 +228,7 @@ def fakify(engine: Engine, argument: Argument) -> RecordedInput:
             seen = engine.twin(value, argument.slot, argument.dynamic)
     else:
         seen = engine.twin(value, argument.slot, argument.dynamic)
-    leaf = None
-    if value.requires_grad:
-        leaf = _made_to_require_grad(seen)
-        if not value.is_leaf:
-            with disable_modes(), _as_inference_tensor(value), torch.enable_grad():
-                seen = _NonLeaf.apply(leaf, [engine.twin(value, argument.slot, argument.dynamic)])
+    seen, leaf = _as_leaf_or_not(value, seen, lambda: engine.twin(value, argument.slot, argument.dynamic))
     _copy_attributes(value, seen)
     return _recorded(argument.slot, value, seen, leaf)
 
@@ -246,14 +250,8 @@ def fakify_wrapper(argument: Argument, layout: Layout, inner: Sequence[RecordedI
             part.requires_grad_(real.requires_grad)  # what is differentiated for it is found on the tape
         return built.requires_grad_(False) if built.requires_grad else built
 
-    leaf = None
     with disable_modes(), _as_inference_tensor(value):
-        seen = twin()
-        if value.requires_grad:
-            leaf = seen.requires_grad_()
-            if not value.is_leaf:
-                with torch.enable_grad():
-                    seen = _NonLeaf.apply(leaf, [twin()])
+        seen, leaf = _as_leaf_or_not(value, twin(), twin)
     for name, attribute in vars(value).items():
         vars(seen).setdefault(name, attribute)
     return _recorded(argument.slot, value, seen, leaf, layout=layout, inner=tuple(inner))
@@ -277,12 +275,7 @@ def fakify_root(memory: RecordedInput, alias_group: AliasGroup) -> RecordedInput
     with disable_modes(), _as_inference_tensor(root), torch.no_grad():
         views = _take_views(memory.seen, alias_group.views)
         seen, once_more = (views[-1][1].data if alias_group.own_version else views[-1][1].detach() for _ in range(2))
-    leaf = None
-    if root.requires_grad:
-        leaf = _made_to_require_grad(seen)
-        if not root.is_leaf:
-            with disable_modes(), _as_inference_tensor(root), torch.enable_grad():
-                seen = _NonLeaf.apply(leaf, [once_more])
+    seen, leaf = _as_leaf_or_not(root, seen, lambda: once_more)
     views.append((ViewStep(aten.detach.default, (), {}, None), seen))
     return _recorded(alias_group.slot, root, seen, leaf, parent=memory, views=tuple(views))
 

@@ -65,21 +65,15 @@ def ends_behind(targets: Sequence[Tensor]) -> set[tuple[Any, int]]:
     return found
 
 
-def tape_nodes(targets: Sequence[Tensor]) -> Iterator[Any]:
-    """Every node that a backward from these tensors would run."""
-    found = dict.fromkeys(target.grad_fn for target in targets if target.grad_fn is not None)
+def tape_nodes(ends: Sequence[Tensor | GradientEdge]) -> Iterator[Any]:
+    """Every node that a backward from here would run."""
+    starts = [end.grad_fn if isinstance(end, Tensor) else end.node for end in ends]
+    found = dict.fromkeys(node for node in starts if node is not None)
     yield from found
-    for _, node in tape_edges(targets):
+    for _, node in edges_from(list(found)):
         if node not in found:
             found[node] = None
             yield node
-
-
-def nodes_behind(ends: Sequence[Tensor | GradientEdge]) -> list[Any]:
-    """The same for what a backward may start from."""
-    starts = [end.grad_fn if isinstance(end, Tensor) else end.node for end in ends]
-    known = [node for node in starts if node is not None]
-    return [*known, *(node for _, node in edges_from(list(known)))]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -232,7 +226,7 @@ def _backward(
     if inputs is not None and not leaves:
         raise RuntimeError("`inputs` argument to `backward()` cannot be empty.")
     if create_graph:
-        follow_determinants(nodes_behind(_as_tuple(tensors)))
+        follow_determinants(tape_nodes(_as_tuple(tensors)))
     run_engine(_as_tuple(tensors), given, retain_graph, create_graph, leaves, allow_unreachable=True, accumulate=True)
 
 
@@ -261,7 +255,7 @@ def _grad(
         return NotImplemented
     leaves = _as_tuple(inputs)
     if create_graph:
-        follow_determinants(nodes_behind(_as_tuple(outputs)))
+        follow_determinants(tape_nodes(_as_tuple(outputs)))
     unused = materialize_grads if allow_unused is None else allow_unused
     found = run_engine(
         _as_tuple(outputs), grad_outputs, retain_graph, create_graph, leaves, allow_unreachable=unused, accumulate=False
