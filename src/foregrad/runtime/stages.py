@@ -7,6 +7,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial
 
 import torch
@@ -175,34 +176,27 @@ class RequireGrad(Stage):
             writer.line(f"{writer.variable(slot)}.requires_grad_()")
 
 
-@dataclass(frozen=True)
-class Counting:
-    """How the version counters of inputs are kept right, where what the run time does to them does not say it."""
+class Count(Enum):
+    """How the version counter of an input is kept right."""
 
-    training: bool
-    when_saved: Mapping[Primal, int]  # what was counted already when autograd saved an input
+    UNSEEN = auto()  # it has none that can be seen
+    SHARED = auto()  # the recording had one for all inputs in a memory: noted at the start, and set from there
+    AT_THE_END = auto()  # how often the changes would count is not known: they do not, and are counted together
+    AS_DONE = auto()  # each change counts as it is carried out; what is missing is added
 
-    def in_memory(self, facts: InputFacts) -> bool:
-        """Whether the recording had one counter for the input and for others whose memory it shares."""
-        return has_version(facts) and facts.recorded.parent is not None
 
-    def at_the_end(self, facts: InputFacts) -> bool:
-        """Whether no change counts by itself, but all of them together at the end.
-
-        Other inputs may share the counter: it is never set to a number, but moved on.
-        """
-        return self.is_special(facts) and not self.in_memory(facts)
-
-    def is_special(self, facts: InputFacts) -> bool:
-        """Whether it is not known how often a counter moves by itself."""
-        if not has_version(facts):
-            return False
-        match facts.place:
-            case Reshaped() if self.training:  # it may be counted already: when it was saved
-                return True
-            case Resized() | StorageReplaced(counted=True):
-                return True
-        return self.in_memory(facts)
+def count_of(facts: InputFacts, training: bool) -> Count:
+    """Which case an input is; a counter that is not noted is moved on and not set, for other inputs may share it."""
+    if not has_version(facts):
+        return Count.UNSEEN
+    if facts.recorded.parent is not None:
+        return Count.SHARED
+    match facts.place:
+        case Reshaped() if training:  # it may be counted already, when it was saved
+            return Count.AT_THE_END
+        case Resized() | StorageReplaced(counted=True):
+            return Count.AT_THE_END
+    return Count.AS_DONE
 
 
 @dataclass(frozen=True)
@@ -211,7 +205,7 @@ class WriteBack(Stage):
 
     inputs: tuple[InputFacts, ...]
     returned: frozenset[Returned]  # by the graph
-    counting: Counting
+    training: bool
     grad_enabled: bool  # by the caller
 
     def leave(self, writer: Writer) -> None:
@@ -248,7 +242,8 @@ class WriteBack(Stage):
 
     def _counted_later(self, writer: Writer, facts: InputFacts) -> contextlib.AbstractContextManager[None]:
         """Lines that leave the version of an input alone, if all of its changes are counted at the end."""
-        return _version_kept(writer, facts) if self.counting.at_the_end(facts) else contextlib.nullcontext()
+        at_the_end = count_of(facts, self.training) is Count.AT_THE_END
+        return _version_kept(writer, facts) if at_the_end else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -264,13 +259,14 @@ class Versions(Stage):
     """Version counters say what they would say in eager, however often the run time itself has written."""
 
     inputs: tuple[InputFacts, ...]
-    counting: Counting
+    training: bool
+    when_saved: Mapping[Primal, int]  # what was counted already when autograd saved an input
 
     def enter(self, writer: Writer) -> None:
-        """Note versions in shared memory, where one counter stands for several inputs."""
-        for facts in filter(self._counts_at_once, self.inputs):
+        """Note shared counters. What only counts does so before anything is saved: others may share its counter."""
+        for facts in filter(self._only_counts, self.inputs):
             move_version(writer, writer.variable(facts.recorded.slot), self._missing(facts))
-        for facts in filter(self.counting.in_memory, self.inputs):
+        for facts in filter(self._is_shared, self.inputs):
             name = writer.variable(facts.recorded.slot)
             version = writer.variables["version of", name] = writer.fresh("version")
             writer.line(f"{version} = {name}._version")
@@ -279,12 +275,11 @@ class Versions(Stage):
 
     def leave(self, writer: Writer) -> None:
         for facts in self.inputs:
-            missing = self._missing(facts)
-            if self.counting.in_memory(facts):
-                if not self._only_counts_in_memory(facts):
+            match count_of(facts, self.training):
+                case Count.SHARED if not self._only_counts_in_memory(facts):
                     self._set(writer, facts)
-            elif missing and has_version(facts) and not self._counts_at_once(facts):
-                move_version(writer, writer.variable(facts.recorded.slot), missing)
+                case Count.AT_THE_END | Count.AS_DONE if self._missing(facts) and not self._only_counts(facts):
+                    move_version(writer, writer.variable(facts.recorded.slot), self._missing(facts))
 
     def _set(self, writer: Writer, facts: InputFacts) -> None:
         """The version of an input in shared memory, from the one that was noted."""
@@ -292,24 +287,25 @@ class Versions(Stage):
         version = writer.variables["version of", name]
         writer.line(f"{setter}({name}, {version} + {facts.version_change - self._later_moves(facts)})")
 
-    def _only_counts_in_memory(self, facts: InputFacts) -> bool:
-        """Likewise where inputs share memory, and nothing at all is done to it."""
-        if not self.counting.in_memory(facts):
-            return False
-        memory = facts.recorded.parent
-        alias_group = [f for f in self.inputs if f.recorded is memory or f.recorded.parent is memory]
-        return not any(f.written or f.place for f in alias_group)
-
     def _missing(self, facts: InputFacts) -> int:
-        counted = self.counting.when_saved.get(facts.recorded.slot, 0)
-        if not self.counting.at_the_end(facts):
+        counted = self.when_saved.get(facts.recorded.slot, 0)
+        if count_of(facts, self.training) is not Count.AT_THE_END:
             counted += isinstance(facts.data, WrittenBack) + len(facts.reshapes)
         return facts.version_change - counted - self._later_moves(facts)
 
-    def _counts_at_once(self, facts: InputFacts) -> bool:
-        """Writes to nothing only count: they do so before anything is saved, for others may share the counter."""
-        only_counts = not facts.is_acted_on and self._missing(facts) > 0
-        return only_counts and has_version(facts) and not self.counting.is_special(facts)
+    def _is_shared(self, facts: InputFacts) -> bool:
+        return count_of(facts, self.training) is Count.SHARED
+
+    def _only_counts(self, facts: InputFacts) -> bool:
+        """Whether nothing is done to an input but that its counter moves: a write to no elements."""
+        as_done = count_of(facts, self.training) is Count.AS_DONE
+        return as_done and not facts.is_acted_on and self._missing(facts) > 0
+
+    def _only_counts_in_memory(self, facts: InputFacts) -> bool:
+        """Likewise where inputs share memory, and nothing at all is done to it."""
+        memory = facts.recorded.parent
+        alias_group = [f for f in self.inputs if f.recorded is memory or f.recorded.parent is memory]
+        return self._is_shared(facts) and not any(f.written or f.place for f in alias_group)
 
     def _later_moves(self, facts: InputFacts) -> int:
         """How often `set_` will still count for an input: once for itself, and for those whose counter it shares."""
@@ -496,9 +492,9 @@ def _giving_results(joint: Joint) -> Iterator[Stage]:
 def _writing_back(joint: Joint, counted: Mapping[Primal, int]) -> Iterator[Stage]:
     """Changes of inputs: before views are taken, which would take a new version for a write."""
     if touched := tuple(joint.touched):
-        counting = Counting(joint.is_training, counted)
-        yield Versions(touched, counting)
-        yield WriteBack(touched, frozenset(joint.signature.returned), counting, joint.recording.grad_enabled)
+        yield Versions(touched, joint.is_training, counted)
+        returned = frozenset(joint.signature.returned)
+        yield WriteBack(touched, returned, joint.is_training, joint.recording.grad_enabled)
         in_graph = tuple(f for f in touched if isinstance(f.data, WrittenInGraph) and has_version(f))
         if in_graph:
             yield WritesInGraph(in_graph)
