@@ -179,7 +179,7 @@ def _data_change(
 
 
 def _is_followed(functionalizer: Functionalizer, recorded: RecordedInput, place: PlaceChange | None) -> bool:
-    """Whether autograd saw that the input was written; what it forbids to write is refused."""
+    """Whether autograd saw that the input was written; a write that it forbids is refused."""
     if not _is_own(recorded) or recorded.seen.grad_fn is recorded.start_node:
         return False
     real = functionalizer.real_tensors.get(recorded.slot)
@@ -213,7 +213,7 @@ def _is_written_behind_its_back(recorded: RecordedInput, writes: Sequence[Write]
     """Whether an input is written through a view first, and then itself.
 
     In eager the first write makes what both are views of require grad. Autograd takes the input for a leaf then, unless
-    it was used in between, and forbids to write to it.
+    it was used in between, and does not allow it to be written.
     """
     through_views = [write.target.input is not recorded for write in writes]
     return not recorded.required_grad and True in through_views and False in through_views[through_views.index(True) :]
@@ -283,7 +283,7 @@ def _refuse_move(recorded: RecordedInput, before: Tensor, real: Tensor | None) -
 
 # ------------------------------------------------------------------------------------------------- autograd
 def _may_go_stale(functionalizer: Functionalizer, recorded: RecordedInput) -> bool:
-    """Whether an input was changed that autograd then forbids to use: a view under no_grad, one of several results.
+    """Whether a change made an input unusable to autograd: a view under no_grad, one of several results.
 
     The recording sees so only if the input is a view there too.
     """

@@ -26,7 +26,7 @@ from ..values import PLAIN
 from .inputs import is_stale
 from .subclasses import chain_to, refuse_lost_aliasing
 
-# How views come about that autograd forbids to write to with gradients on, in its own words.
+# How views come about that autograd does not allow to be written with gradients on, in its own words.
 _LOCKED = frozenset({"IN_CUSTOM_FUNCTION", "MULTI_OUTPUT_NODE", "MULTI_OUTPUT_SAFE"})
 
 KNOWN_CONSTANTS: tuple[type, ...] = (*PLAIN, torch.Size, slice, type(Ellipsis))
@@ -59,7 +59,7 @@ class History(Enum):
     DETACHED = auto()  # it does not know that the view belongs to its base, which requires grad
     LEAF = auto()  # the program made the view itself require grad
     DETACHED_LEAF = auto()  # both
-    GOES_STALE = auto()  # it forbids to use the view once its base has been written
+    GOES_STALE = auto()  # it does not allow the view to be used once its base has been written
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class PlainKind(Enum):
 class Differentiable:
     """A tensor with a history."""
 
-    locked: bool = False  # a view that autograd forbids to write to with gradients on
+    locked: bool = False  # a view that autograd does not allow to be written with gradients on
     memory: ViewOfInput | None = None  # where its data lies, although autograd does not relate it to that input
 
 
@@ -385,7 +385,7 @@ class OutputClassifier:
 
     # --------------------------------------------------------------------------------------- stale views
     def _stale(self, leaf: Tensor, path: str) -> ViewOfInput:
-        """A view that autograd forbids to use any more: what it was taken from was written with gradients on."""
+        """A view that may not be used any more: what it was taken from was written with gradients on."""
         owner = self._state(leaf).owner
         before = None if owner is None else self._functionalizer.state_before(owner)
         return self._before_writes(leaf, owner, None if before is None else self._state(leaf).chain_from(before), path)
@@ -705,7 +705,7 @@ def _counts_alone(result: Result) -> bool:
 
 
 def _is_locked(view: Tensor) -> bool:
-    """Whether autograd forbids to write to a view with gradients on: leaves may not be written through their views."""
+    """Whether autograd forbids writes to a view with gradients on: leaves may not be written through their views."""
     base = view._base
     return (base is not None and base.is_leaf) or creation_of(view) in {*_LOCKED, "NO_GRAD_MODE"}
 
