@@ -129,6 +129,18 @@ def test_a_detached_input_that_moves_counts_for_itself():
     check_core(program, x, x.data[1:])
 
 
+def test_detached_data_that_is_differentiated_has_a_tangent_of_its_own():
+    """J-5: one value to the graph, and two results to autograd."""
+
+    def program(x):
+        y = x.sin()
+        data = y.data
+        data.lerp_(y, 0.25)
+        return data[1:], y
+
+    check_core(program, leaf(3))
+
+
 def test_what_is_saved_may_lie_in_memory_whose_view_changes_its_shape():
     """M-3, J-9: the change counts before anything is saved, as it does in eager."""
 

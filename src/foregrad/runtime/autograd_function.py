@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -199,7 +199,15 @@ class TrainingCore:
         name = self._returned[slot]
         if self._is_locked(slot):
             return f"{writer.bind(aten.alias.default, 'alias')}({name})"
-        return f"{name}.detach()" if self._is_view(slot) or isinstance(slot, Updated) else name
+        apart = self._is_view(slot) or isinstance(slot, Updated) or slot in self._repeated_targets
+        return f"{name}.detach()" if apart else name
+
+    @cached_property
+    def _repeated_targets(self) -> set[Returned]:
+        """One value to the graph, but two to autograd, with a tangent each: `y.data` that was differentiated too."""
+        node = dict(zip(self._joint.signature.returned, self._joint.returned_nodes, strict=True))
+        first = {id(node[slot]): slot for slot in reversed(self._targets)}
+        return {slot for slot in self._targets if first[id(node[slot])] is not slot}
 
     def _nondiff_values(self) -> list[str]:
         """A result that autograd does not track must be a tensor of its own beside one that it does."""
