@@ -17,13 +17,13 @@ from torch import nn
 from .._torch import without_function_modes
 from ..errors import UnsupportedError
 from .code import AboutToRun, CodeThatRan, KnownCode, is_library_function, names_in
-from .free_variables import FreeVariables, refuse_unknown
+from .free_variables import Holder, Reached, Unfollowed, looked_at, refuse_unknown
 from .kinds import FUNCTION, is_a
 from .state_guards import StateGuard
-from .walk import Holder, Reached, Ts, Unfollowed, looked_at
+from .walk import Ts, Walk
 
 
-class Ahead(FreeVariables):
+class Ahead(Walk):
     """What the functions of a program lead to, each looked at before it first runs."""
 
     def __init__(self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]]) -> None:
@@ -53,7 +53,7 @@ class Ahead(FreeVariables):
 
     def recording_ends(self) -> None:
         """Let go of everything but the code."""
-        self._ran.named_beside |= self.named_by_getters
+        self._ran.named_beside |= self._named_by_getters
         self.release()
 
     def release(self) -> None:
@@ -88,7 +88,7 @@ class Ahead(FreeVariables):
     def _refuse_what_is_used_up(self) -> None:
         """Refuse what the functions that have run lead to by names that stand in them, as far as these tell."""
         with looked_at(), without_function_modes():
-            named = FreeVariables(self._root, self._arguments, _NamedInCode(self._code))
+            named = Walk(self._root, self._arguments, _NamedInCode(self._code))
         try:
             refuse_unknown([found for found in named._hidden_state if found.is_used_up])
         except UnsupportedError as error:

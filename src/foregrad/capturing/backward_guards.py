@@ -27,6 +27,7 @@ from ..values import PLAIN, Remembered
 from .code import KnownCode, in_a_library
 from .free_variables import FreeVariables, refuse_unknown
 from .sources import Source
+from .walk import Walk
 
 _GONE = (KeyError, IndexError, AttributeError, ValueError, TypeError)  # what a place that is no longer there raises
 
@@ -47,7 +48,7 @@ class ReadInBackward:
         functions = [*alive, *self._made]
         root = _holding(*functions, *_objects_of(calls), *modules)
         code = {id(c): c for c in (root.__code__, *(f.__code__ for f in functions))}
-        around = FreeVariables(root, (), KnownCode(code))
+        around = Walk(root, (), KnownCode(code))
         around.note_state()
         refuse_unknown(around.unknown)
         self._sources = {slot: around.source_of(t) if source.how == "argument" else source for slot, t, source in found}

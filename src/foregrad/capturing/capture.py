@@ -48,6 +48,7 @@ from .code import AnyName, can_see_code_that_runs
 from .free_variables import FreeVariables, refuse_inputs_as_keys, refuse_unknown
 from .snapshot import Snapshot, assigned_buffers, refuse_private_state
 from .sources import Source
+from .walk import Walk
 
 P = ParamSpec("P")
 
@@ -233,16 +234,16 @@ def _capture(call: ProgramCall, exact_guards: bool = False) -> Capture:
     return Capture(recorded.joint, call.arguments, recorded.result, state, free_tensors, free_variables, tuple(shared))
 
 
-def _reachable(call: ProgramCall, exact_guards: bool) -> FreeVariables:
+def _reachable(call: ProgramCall, exact_guards: bool) -> Walk:
     """What the program can reach, as it is before anything runs."""
     function, arguments = call.function, call.named_arguments
-    found = FreeVariables(function, arguments)
+    found = Walk(function, arguments)
     refuse_unknown(found.changed_for_good())  # an iterator would be used up by the recording
     if exact_guards or found.needs_code_that_runs:
         if can_see_code_that_runs():
             found = Ahead(function, arguments)
         else:
-            found = FreeVariables(function, arguments, AnyName())
+            found = Walk(function, arguments, AnyName())
             refuse_unknown(found.changed_for_good())
     refuse_unknown(found.unknown_arguments)
     refuse_inputs_as_keys(found.holders, call.arguments.leaves)
@@ -348,7 +349,7 @@ def _require_recorded(last: Attempt) -> Recorded:
 class _FreeTensors:
     """The tensors that the program finds by itself, in one recording: each has a slot, and is read from its source."""
 
-    def __init__(self, reachable: FreeVariables) -> None:
+    def __init__(self, reachable: Walk) -> None:
         self._reachable = reachable
         self.sources: dict[FreeTensor, Source] = {}
         self._tensors: dict[FreeTensor, Tensor] = {}
@@ -366,7 +367,7 @@ class _FreeTensors:
         self.sources[slot], self._tensors[slot] = source, tensor
         return slot
 
-    def settle(self, free_variables: FreeVariables) -> None:
+    def settle(self, free_variables: Walk) -> None:
         """Read each tensor from where the code that ran finds it; the tensors themselves are let go."""
         if free_variables is not self._reachable:
             sources = {slot: free_variables.source_of(tensor) for slot, tensor in self._tensors.items()}
@@ -378,11 +379,11 @@ class _FreeTensors:
 class _BackwardGuards:
     """Guards what code of the user's does in the backwards of one program, those included that are recorded later."""
 
-    def __init__(self, call: ProgramCall, free_tensors: Mapping[FreeTensor, Source], reachable: FreeVariables) -> None:
+    def __init__(self, call: ProgramCall, free_tensors: Mapping[FreeTensor, Source], reachable: Walk) -> None:
         self._function = loosely(call.function)
         self._state = {argument.slot: source for argument, source in call.state}
         self._free_tensors = free_tensors
-        self._reachable: FreeVariables | None = reachable
+        self._reachable: Walk | None = reachable
 
     def settle(self) -> None:
         """The program is recorded: what is around it is let go, with the arguments that lead there."""
@@ -407,13 +408,13 @@ class _BackwardGuards:
         function = self._function()
         if function is None or self._reachable is not None:
             return None
-        return Snapshot(FreeVariables(function, (), AnyName()).reached)
+        return Snapshot(Walk(function, (), AnyName()).reached)
 
 
 class _Recordings:
     """The recordings of one call. Each starts from the same objects of the user's, and leaves them as they were."""
 
-    def __init__(self, call: ProgramCall, reachable: FreeVariables) -> None:
+    def __init__(self, call: ProgramCall, reachable: Walk) -> None:
         self._call = call
         self._reachable = reachable
         self._compared = set(self._found_elsewhere())
@@ -436,11 +437,11 @@ class _Recordings:
         self._backward_guards.settle()
         return recorded, shared
 
-    def free_variables_read(self) -> FreeVariables:
+    def free_variables_read(self) -> Walk:
         """What the program can reach, as each call compares it: of the code that ran, where that is known."""
         call, found, ran = self._call, self._reachable, self._reachable.code_that_ran
         if ran is not None:
-            found = FreeVariables(call.function, call.named_arguments, ran)
+            found = Walk(call.function, call.named_arguments, ran)
             found.note_state()
             refuse_inputs_as_keys(found.holders, call.arguments.leaves)
         self.free_tensors.settle(found)

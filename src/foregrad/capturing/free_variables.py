@@ -1,40 +1,131 @@
-"""What a program can reach by itself, as it is needed: to undo what a recording changes, and to guard each call."""
+"""What a program can reach by itself: what a recording may change of it, and what each call compares."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import operator
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..errors import UnsupportedError
-from .code import CodeThatRan, Names, ReadByName
-from .kinds import DICT, FROZENSET, SET, is_a
-from .module_guards import ModuleGuard
-from .sources import Source
-from .walk import Holder, Reached, Unfollowed, Walk, looked_at
+from ..errors import ForegradError, UnsupportedError
+from .kinds import DICT, FROZENSET, SET, Kind, Lifetime, is_a
+from .module_guards import ModuleGuard, ModuleParts
+from .patterns import ObjectPattern
+from .sources import FoundTensors, Source
+from .state_guards import StateGuard
 
 
-class FreeVariables(Walk):
-    """Everything that a function can reach without being given it, as far as its scope goes."""
+class Holder(NamedTuple):
+    """An object of the user's that holds state, as one of the kinds that it is of."""
 
-    guards_state = False
-    modules_guard: ModuleGuard | None = None
-    refusal: UnsupportedError | None = None  # what a program that runs was told, and may have caught
+    path: str  # in the user's words
+    owner: Any
+    kind: Kind
+    in_argument: bool = False  # it is reached through an argument only: each call has its own
 
-    def note_state(self) -> None:
-        """Note what each call compares, as it is now: before the program changes anything."""
-        self._note_compared()
-        self.modules_guard = ModuleGuard([*self.modules.values()], self.lifetime) if self.modules else None
 
-    @property
-    def code_that_ran(self) -> CodeThatRan | None:
-        """Which code ran in a recording, where names in code tell too little."""
-        return None
+class Reached(NamedTuple):
+    """What a recording may change of the user's objects."""
+
+    holders: Sequence[Holder]
+    tensors: Sequence[tuple[str, Tensor]]
+    stored_globals: Sequence[tuple[str, dict[str, Any], str]]
+    modules: Sequence[ModuleParts]
+    modules_in_arguments: Sequence[ModuleParts]
+
+
+class Unfollowed(NamedTuple):
+    """An object that a program can reach, and why its state cannot be followed."""
+
+    path: str
+    why: str
+    is_used_up: bool = False  # reading takes something out of it that nothing can put back
+
+
+class TensorSources:
+    """All places in which tensors were found; a parameter or buffer belongs to its module, wherever else it is held."""
+
+    def __init__(self) -> None:
+        self._in_modules: dict[int, list[Source]] = {}  # by the id of the tensor
+        self._elsewhere: dict[int, list[Source]] = {}
+        self._tables: list[tuple[str, dict[str, Any], list[tuple[str, int]]]] = []  # of modules, not looked at yet
+
+    def add(self, tensor: Tensor, source: Source) -> None:
+        """A tensor was found outside of modules."""
+        self._elsewhere.setdefault(id(tensor), []).append(source)
+
+    def add_table(self, path: str, table: dict[str, Any]) -> None:
+        """The parameters or buffers of a module, as they are: the program may exchange them."""
+        self._tables.append((path, table, [(key, id(tensor)) for key, tensor in table.items()]))
+
+    def of(self, tensor: Tensor) -> list[Source]:
+        """Where a tensor was found."""
+        return self._of(id(tensor))
+
+    def _of(self, identity: int) -> list[Source]:
+        for path, table, before in self._tables:
+            for key, found in before:
+                source = Source(table, "item", key, f"{path}.{key}" if path else key)
+                self._in_modules.setdefault(found, []).append(source)
+        self._tables.clear()
+        return [*self._in_modules.get(identity, ()), *self._elsewhere.get(identity, ())]
+
+    def of_argument(self, tensor: Tensor) -> list[Source]:
+        """Places that must hold the tensor that an argument is; those outside of arguments hold the same one."""
+        found = [source for source in self.of(tensor) if source.how != "held"]
+        inside = [source for source in found if source.how == "argument"]
+        return inside + [source for source in found if source.how != "argument"][:1]
+
+    def outside_arguments(self) -> FoundTensors:
+        """All tensors that were found outside of arguments."""
+        self._of(0)
+        sources = [source for found in self._elsewhere.values() for source in found if source.how != "argument"]
+        held = [id(source.held) for source in sources if source.how == "held"]
+        readers = [source.reader() for source in sources if source.how != "held"]
+        return FoundTensors(frozenset((*self._in_modules, *held)), readers)
+
+    def in_several_places(self) -> Iterator[tuple[Source, Source]]:
+        """Of a tensor that is found in several places one is read: the others must hold it too."""
+        self._of(0)
+        for identity in [*self._in_modules, *self._elsewhere.keys() - self._in_modules.keys()]:
+            found = [source for source in self._of(identity) if source.how not in ("held", "argument")]
+            for other in found[1:]:
+                yield found[0], other
+
+    def clear(self) -> None:
+        """Let go of all."""
+        for held in (self._in_modules, self._elsewhere, self._tables):
+            held.clear()
+
+
+class FreeVariables:
+    """Everything that a function can reach without being given it, as a walk has found it."""
+
+    def __init__(self) -> None:
+        self.plain: list[tuple[Source, Any]] = []  # containers of plain values, compared as a whole
+        self.cells: list[tuple[str, types.CellType]] = []
+        self.fixed: list[tuple[Source, Any]] = []  # what is in cells
+        self.stored_globals: list[tuple[str, dict[str, Any], str]] = []
+        self.holders: list[Holder] = []
+        self.tensors: list[tuple[str, Tensor]] = []  # which the program may put attributes on
+        self.modules: dict[int, ModuleParts] = {}  # by id
+        self.modules_in_arguments: dict[int, ModuleParts] = {}
+        self.patterns: dict[int, ObjectPattern] = {}  # of arguments that are objects, by the number of the leaf
+        self.sources = TensorSources()
+        self.unknown: list[Unfollowed] = []
+        self.unknown_arguments: list[Unfollowed] = []
+        self.compares_objects = False  # a program may ask whether one tensor is another
+        self.lifetime = Lifetime()
+        self.state = StateGuard(self.lifetime)
+        self.guards_state = False
+        self.modules_guard: ModuleGuard | None = None
+        self._compared: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # how, until it is noted
+        self._seen: dict[int, Any] = {}  # by id; kept, so that an id stays its own
+        self._inside: dict[int, tuple[Any, Any]] = {}  # what holds a container of plain values, by its id, and the key
 
     @property
     def reached(self) -> Reached:
@@ -42,15 +133,10 @@ class FreeVariables(Walk):
         modules, in_arguments = [*self.modules.values()], [*self.modules_in_arguments.values()]
         return Reached(self.holders, self.tensors, self.stored_globals, modules, in_arguments)
 
-    def tell(self, note: Callable[[Reached], None]) -> None:
-        """Tell of whatever else comes to be reached while the program runs."""
-
-    def noting_code(self) -> contextlib.AbstractContextManager[None]:
-        """Notes which code runs, where that has to be known."""
-        return contextlib.nullcontext()
-
-    def recording_ends(self) -> None:
-        """The program will not run again."""
+    def note_state(self) -> None:
+        """Note what each call compares, as it is now: before the program changes anything."""
+        self._note_compared()
+        self.modules_guard = ModuleGuard([*self.modules.values()], self.lifetime) if self.modules else None
 
     def _note_compared(self) -> None:
         with looked_at():
@@ -58,20 +144,6 @@ class FreeVariables(Walk):
             for add, args in noted:
                 add(self.state, *args)
             self.guards_state = self.state.finish()
-
-    @property
-    def needs_code_that_runs(self) -> bool:
-        """Whether names in code tell too little, so that what runs has to be noted."""
-        return not self._scope.knows_code and (self._computes_names or bool(self.unknown))
-
-    def changed_for_good(self) -> list[Unfollowed]:
-        """What a recording may change and nothing can put back, as far as the names in the program lead there."""
-        if not self._hidden_state or not self._scope.needs_names:
-            return self._hidden_state
-        if self._is_of_no_use:
-            return []
-        named = ReadByName(Names(attributes=frozenset(self._names)))
-        return FreeVariables(self._root, self._arguments, named)._hidden_state
 
     def fix(self, owners: Iterable[Any]) -> None:
         """What calls write to must be the very same object, however alike another one may be."""
@@ -99,26 +171,32 @@ class FreeVariables(Walk):
 
     def release(self) -> None:
         """Let go of everything that only a recording needs; no argument stays alive."""
-        self._root, self._arguments = len, ()
         for held in (
             *(self.plain, self.fixed, self.cells, self.stored_globals, self.holders, self.tensors, self.sources),
-            *(self.modules, self.modules_in_arguments, self._compared, self._seen, self._inside, self._unnamed),
-            *(self._later, self._functions, self._namespaces),
+            *(self.modules, self.modules_in_arguments, self._compared, self._seen, self._inside),
         ):
             held.clear()
         for pattern in self.patterns.values():
             pattern.release()
 
-    def source_of(self, tensor: Tensor) -> Source:
-        """Where a tensor was found; one that is nowhere to be found is held as it is."""
-        found = self.sources.of(tensor)
-        if not found:  # a method was called by a name that stands nowhere
-            for member in itertools.chain.from_iterable(self._unnamed.values()):
-                self._enter_function(member)
-            self._unnamed.clear()
-            self._look_at_functions()
-            found = self.sources.of(tensor)
-        return found[0] if found else Source(tensor, "held", None, f"a tensor of shape {tuple(tensor.shape)}")
+
+@contextlib.contextmanager
+def looked_at() -> Iterator[None]:
+    """Objects of the user's are looked at: where that cannot be done, the program is refused."""
+    try:
+        yield
+    except ForegradError:
+        raise
+    except RecursionError as error:
+        raise UnsupportedError(
+            "the program can reach objects that lead to others so many times in a row that they cannot be followed. "
+            "Keep them in a list, raise Python's recursion limit, or compile with fallback='eager'."
+        ) from error
+    except Exception as error:
+        raise UnsupportedError(
+            f"the program can reach an object that cannot be looked at: {type(error).__name__}: {error}. Pass what the "
+            "program needs of it as an argument, or compile with fallback='eager'."
+        ) from error
 
 
 def refuse_inputs_as_keys(holders: Iterable[Holder], inputs: Iterable[Any]) -> None:

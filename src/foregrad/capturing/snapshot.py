@@ -34,7 +34,7 @@ from ..record.session import Session
 from ..record.survivors import Survivor, held_by_frames, origin_of, suspects
 from ..values import PLAIN, is_plain, is_unchanged
 from . import kinds
-from .free_variables import FreeVariables
+from .free_variables import FreeVariables, Holder, Reached
 from .kinds import (
     CacheBefore,
     Items,
@@ -50,7 +50,6 @@ from .kinds import (
 )
 from .module_guards import ModuleParts
 from .sources import Source
-from .walk import Holder, Reached
 
 _ABSENT = object()
 _MOST_OBJECTS = 10_000  # that are looked at, to say what a change was about

@@ -13,21 +13,24 @@ import builtins
 import contextlib
 import enum
 import functools
+import itertools
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVarTuple
+from typing import Any, TypeVarTuple
 
 from torch import Tensor, nn
 
 from .._torch import cached_parametrizations, global_module_hooks
-from ..errors import ForegradError, UnsupportedError
+from ..errors import UnsupportedError
 from ..values import PLAIN, SETTLED, are_settled, is_plain, weakly
 from . import kinds
 from .code import (
     ANY_MODULE,
     READ_NAMESPACE,
+    CodeThatRan,
     Names,
+    ReadByName,
     Scope,
     found_where_it_says,
     is_library_class,
@@ -36,9 +39,9 @@ from .code import (
     methods_of,
     names_in,
 )
+from .free_variables import FreeVariables, Holder, Reached, Unfollowed, looked_at
 from .kinds import (
     Kind,
-    Lifetime,
     attributes_of,
     class_dict,
     is_a,
@@ -50,7 +53,7 @@ from .kinds import (
 )
 from .module_guards import ModuleParts
 from .patterns import ObjectPattern
-from .sources import Source, TensorSources
+from .sources import Source
 from .state_guards import ABSENT, StateGuard
 
 Ts = TypeVarTuple("Ts")
@@ -59,74 +62,78 @@ _MOST_HOLDERS = 20_000  # that are walked before the code that runs has to tell 
 _MOST_BYTES = 1 << 20  # of an array of numbers that is compared at each call
 
 
-class Holder(NamedTuple):
-    """An object of the user's that holds state, as one of the kinds that it is of."""
+class Walk(FreeVariables):
+    """Goes over everything that a function can reach, as far as its scope goes."""
 
-    path: str  # in the user's words
-    owner: Any
-    kind: Kind
-    in_argument: bool = False  # it is reached through an argument only: each call has its own
-
-
-class Reached(NamedTuple):
-    """What a recording may change of the user's objects."""
-
-    holders: Sequence[Holder]
-    tensors: Sequence[tuple[str, Tensor]]
-    stored_globals: Sequence[tuple[str, dict[str, Any], str]]
-    modules: Sequence[ModuleParts]
-    modules_in_arguments: Sequence[ModuleParts]
-
-
-class Unfollowed(NamedTuple):
-    """An object that a program can reach, and why its state cannot be followed."""
-
-    path: str
-    why: str
-    is_used_up: bool = False  # reading takes something out of it that nothing can put back
-
-
-class Walk:
-    """Goes over everything that a function can reach without being given it, as far as its scope goes."""
+    refusal: UnsupportedError | None = None  # what a program that runs was told, and may have caught
 
     def __init__(
         self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]] = (), scope: Scope | None = None
     ) -> None:
+        super().__init__()
         self._root, self._arguments = root, arguments
         self._scope = scope or Scope()
-        self.plain: list[tuple[Source, Any]] = []  # containers of plain values, compared as a whole
-        self.cells: list[tuple[str, types.CellType]] = []
-        self.fixed: list[tuple[Source, Any]] = []  # what is in cells
-        self.stored_globals: list[tuple[str, dict[str, Any], str]] = []
-        self.lifetime = Lifetime()
-        self.state = StateGuard(self.lifetime)
-        self.holders: list[Holder] = []
-        self.tensors: list[tuple[str, Tensor]] = []  # which the program may put attributes on
-        self.modules: dict[int, ModuleParts] = {}  # by id
-        self.modules_in_arguments: dict[int, ModuleParts] = {}
-        self.patterns: dict[int, ObjectPattern] = {}  # of arguments that are objects, by the number of the leaf
-        self.sources = TensorSources()
-        self.unknown: list[Unfollowed] = []
-        self.unknown_arguments: list[Unfollowed] = []
         self._hidden_state: list[Unfollowed] = []  # what a recording may change, and nothing can see or put back
-        self.compares_objects = False  # a program may ask whether one tensor is another
-        self.named_by_getters: set[str] = set()
         self._computes_names = False
-        self._compared: list[tuple[Callable[..., None], tuple[Any, ...]]] = []  # how, until it is noted
-        # The walk: what it has seen, and what it still has to look at.
-        self._seen: dict[int, Any] = {}  # by id; kept, so that an id stays its own
         self._seen_classes: set[tuple[int, bool]] = set()
         self._seen_globals: dict[int, set[str]] = {}  # by the id of a namespace
-        self._inside: dict[int, tuple[Any, Any]] = {}  # what holds a container of plain values, by its id, and the key
         self._names: set[str] = {"forward"}  # that the program may look up in an object
+        self._named_by_getters: set[str] = set()
         self._unnamed: dict[str, list[Any]] = {}  # members of classes that no function has named yet
         self._later: list[Callable[[], None]] = []  # what is far from the program: once names are known not to tell all
-        self._functions: list[types.FunctionType] = []
+        self._functions: list[types.FunctionType] = []  # still to be looked at
         self._namespaces: list[tuple[types.ModuleType, str, set[str]]] = []  # with the names looked up so far
         self._in_argument = False
         self._private: set[int] = set()  # ids of functions that are reached through arguments only
         with looked_at():
             self._walk(root, arguments)
+
+    @property
+    def needs_code_that_runs(self) -> bool:
+        """Whether names in code tell too little, so that what runs has to be noted."""
+        return not self._scope.knows_code and (self._computes_names or bool(self.unknown))
+
+    @property
+    def code_that_ran(self) -> CodeThatRan | None:
+        """Which code ran in a recording, where names in code tell too little."""
+        return None
+
+    def tell(self, note: Callable[[Reached], None]) -> None:
+        """Tell of whatever else comes to be reached while the program runs."""
+
+    def noting_code(self) -> contextlib.AbstractContextManager[None]:
+        """Notes which code runs, where that has to be known."""
+        return contextlib.nullcontext()
+
+    def recording_ends(self) -> None:
+        """The program will not run again."""
+
+    def changed_for_good(self) -> list[Unfollowed]:
+        """What a recording may change and nothing can put back, as far as the names in the program lead there."""
+        if not self._hidden_state or not self._scope.needs_names:
+            return self._hidden_state
+        if self._is_of_no_use:
+            return []
+        named = ReadByName(Names(attributes=frozenset(self._names)))
+        return Walk(self._root, self._arguments, named)._hidden_state
+
+    def source_of(self, tensor: Tensor) -> Source:
+        """Where a tensor was found; one that is nowhere to be found is held as it is."""
+        found = self.sources.of(tensor)
+        if not found:  # a method was called by a name that stands nowhere
+            for member in itertools.chain.from_iterable(self._unnamed.values()):
+                self._enter_function(member)
+            self._unnamed.clear()
+            self._look_at_functions()
+            found = self.sources.of(tensor)
+        return found[0] if found else Source(tensor, "held", None, f"a tensor of shape {tuple(tensor.shape)}")
+
+    def release(self) -> None:
+        """Let go of everything that only a recording needs; no argument stays alive."""
+        super().release()
+        self._root, self._arguments = len, ()
+        for held in (self._unnamed, self._later, self._functions, self._namespaces):
+            held.clear()
 
     def _walk(self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]]) -> None:
         self._guard(StateGuard.add_library, class_dict(Tensor))
@@ -533,7 +540,7 @@ class Walk:
             if kind is kinds.GETTER:
                 texts = (name for name in kinds.GETTER.read(value).values() if type(name) is str)
                 named = frozenset(part for text in texts for part in text.split("."))
-                self.named_by_getters |= named
+                self._named_by_getters |= named
                 self._look_for(named)
             if kind.compared != "numbers":
                 self._visit_items(path, value, kind)
@@ -578,25 +585,6 @@ class Walk:
                 self._visit_items(source.path, attributes, kinds.DICT)
             elif not vars(tensor):
                 self._guard(StateGuard.add_bare, tensor)
-
-
-@contextlib.contextmanager
-def looked_at() -> Iterator[None]:
-    """Objects of the user's are looked at: where that cannot be done, the program is refused."""
-    try:
-        yield
-    except ForegradError:
-        raise
-    except RecursionError as error:
-        raise UnsupportedError(
-            "the program can reach objects that lead to others so many times in a row that they cannot be followed. "
-            "Keep them in a list, raise Python's recursion limit, or compile with fallback='eager'."
-        ) from error
-    except Exception as error:
-        raise UnsupportedError(
-            f"the program can reach an object that cannot be looked at: {type(error).__name__}: {error}. Pass what the "
-            "program needs of it as an argument, or compile with fallback='eager'."
-        ) from error
 
 
 def _refuse_cached_parametrizations(path: str) -> None:
