@@ -232,11 +232,6 @@ class LazyModule(LazyGraphModule):
     forward = _lazy_forward
 
 
-def unread(module: fx.GraphModule) -> Graph | None:
-    """The graph of a module that has not been looked at."""
-    return vars(module).get("_foregrad_flat")
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Between the graph and `torch.fx`, the form that users and compilers see.
 def to_fx(graph: Graph) -> fx.GraphModule:
@@ -262,6 +257,8 @@ def _fx_graph(flat: Graph, constants: dict[Node, str]) -> fx.Graph:
             raise VerificationError(f"the node {node.name} would be called {new.name} in torch.fx")
         new.meta = _meta(node)
         written[node] = new
+    for node in flat.overwritten:
+        written[node].meta["overwritten"] = True
     graph.output(tuple([map_nodes(item, written.__getitem__) for item in flat.results]))
     return graph
 
@@ -273,8 +270,6 @@ def _meta(node: Node) -> dict[str, Any]:
     meta: dict[str, Any] = {}
     if node.slot is None or isinstance(node.value, (Tensor, torch.SymInt)):
         meta["val"] = to_fake_tensors(node.value)
-    if node.written:
-        meta["written"] = True
     if isinstance(node.slot, Token):
         meta["token"] = True
     if node.slot is None:
@@ -366,7 +361,6 @@ def from_fx(module: fx.GraphModule, slots: Sequence[Slot]) -> Graph:
         new.name, new.meta = node.name, node.meta
         new.impure = bool(node.meta.get("impure"))
         new.recomputed = bool(node.meta.get("recomputed"))
-        new.written = bool(node.meta.get("written"))
         new.backward = node.meta.get("partitioner_tag") == "is_backward"
         read[node] = new
         if node.op == "placeholder":
@@ -375,7 +369,8 @@ def from_fx(module: fx.GraphModule, slots: Sequence[Slot]) -> Graph:
         else:
             nodes.append(new)
     saved = [saved_slot(node) for node in results[len(slots) :]]
-    return Graph(inputs, nodes, [GraphOutput(*pair) for pair in zip((*slots, *saved), results, strict=True)])
+    outputs = [GraphOutput(*pair) for pair in zip((*slots, *saved), results, strict=True)]
+    return Graph(inputs, nodes, outputs, {new for node, new in read.items() if node.meta.get("overwritten")})
 
 
 def saved_slot(node: Node) -> Slot:

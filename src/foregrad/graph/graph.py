@@ -30,41 +30,23 @@ Target = Callable[..., Any]
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Nodes.
+@dataclass(slots=True, eq=False)
 class Node:
     """One value of the graph: a placeholder (it has a slot), a constant, or the result of an operator."""
 
-    __slots__ = (
-        "_inputs",
-        "args",
-        "backward",
-        "impure",
-        "kwargs",
-        "meta",
-        "name",
-        "op",
-        "origin",
-        "recomputed",
-        "slot",
-        "stack",
-        "value",
-        "written",
-    )
-
-    def __init__(self, op: Target | None, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> None:
-        self.op = op
-        self._inputs: tuple[Node, ...] | None = None  # found when first asked for
-        self.args = args
-        self.kwargs = kwargs
-        self.value = value  # the abstract result
-        self.slot: Slot | None = None
-        self.name = ""
-        self.meta: dict[str, Any] | None = None  # of the `torch.fx` node that this one was read from
-        self.backward = False
-        self.impure = False
-        self.recomputed = False  # the backward runs again what the forward ran, as a checkpoint asked for
-        self.written = False  # its tensor is the caller's, and overwritten once the forward has run, or by the backward
-        self.stack: Stack = ()
-        self.origin: Origin | None = None
+    op: Target | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    value: Any  # the abstract result
+    slot: Slot | None = None
+    name: str = ""
+    meta: dict[str, Any] | None = None  # of the `torch.fx` node that this one was read from
+    backward: bool = False
+    impure: bool = False
+    recomputed: bool = False  # the backward runs again what the forward ran, as a checkpoint asked for
+    stack: Stack = ()
+    origin: Origin | None = None
+    _inputs: tuple[Node, ...] | None = None  # found when first asked for
 
     def copy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
         """The same node over other arguments."""
@@ -144,6 +126,9 @@ class Graph:
     inputs: Sequence[Node]
     nodes: Sequence[Node]
     outputs: Sequence[GraphOutput]
+    overwritten: Set[Node] = (
+        frozenset()
+    )  # the caller's tensors that change once the forward has run, or in the backward
 
     @property
     def results(self) -> list[Any]:
@@ -349,45 +334,19 @@ def live_nodes(
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What nodes are made from.
+@dataclass(slots=True, eq=False)
 class Step:
     """One recorded operator call."""
 
-    __slots__ = (
-        "args",
-        "backward",
-        "becomes_grad",
-        "computed",
-        "follows",
-        "grad_enabled",
-        "kwargs",
-        "op",
-        "origin",
-        "out",
-        "repeats",
-        "stack",
-    )
-
-    def __init__(
-        self,
-        op: OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-        grad_enabled: bool,
-        backward: bool,
-        stack: Stack,
-        repeats: int | None,
-        follows: int | None = None,
-    ) -> None:
-        self.op = op
-        self.args = args
-        self.kwargs = kwargs
-        self.out = out
-        self.grad_enabled = grad_enabled
-        self.backward = backward
-        self.stack = stack
-        self.computed: Sequence[Any] | None = None  # what a decomposition of its twin gave, if it writes
-        self.origin: Origin | None = None
-        self.repeats = repeats  # the earlier step whose random draw this one replays
-        self.becomes_grad = False  # autograd's copy for a `.grad`, of what the recording holds too
-        self.follows = follows  # then, the step behind whose draw it draws, in the same recomputation
+    op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+    grad_enabled: bool
+    backward: bool
+    stack: Stack
+    repeats: int | None  # the earlier step whose random draw this one replays,
+    follows: int | None = None  # and the step after whose draw it draws, in the same recomputation
+    computed: Sequence[Any] | None = None  # what a decomposition of its functional variant gave, if it writes
+    origin: Origin | None = None
+    becomes_grad: bool = False  # autograd's copy for a `.grad`, of what the recording holds too

@@ -72,7 +72,7 @@ def copied_joint(
         kwargs = {key: map_nodes(item, copies.__getitem__) for key, item in node.kwargs.items()}
         copy = copies[node] = node.copy(map_nodes(node.args, copies.__getitem__), kwargs)
         copy.name, copy.backward = "", node not in in_forward
-        copy.recomputed = copy.written = False
+        copy.recomputed = False
     own = [copies[node] for node in nodes]
     name_nodes(own, [node.name for node in taken])
     returned = [GraphOutput(slot, map_nodes(value, copies.__getitem__)) for slot, value in outputs]

@@ -254,9 +254,9 @@ def build_joint(
     drawn_from = functionalizer.random
     random = RandomFacts(copy(drawn_from[0]), copy(drawn_from[1]) if targets else None)
     graph.placeholders += random.placeholders
-    _mark_written(graph, facts, derived)
+    overwritten = _overwritten(graph, facts, derived)
     return Joint(
-        graph=_live_graph(graph, tokens, forward, tape, derived, random),
+        graph=_live_graph(graph, tokens, forward, tape, derived, random, overwritten),
         signature=_signature(primals, tape, forward, derived, tokens),
         inputs=tuple(facts[recorded.slot] for recorded in recording.inputs),
         memories=tuple(facts[recorded.slot] for recorded in recording.memories),
@@ -339,12 +339,10 @@ def _differentiated(recording: Recording, tape: Tape) -> Differentiated:
     return derived
 
 
-def _mark_written(graph: GraphBuilder, facts: dict[Primal, InputFacts], derived: Differentiated) -> None:
-    """Tell the partitioner which inputs the backward cannot compute from."""
-    for node in graph.placeholders:
-        node.written = node.slot in facts and _is_out_of_reach(facts[node.slot])
-    for write in derived.writes:
-        write.current.written = not isinstance(write.of, Tangent)
+def _overwritten(graph: GraphBuilder, facts: dict[Primal, InputFacts], derived: Differentiated) -> set[Node]:
+    """What the backward cannot compute from: the partitioner must know."""
+    late = {write.current for write in derived.writes if not isinstance(write.of, Tangent)}
+    return late | {node for node in graph.placeholders if node.slot in facts and _is_out_of_reach(facts[node.slot])}
 
 
 def _live_graph(
@@ -354,6 +352,7 @@ def _live_graph(
     tape: Tape,
     derived: Differentiated,
     random: RandomFacts,
+    overwritten: set[Node],
 ) -> Graph:
     """What the graph's outputs need, with names."""
     if random.placeholders and (tokens.slots or derived.tokens.slots):
@@ -375,7 +374,7 @@ def _live_graph(
         node.name = name
     inputs += derived.tokens.heads
     name_nodes(live, [node.name for node in inputs])
-    return Graph(inputs, live, outputs)
+    return Graph(inputs, live, outputs, overwritten.intersection((*inputs, *live)))
 
 
 def _signature(

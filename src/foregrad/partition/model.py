@@ -74,7 +74,7 @@ class Model:
     def _find_sides(self) -> None:
         """`early`: must run in the forward. `late`: cannot run there."""
         nodes, operators = self.nodes, range(self.placeholders, len(self.nodes))
-        written = {s for i, node in enumerate(nodes) if node.written for s in self.holds[i]}
+        written = {s for node in self.joint.overwritten for s in self.holds[self.index[node]]}
         self.reads_written = [
             bool(written) and any(s in written for item in inputs for s in self.holds[item]) for inputs in self.inputs
         ]
@@ -164,7 +164,9 @@ class Model:
 
     def _find_cost(self, i: int) -> None:
         node = self.nodes[i]
-        self.banned[i] = "written by the backward" if node.written else why_not_again(node, self.reads_written[i])
+        self.banned[i] = (
+            "written by the backward" if node in self.joint.overwritten else why_not_again(node, self.reads_written[i])
+        )
         if is_marked_for_recomputation(node):
             if self.banned[i] is not None:
                 raise PartitionError(
@@ -215,7 +217,7 @@ class Model:
 
         Autograd checks the version of such a view. What the backward writes to is the caller's, as the forward left it.
         """
-        if i < self.placeholders or self.symbolic[i] or self.nodes[i].written:
+        if i < self.placeholders or self.symbolic[i] or self.nodes[i] in self.joint.overwritten:
             return True
         return self.banned[i] is not None and self.base[i] < self.placeholders
 

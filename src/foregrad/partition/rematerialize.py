@@ -55,7 +55,8 @@ def without_common_subexpressions(graph: Graph) -> Graph:
         nodes.append(new)
     if not replaced:
         return graph
-    return Graph(graph.inputs, nodes, [GraphOutput(slot, now(value)) for slot, value in graph.outputs])
+    outputs = [GraphOutput(slot, now(value)) for slot, value in graph.outputs]
+    return Graph(graph.inputs, nodes, outputs, {now(node) for node in graph.overwritten})
 
 
 def _is_view(node: Node) -> bool:

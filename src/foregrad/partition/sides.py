@@ -85,7 +85,7 @@ def _forward_set(joint: Graph, primals: Sequence[Node], tangents: Sequence[Node]
 
 def _reads_of_written_inputs(joint: Graph) -> set[Node]:
     """What the forward computed from an input before it was overwritten: too late to compute in the backward."""
-    tainted = {node for node in joint.inputs if node.written}
+    tainted = {node for node in joint.inputs if node in joint.overwritten}
     if not tainted:
         return set()
     for node in joint.nodes:

@@ -21,14 +21,14 @@ from ..joint.build import Joint
 from ..joint.outputs import Constant, Number, SameAsInput
 from ..logs import show_graph
 from ..options import AOTConfig
-from ..slots import Input, Output, Saved
+from ..slots import Input, Output, Saved, Token, belongs_to_backward
 from . import rng, subclasses
 from .autograd_function import TrainingCore
 from .backward import Backward
 from .call import Entry, InferenceCore
 from .compilers import Boxed, CompilerInput, checked, compile_graph, example_values, partitioned
 from .double_backward import Orders
-from .effect_tokens import hiding_first_tokens, unlift_tokens
+from .effect_tokens import unlift_tokens, without_first_tokens
 from .saved_tensors import SavedValue, saved_by
 from .stages import stages_of
 
@@ -112,14 +112,17 @@ def _assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
     )
 
 
-def _install(writer: Writer, name: str) -> Callable[[Boxed], None]:
-    return lambda compiled: writer.rebind(name, compiled)
+def _install_forward(graph: Graph, writer: Writer, name: str) -> Callable[[Boxed], None]:
+    """What puts a compiled forward in its place; tokens that it takes stand before everything else."""
+    tokens = len(graph.inputs_of(Token))
+    return lambda compiled: writer.rebind(name, without_first_tokens(compiled, tokens) if tokens else compiled)
 
 
-def _install_forward(joint: Joint, config: AOTConfig, writer: Writer, name: str) -> Callable[[Boxed], None]:
-    install = _install(writer, name)
-    hidden = joint.signature.tokens and not config.options.unlift_effect_tokens
-    return hiding_first_tokens(install, len(joint.signature.tokens)) if hidden else install
+def _forward_examples(joint: Joint, graph: Graph) -> list[Any]:
+    """What a compiler is shown for the inputs of a forward."""
+    tokens = bool(graph.inputs_of(Token))
+    inputs = [node for node in joint.graph.inputs if tokens or not isinstance(node.slot, Token)]
+    return example_values(joint.recording.engine, [node.value for node in inputs if not belongs_to_backward(node.slot)])
 
 
 def _around_forward(joint: Joint, writer: Writer, name: str, wrappers: bool) -> str:
@@ -138,11 +141,6 @@ def _around_backward(joint: Joint, writer: Writer, name: str, backward: Graph, s
     return subclasses.around_backward(writer, name, joint, saved) if joint.has_wrappers else name
 
 
-def _forward_examples(joint: Joint, config: AOTConfig) -> list[Any]:
-    hidden = len(joint.signature.tokens) if config.options.unlift_effect_tokens else 0
-    return example_values(joint.recording.engine, [*joint.primal_values[hidden:], *joint.random.values[:2]])
-
-
 def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool) -> _Compiled:
     edge = subclasses.InferenceEdge(joint) if joint.has_wrappers and joint.random.forward is None else None
     name = _around_forward(joint, writer, "inference_graph", joint.has_wrappers and edge is None)
@@ -151,10 +149,10 @@ def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, au
         verify(joint.graph)
     if config.options.unlift_effect_tokens:
         given = unlift_tokens(given)
-    examples = _forward_examples(joint, config)
+    examples = _forward_examples(joint, given.graph)
     compiler = config.inference_compiler or config.fw_compiler
     compiled, strides = compile_graph(compiler, given.module, examples, "inference", config)
-    install = _install_forward(joint, config, writer, name)
+    install = _install_forward(given.graph, writer, name)
     install(checked(compiled, "inference", given.graph, install))
     core = InferenceCore(joint, entry.guarded, autocast, entry.frees, edge)
     return _Compiled(core, given.module, None, strides, None)
@@ -165,10 +163,10 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
     if config.options.unlift_effect_tokens:
         forward, backward = unlift_tokens(forward), unlift_tokens(backward)
     saved = saved_by(joint, forward.graph, backward.graph, config.name)
-    examples = _forward_examples(joint, config)
+    examples = _forward_examples(joint, forward.graph)
     name = _around_forward(joint, writer, "forward_graph", joint.has_wrappers)
     compiled, strides = compile_graph(config.fw_compiler, forward.module, examples, "forward", config)
-    install = _install_forward(joint, config, writer, name)
+    install = _install_forward(forward.graph, writer, name)
     install(checked(compiled, "forward", forward.graph, install))
     slots = [output.slot for output in forward.graph.outputs]
     saved_strides = strides and [strides[i] for i, slot in enumerate(slots) if isinstance(slot, Saved)]
@@ -186,7 +184,7 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
         joint.emptied,
     )
     name = _around_backward(joint, writer, "backward_graph", backward.graph, len(saved.names))
-    runner.install(_install(writer, name))
+    runner.install(lambda compiled: writer.rebind(name, compiled))
     core = TrainingCore(joint, runner, entry.guarded, autocast)
     return _Compiled(core, forward.module, backward.module, strides, runner)
 

@@ -44,7 +44,7 @@ from .compilers import (
     for_compiler,
     with_nan_checks,
 )
-from .effect_tokens import count_tokens, hiding_last_tokens, unlift_tokens, without_last_tokens
+from .effect_tokens import count_tokens, unlift_tokens, without_last_tokens
 from .rng import with_state
 from .saved_tensors import (
     SavedTensors,
@@ -256,11 +256,10 @@ class Backward:
         with self._lock:  # several threads may run their first backward at once
             if self._compiled is None:
 
-                def found(compiled: Boxed) -> None:
-                    self._compiled = compiled
-                    place(compiled)
+                def install(compiled: Boxed) -> None:
+                    self._compiled = without_last_tokens(compiled, count_tokens(self._given.graph))
+                    place(self._compiled)
 
-                install = hiding_last_tokens(found, count_tokens(self._given.graph))
                 with garbage_collection_paused():
                     install(checked(self._compile(self._given), "backward", self._given.graph, install))
             assert self._compiled is not None

@@ -6,7 +6,6 @@ graph makes them itself, and nothing is left to hide.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from .._torch import MAKE_TOKEN, SINK_TOKENS
@@ -14,42 +13,26 @@ from ..graph.graph import Graph, GraphOutput, Node, map_nodes, name_nodes
 from ..slots import Token, belongs_to_backward
 from .compilers import Boxed, CompilerInput, for_compiler
 
-Install = Callable[[Boxed], None]
-
 
 # ---------------------------------------------------------------------------------------------- hidden tokens
-def hiding_first_tokens(install: Install, count: int) -> Install:
-    """Install graphs that take and return `count` tokens before everything else."""
-    return (lambda compiled: install(without_first_tokens(compiled, count))) if count else install
-
-
 def without_first_tokens(compiled: Boxed, count: int) -> Boxed:
     """A graph whose first inputs and outputs are tokens, as a function without them."""
-    if not count:
-        return compiled
 
     def run(args: list[Any]) -> Any:
         args[:0] = [None] * count
         return compiled(args)[count:]
 
-    return run
-
-
-def hiding_last_tokens(install: Install, count: int) -> Install:
-    """Install graphs that take and return `count` tokens behind everything else."""
-    return (lambda compiled: install(without_last_tokens(compiled, count))) if count else install
+    return run if count else compiled
 
 
 def without_last_tokens(compiled: Boxed, count: int) -> Boxed:
     """A graph whose last inputs and outputs are tokens, as a function without them."""
-    if not count:
-        return compiled
 
     def run(args: list[Any]) -> Any:
         args += [None] * count
         return compiled(args)[:-count]
 
-    return run
+    return run if count else compiled
 
 
 def count_tokens(graph: Graph) -> int:
