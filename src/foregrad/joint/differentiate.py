@@ -28,7 +28,7 @@ from ..record.fakify import RecordedInput
 from ..record.hooks import BackwardState
 from ..record.refusals import without_frames
 from ..record.retrace import LateInputs, Retrace
-from ..record.session import Session
+from ..record.session import RecordedBackward, Session
 from ..record.tape import tape_nodes
 from ..slots import (
     BackwardUpdate,
@@ -357,12 +357,18 @@ class PartialBackward:
     emptied: frozenset[int]  # selective checkpoints that it runs through
 
 
+def refuse_late_inputs(backward: RecordedBackward) -> None:
+    """A tensor that only the backward finds must be an input from the start."""
+    if backward.late:
+        raise Retrace(LateInputs(backward.late))
+
+
 class Tape:
     """Differentiates the targets of one order, all together or some of them."""
 
     def __init__(
         self,
-        recording: Session,
+        session: Session,
         functionalizer: Functionalizer,
         primals: Sequence[RecordedInput],
         targets: dict[Returned, Tensor],
@@ -371,7 +377,7 @@ class Tape:
         written_views: frozenset[Any] = frozenset(),
         fresh_leaves: Sequence[Tensor] = (),
     ) -> None:
-        self.recording = recording
+        self.session = session
         self.functionalizer = functionalizer
         self.primals = primals
         self.number = number  # of the order
@@ -386,7 +392,7 @@ class Tape:
         self.fresh_leaves = fresh_leaves  # that the program made and returned: no gradient reaches them from here
         self._written_views = written_views  # nodes of writes to inputs that are views: eager frees what wraps them
         for slot, target in targets.items():
-            tangent = self.tangents[slot] = tangent_like(recording.engine, target)
+            tangent = self.tangents[slot] = tangent_like(session.engine, target)
             for place, leaf in zip(_places(slot, tangent), leaves_of(tangent), strict=True):
                 node = functionalizer.graph.placeholder(place, leaf)
                 self.nodes_of_tangents.setdefault(slot, []).append(node)
@@ -423,39 +429,38 @@ class Tape:
     @cached_property
     def reached(self) -> set[Primal]:
         """Inputs that autograd has an edge to: higher orders may give them gradients where this one does not."""
-        return self.recording.reached_inputs(list(self.targets.values()))
+        return self.session.reached_inputs(list(self.targets.values()))
 
     @property
     def holds_checkpoints(self) -> bool:
         """Whether there is a reentrant checkpoint on it."""
-        return self.recording.holds_checkpoints
+        return self.session.holds_checkpoints
 
     def behind_checkpoints(self, slots: tuple[Returned, ...]) -> set[Primal]:
         """Inputs that a backward of these targets reaches through a reentrant checkpoint."""
         known = self._behind_checkpoints.get(slots)
         if known is None:
-            known = self.recording.inputs_behind_checkpoints([self.targets[slot] for slot in slots])
+            known = self.session.inputs_behind_checkpoints([self.targets[slot] for slot in slots])
             self._behind_checkpoints[slots] = known
         return known
 
     def differentiate(self, slots: Sequence[Returned], autocast: bool = False) -> Differentiated:
         """Gradients of some of the targets."""
-        recording, walk = self.recording, self.functionalizer
+        session, walk = self.session, self.functionalizer
         self._writes.rewind()
         walk.restart_backward()
-        start, inputs = len(recording.steps), len(recording.inputs)
+        start = len(session.steps)
         targets, tangents = [self.targets[s] for s in slots], [self.tangents[s] for s in slots]
         versions = {id(r.seen): r.seen._version for r in self.primals if r.is_tensor and not r.seen.is_inference()}
         try:
-            by_slot, others = recording.differentiate(targets, tangents, autocast, self.lower_tangents)
+            backward = session.differentiate(targets, tangents, autocast, self.lower_tangents)
         except Exception:
-            self._writes.give_up(recording.steps[start:], self._held_by_the_caller(slots), versions)
+            self._writes.give_up(session.steps[start:], self._held_by_the_caller(slots), versions)
             raise
-        state, emptied = recording.backward_state, recording.emptied
-        self.refuse_late_inputs(inputs)
-        found = [*(by_slot.get(recorded.slot) for recorded in self.primals), *others]
+        refuse_late_inputs(backward)
+        found = self.in_order(backward)
         nodes, writes = self._writes.run(
-            recording.steps[start:],
+            backward.steps,
             start,
             self._held_by_the_caller(slots),
             versions,
@@ -467,7 +472,7 @@ class Tape:
                 raise UnsupportedError(
                     f"the backward writes to {write.of}, in a tensor subclass, which cannot be compiled yet."
                 )
-        return Differentiated(nodes, writes, walk.chain(), state=state, emptied=emptied)
+        return Differentiated(nodes, writes, walk.chain(), state=backward.state, emptied=backward.emptied)
 
     def differentiate_all(self) -> Differentiated:
         """Gradients of everything that can be differentiated, and autograd's errors for what cannot.
@@ -510,19 +515,16 @@ class Tape:
 
     def _refuse_sparse(self, error: Exception) -> None:
         """How many elements a sparse tensor holds is data: an error about them need not be eager's."""
-        made = tensors_in([step.out for step in self.recording.steps])
+        made = tensors_in([step.out for step in self.session.steps])
         if any(tensor.layout is not torch.strided for tensor in made):
             raise UnsupportedError(
                 f"the program differentiates sparse tensors in a way that cannot be compiled yet ({error}). Compile "
                 "with fallback='eager'."
             ) from error
 
-    def refuse_late_inputs(self, known: int) -> None:
-        """A tensor that only the backward finds, after the inputs known so far, must be one from the start."""
-        recording = self.recording
-        if len(recording.inputs) > known:
-            late = tuple(recording.real_tensors[recorded.slot] for recorded in recording.inputs[known:])
-            raise Retrace(LateInputs(late))
+    def in_order(self, backward: RecordedBackward) -> list[Tensor | None]:
+        """Its gradients: those of the primals, then those of lower tangents."""
+        return [*(backward.by_slot.get(recorded.slot) for recorded in self.primals), *backward.others]
 
     def writes_to_inputs(self, steps: Sequence[Step]) -> bool:
         """Whether a backward writes to anything that the caller has passed."""
@@ -540,21 +542,17 @@ class Tape:
 
     def _fails_again(self, targets: Sequence[Tensor], tangents: Sequence[Tensor], autocast: bool) -> bool:
         """Whether autograd, asked a second time, finds that the backward has changed what it had saved."""
-        recording = self.recording
-        end = len(recording.steps)
         try:
-            recording.differentiate(targets, tangents, autocast)
+            with self.session.nothing_kept():
+                self.session.differentiate(targets, tangents, autocast)
         except RuntimeError as error:
             return is_version_error(error)
-        finally:
-            del recording.steps[end:]
         return False
 
-    def differentiably(self, slots: Sequence[Returned], tangents: Sequence[Tensor]) -> list[Tensor | None]:
-        """Gradients that have a history themselves, as the recording gives them for these tangents."""
+    def differentiably(self, slots: Sequence[Returned], tangents: Sequence[Tensor]) -> RecordedBackward:
+        """A backward for these tangents whose gradients have a history themselves."""
         targets = [self.targets[slot] for slot in slots]
-        by_slot, others = self.recording.differentiate(targets, tangents, True, self.lower_tangents, create_graph=True)
-        return [*(by_slot.get(recorded.slot) for recorded in self.primals), *others]
+        return self.session.differentiate(targets, tangents, True, self.lower_tangents, create_graph=True)
 
     def require_grad_afterwards(
         self, slots: Sequence[Returned], with_grad: Sequence[bool]
@@ -563,9 +561,8 @@ class Tape:
 
         Nothing of this backward is kept.
         """
-        recording = self.recording
-        end = len(recording.steps)
-        tangents = [tangent_like(recording.engine, self.targets[slot]) for slot in slots]
+        session = self.session
+        tangents = [tangent_like(session.engine, self.targets[slot]) for slot in slots]
         for tangent, required in zip(tangents, with_grad, strict=True):
             tangent.requires_grad_(required)
         before = [
@@ -574,20 +571,20 @@ class Tape:
             if r.is_tensor and not r.seen.is_inference()
         ]
         try:
-            found = self.differentiably(slots, tangents)
+            with session.nothing_kept():
+                backward = self.differentiably(slots, tangents)
         except RuntimeError as error:
-            own = self.recording.leads_to_own_leaves([self.targets[slot] for slot in slots])
+            own = session.leads_to_own_leaves([self.targets[slot] for slot in slots])
             if isinstance(error, ForegradError) or not own:
                 raise
             raise UnsupportedError(
                 f"with create_graph=True this backward raises '{error}', perhaps on the way to a leaf that the program "
                 "made, where eager goes only if nobody says which gradients are wanted: this cannot be compiled yet."
             ) from error
-        written = [t for step in recording.steps[end:] if step.grad_enabled for t in written_by(step)]
+        written = [t for step in backward.steps if step.grad_enabled for t in written_by(step)]
         exposed: set[Primal | Tangent] = {
             slot for slot, seen, _, _ in before if any(view_root(t) is view_root(seen) for t in written)
         }
-        del recording.steps[end:]
         for slot, seen, version, required in before:
             set_version(seen, version)
             if seen.requires_grad and not required:
@@ -595,7 +592,7 @@ class Tape:
                     f"with create_graph=True this backward makes {slot} require grad by writing to it, which cannot be "
                     "compiled yet. Compile with fallback='eager', or write a detached value."
                 )
-        return [gradient is not None and gradient.requires_grad for gradient in found], exposed
+        return [gradient is not None and gradient.requires_grad for gradient in self.in_order(backward)], exposed
 
     # ------------------------------------------------------------------------------------------- in part
     def freed_by(self, slots: tuple[Returned, ...]) -> frozenset[Any]:

@@ -14,9 +14,10 @@ from ..graph.fx import saved_slot
 from ..graph.graph import Graph, GraphOutput, Node, ancestors, nodes_in
 from ..graph.subgraph import between, copied_joint, impure_since, read_by
 from ..record.hooks import BackwardState
+from ..record.session import RecordedBackward
 from ..slots import LowerTangent, Output, Returned, Slot, Token
 from ..subclasses.layout import Layout, Wrapped, leaves_of, spread
-from .differentiate import Differentiated, Tape, tangent_like, value_of, with_own_constants
+from .differentiate import Differentiated, Tape, refuse_late_inputs, tangent_like, value_of, with_own_constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,50 +54,47 @@ def next_order(
         saved: the names of the values that the forward saved.
     """
     walk = tape.functionalizer
-    start = len(tape.recording.steps)
-    tangents, found = _recorded(tape, slots, with_grad)
-    state, emptied = tape.recording.backward_state, tape.recording.emptied
+    tangents, backward = _recorded(tape, slots, with_grad)
     first_node = len(walk.graph.nodes)
-    walk.run(tape.recording.steps[start:], start)
+    walk.run(backward.steps, backward.start)
     _refuse_functional_draws(tape)
     chain = walk.chain()
     walk.tokens.begin_order()
-    results = [g if use else None for g, use in zip(found, wanted, strict=True)]
+    results = [g if use else None for g, use in zip(tape.in_order(backward), wanted, strict=True)]
     nodes = [None if g is None else value_of(walk, g) for g in results]
     differentiable: dict[Returned, Tensor] = {
         Output(i): g for i, g in enumerate(results) if g is not None and g.requires_grad
     }
-    if tape.recording.depend_on(list(differentiable.values()), tape.fresh_leaves):
+    if tape.session.depend_on(list(differentiable.values()), tape.fresh_leaves):
         raise UnsupportedError(
             "a gradient is to be differentiated for a tensor that the program made require grad and returned, and that "
             "its backward reads: this cannot be compiled yet. Compile with fallback='eager'."
         )
     lower = (*tape.lower_tangents, *(t for t in tangents if t.requires_grad))
     higher = Tape(
-        tape.recording, walk, tape.primals, differentiable, lower, tape.number + 1, fresh_leaves=tape.fresh_leaves
+        tape.session, walk, tape.primals, differentiable, lower, tape.number + 1, fresh_leaves=tape.fresh_leaves
     )
     given, impure = tape.named(saved), impure_since(walk.graph, first_node)
-    return _with_its_gradients(higher, nodes, given, tape.tangent_nodes, chain, impure, state, emptied)
+    return _with_its_gradients(higher, nodes, given, tape.tangent_nodes, chain, impure, backward)
 
 
 def _recorded(
     tape: Tape, slots: Sequence[Returned], with_grad: Sequence[bool]
-) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Record the backward with new tangents, of which some require grad: these tangents, and the gradients."""
-    recording, walk = tape.recording, tape.functionalizer
+) -> tuple[list[Tensor], RecordedBackward]:
+    """Record the backward with new tangents, of which some require grad: these tangents, and what came of it."""
+    walk = tape.functionalizer
     walk.restart_backward()
-    start, inputs = len(recording.steps), len(recording.inputs)
-    tangents = [tangent_like(recording.engine, tape.targets[slot]) for slot in slots]
+    tangents = [tangent_like(tape.session.engine, tape.targets[slot]) for slot in slots]
     for slot, tangent, required in zip(slots, tangents, with_grad, strict=True):
         for leaf, node in zip(leaves_of(tangent), tape.nodes_of_tangents[slot], strict=True):
             if not names_jagged_size(leaf):
                 walk.add_fresh(leaf, node)
         tangent.requires_grad_(required)
-    found = tape.differentiably(slots, tangents)
-    tape.refuse_late_inputs(inputs)
-    if tape.writes_to_inputs(recording.steps[start:]):
+    backward = tape.differentiably(slots, tangents)
+    refuse_late_inputs(backward)
+    if tape.writes_to_inputs(backward.steps):
         raise UnsupportedError("a backward that writes to its inputs cannot be differentiated yet.")
-    return tangents, found
+    return tangents, backward
 
 
 def _with_its_gradients(
@@ -106,14 +104,12 @@ def _with_its_gradients(
     tangents: Sequence[Node],
     chain: Chain,
     impure: Sequence[Node],
-    state: BackwardState | None,
-    emptied: frozenset[int],
+    backward: RecordedBackward,
 ) -> HigherOrderGraph:
     """The joint graph of `results`, which are computed from saved values and tangents, and of their gradients.
 
     `tape` is that of the results, `impure` are nodes that must run with them, and `chain` has the tokens of those with
-    effects. `state` is what code of the user's has read on the way to
-    them, `emptied` the selective checkpoints on it.
+    effects. `backward` is what they were recorded with.
     """
     graph = tape.functionalizer.graph
     start = len(graph.nodes)
@@ -152,9 +148,9 @@ def _with_its_gradients(
         layouts=layouts,
         gradient_layouts=derived.layouts,
         refused=derived.refused,
-        state=state,
+        state=backward.state,
         backward_state=derived.state,
-        emptied=emptied,
+        emptied=backward.emptied,
         backward_emptied=derived.emptied,
     )
 

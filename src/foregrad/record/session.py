@@ -38,6 +38,7 @@ from .._torch import (
     without_function_modes,
 )
 from ..errors import StateChangeError, UnsupportedError
+from ..graph.graph import Step
 from ..ops import tensors_in
 from ..slots import FreeTensor, GradOf, Inner, Input, Primal
 from ..stack_traces import caller_of, is_users_code, passes_through, user_stack, where
@@ -72,6 +73,18 @@ class Ambient(NamedTuple):
     @classmethod
     def now(cls) -> Ambient:
         return cls(torch.is_grad_enabled(), autocast_state())
+
+
+class RecordedBackward(NamedTuple):
+    """A backward that was recorded after the forward."""
+
+    by_slot: dict[Primal, Tensor | None]  # gradients of inputs
+    others: list[Tensor | None]  # of further tensors that were asked for
+    start: int  # the number of its first step
+    steps: list[Step]
+    late: tuple[Tensor, ...]  # real tensors that it has found by itself, and the forward has not
+    state: BackwardState | None  # that code of the user's has read in it
+    emptied: frozenset[int]  # selective checkpoints that it has run through
 
 
 class Session:
@@ -121,9 +134,7 @@ class Session:
         self.result: Any = None
         self.finished = False  # the program has run to its end
         self.before = self.after = Ambient.now()
-        self.emptied: frozenset[int] = frozenset()  # selective checkpoints, by the backward that was recorded last
         self.holds_checkpoints = False  # reentrant ones, on the tape
-        self.backward_state: BackwardState | None = None  # of the backward that was recorded last
         self.lifted = LiftedTensors(
             recorder,
             lambda real: self._adopt(Argument(source_of(real), real)),
@@ -385,33 +396,39 @@ class Session:
         autocast: bool,
         others: Sequence[Tensor] = (),
         create_graph: bool = False,
-    ) -> tuple[dict[Primal, Tensor | None], list[Tensor | None]]:
-        """Record a backward behind the forward, and refuse to have it put a tensor where it outlives the recording."""
+    ) -> RecordedBackward:
+        """Record a backward after the forward: a gradient, or None, for each input that has one, and for the others.
+
+        With `autocast` it is recorded under the autocast state of the caller, otherwise without any: what counts in
+        eager is the state in which backward is called, not that of the forward. With `create_graph` it can be
+        differentiated itself. No tensor may be put where it outlives the recording.
+        """
+        start, known = len(self.steps), len(self.inputs)
         if self.beginning is None or not self._may_run_user_code(targets):  # autograd itself puts nothing anywhere
             with contextlib.nullcontext() if self.borrowed is None else self.borrowed.put_back():
-                return self._differentiate(targets, tangents, autocast, others, create_graph)
-        references = References(self)
-        references.results = self._differentiate(targets, tangents, autocast, others, create_graph)
-        survivors = self.beginning.survivors(references.suspects)
-        if survivors:
-            raise escape_error(survivors[0], self)
-        return references.results
+                gradients, state = self._differentiate(targets, tangents, autocast, others, create_graph)
+        else:
+            references = References(self)
+            gradients, state = self._differentiate(targets, tangents, autocast, others, create_graph)
+            references.results = gradients
+            survivors = self.beginning.survivors(references.suspects)
+            if survivors:
+                raise escape_error(survivors[0], self)
+        late = tuple(self.real_tensors[recorded.slot] for recorded in self.inputs[known:])
+        emptied = self.lifted.caches.emptied() if self.lifted.is_used("caches") else frozenset()
+        return RecordedBackward(*gradients, start, self.steps[start:], late, state, emptied)
 
     def _differentiate(
         self,
         targets: Sequence[Tensor],
         tangents: Sequence[Tensor],
         autocast: bool,
-        others: Sequence[Tensor] = (),
-        create_graph: bool = False,
-    ) -> tuple[dict[Primal, Tensor | None], list[Tensor | None]]:
-        """Record a backward behind the forward: a gradient, or None, for each input that has one, and for the others.
+        others: Sequence[Tensor],
+        create_graph: bool,
+    ) -> tuple[tuple[dict[Primal, Tensor | None], list[Tensor | None]], BackwardState | None]:
+        """Gradients of inputs and of others, and what code of the user's has read.
 
-        With `autocast` it is recorded under the autocast state of the caller, otherwise without any: what counts in
-        eager is the state in which backward is called, not that of the forward. With `create_graph` it can be
-        differentiated itself.
-
-        A custom function that was applied to a real parameter has its edge to the real tensor and not to the twin:
+        A custom function that was applied to a real parameter has its edge to the real tensor and not to its fake:
         gradients are taken for both, and added.
         """
         self._prepare_backward(targets)
@@ -432,9 +449,16 @@ class Session:
         self.recorder.raise_caught()
         if self.recorder.is_used("foreign"):
             self.recorder.foreign.require_unchanged(None)
-        self.backward_state = None if code is None else self._state_read_by(code)
-        self.emptied = self.lifted.caches.emptied() if self.lifted.is_used("caches") else frozenset()
-        return by_slot, beside
+        return (by_slot, beside), None if code is None else self._state_read_by(code)
+
+    @contextlib.contextmanager
+    def nothing_kept(self) -> Iterator[None]:
+        """Forget the steps of what is recorded here."""
+        end = len(self.steps)
+        try:
+            yield
+        finally:
+            del self.steps[end:]
 
     def _prepare_backward(self, targets: Sequence[Tensor]) -> None:
         """Every backward starts from what the forward has left."""

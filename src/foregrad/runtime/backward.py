@@ -271,7 +271,7 @@ class Backward:
         if self._strides is not None and given is self._given:
             padding = len(values) - len(self.saved.sizes) - len(self._strides)
             strides = [None] * len(self.saved.sizes) + list(self._strides) + [None] * padding
-        examples = example_values(self._tape.recording.engine, values, strides)
+        examples = example_values(self._tape.session.engine, values, strides)
         return compile_graph(self._config.bw_compiler, given.module, examples, "backward", self._config)[0]
 
     # ----------------------------------------------------------------------------------------- the slow backward

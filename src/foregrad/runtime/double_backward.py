@@ -51,7 +51,7 @@ class CompiledOrder:
         if config.options.unlift_effect_tokens:
             forward, backward = unlift_tokens(forward), unlift_tokens(backward)
         values = [node.shown_value for node in forward.graph.inputs]
-        examples = example_values(order.tape.recording.engine, values)
+        examples = example_values(order.tape.session.engine, values)
         with garbage_collection_paused():
             compiled, _ = compile_graph(config.bw_compiler, forward.module, examples, "backward", config)
         self._forward = without_first_tokens(compiled, count_tokens(forward.graph))

@@ -21,7 +21,7 @@ class RecordedTangents:
     def __init__(self, tape: Tape) -> None:
         self.tensors = list(tape.tangents.values())
         self._slots = list(tape.targets)
-        self._engine = tape.recording.engine
+        self._engine = tape.session.engine
 
     def fit(self, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Tangents in the recorded layout, with their history."""
