@@ -249,7 +249,8 @@ def build_joint(
     hook_effects = () if hooks is None else hooks.effects(outputs, targets.values())
     forward = _forward_values(functionalizer, facts.values(), outputs)
     derived = _differentiated(recording, tape)
-    copy_seen_constants(functionalizer, [*spread(_shown(forward)), *spread(derived.gradients)])
+    shown = [value for slot, value in forward.items() if isinstance(slot, (Output, Base))]
+    copy_seen_constants(functionalizer, [*spread(shown), *spread(derived.gradients)])
     functionalizer.closed = True
     drawn_from = functionalizer.random
     random = RandomFacts(copy(drawn_from[0]), copy(drawn_from[1]) if targets else None)
@@ -324,11 +325,6 @@ def _tape(
     _refuse_edges_to_fresh_leaves(recording, targets, outputs)
     _refuse_edges_into_wrappers(recording, targets)
     return tape
-
-
-def _shown(forward: dict[Returned, Any]) -> list[Any]:
-    """What the caller gets of the forward's values; new values of inputs are only copied into these."""
-    return [value for slot, value in forward.items() if isinstance(slot, (Output, Base))]
 
 
 def _differentiated(recording: Recording, tape: Tape) -> Differentiated:
@@ -520,21 +516,12 @@ def _retains_gradients(recording: Recording, outputs: OutputFacts) -> bool:
 def _is_out_of_reach(facts: InputFacts) -> bool:
     """Whether an input has another value by the time that the backward runs, or cannot be kept for it.
 
-    Autograd saves no inference tensors; what eager computes from one is none, and is saved.
-    """
-    return _is_overwritten(facts) or facts.recorded.was_inference
-
-
-def _is_overwritten(facts: InputFacts) -> bool:
-    """Whether the caller's tensor changes once the graph has run: by itself, or through the wrapper around it.
-
-    `x.data = y` counts too: autograd does not notice it, and what was computed from `x` before must not be again.
+    It may be written through the wrapper around it. After `x.data = y`, which autograd does not notice, nothing may be
+    computed from `x` again. Autograd saves no inference tensors, but what eager computes from them.
     """
     through_wrapper = isinstance(facts.recorded.slot, Inner) and facts.data_changed
-    match facts.place:
-        case StorageReplaced(counted=False):
-            return True
-    return facts.written or through_wrapper
+    unnoticed = isinstance(facts.place, StorageReplaced) and not facts.place.counted
+    return facts.written or through_wrapper or unnoticed or facts.recorded.was_inference
 
 
 def _is_written_view(facts: InputFacts, recording: Recording) -> bool:

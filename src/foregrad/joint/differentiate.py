@@ -306,10 +306,7 @@ def _loss_target(index: int, outputs: OutputFacts, visible: int) -> dict[Returne
 # The recording's own autograd graph, kept: every backward that is asked for is taken from it.
 #
 # A `Tape` is one order of differentiation. The targets of the first are what the program returns; those of the next
-# are the gradients that a backward gave, recorded once more so that they can be differentiated themselves (`orders`).
-_NOT_AUTOGRADS = (ForegradError, Retrace)  # what says nothing about gradients
-
-
+# are the gradients that a backward gave, recorded once more to be differentiated themselves (`double_backward`).
 @dataclass(frozen=True, slots=True)
 class Differentiated:
     """Gradients as nodes of the flat graph, one or None for each primal, and what else the backward does."""
@@ -479,39 +476,38 @@ class Tape:
 
         Eager raises such an error when backward is called, and so does the compiled program.
         """
-        refused: dict[Returned, Exception] = {}
-        wanted = tuple(self.targets)
-        if not wanted:
-            return Differentiated([None] * self.gradients)
-        graph = self.functionalizer.graph
+        nothing = Differentiated([None] * self.gradients)
+        graph, wanted = self.functionalizer.graph, tuple(self.targets)
         start = len(graph.nodes)
-        try:
-            return self.differentiate(wanted)
-        except _NOT_AUTOGRADS:
-            raise
-        except Exception:
-            for slot in wanted:
-                try:
-                    self.differentiate((slot,))
-                except _NOT_AUTOGRADS:
-                    raise
-                except Exception as error:
-                    self._refuse_sparse(error)
-                    refused[slot] = _named(without_frames(error))
+        derived = self._attempt(wanted) if wanted else nothing
+        if isinstance(derived, Differentiated):
+            return derived
+        refused: dict[Returned, Exception] = {}
+        for slot in wanted:
+            error = self._attempt((slot,))
+            if isinstance(error, Exception):
+                self._refuse_sparse(error)
+                refused[slot] = _named(without_frames(error))
         for node in graph.nodes[start:]:  # of attempts that were given up
             node.impure = False
         sound = tuple(slot for slot in wanted if slot not in refused)
+        derived = self._attempt(sound) if sound else nothing
+        if isinstance(derived, Differentiated):
+            return replace(derived, refused=refused)
+        refusal = UnsupportedError(
+            "the backward of one result writes to what the backward of another has saved, so that they cannot be "
+            f"differentiated together ({derived}): this cannot be compiled yet. Compile with fallback='eager'."
+        )
+        return replace(nothing, refused=refused | dict.fromkeys(sound, refusal))
+
+    def _attempt(self, slots: Sequence[Returned]) -> Differentiated | Exception:
+        """Gradients of some of the targets, or what autograd said when it was asked for them."""
         try:
-            derived = self.differentiate(sound) if sound else Differentiated([None] * self.gradients)
-        except _NOT_AUTOGRADS:
+            return self.differentiate(slots)
+        except (ForegradError, Retrace):  # what says nothing about gradients
             raise
         except Exception as error:
-            refusal = UnsupportedError(
-                "the backward of one result writes to what the backward of another has saved, so that they cannot be "
-                f"differentiated together ({error}): this cannot be compiled yet. Compile with fallback='eager'."
-            )
-            return Differentiated([None] * self.gradients, refused=refused | dict.fromkeys(sound, refusal))
-        return replace(derived, refused=refused)
+            return error
 
     def _refuse_sparse(self, error: Exception) -> None:
         """How many elements a sparse tensor holds is data: an error about them need not be eager's."""
@@ -600,16 +596,14 @@ class Tape:
         known = self._freed.get(slots)
         if known is None:
             nodes = tape_nodes([self.targets[slot] for slot in slots])
-            known = self._freed[slots] = frozenset(node for node in nodes if self._is_freed(node))
+            freed = (node for node in nodes if node in self._written_views or frees_when_run(node))
+            known = self._freed[slots] = frozenset(freed)
         return known
 
-    def _is_freed(self, node: Any) -> bool:
-        return node in self._written_views or frees_when_run(node)
-
-    @cached_property
+    @property
     def frees_anything(self) -> bool:
         """Whether eager would refuse a second backward."""
-        return any(map(self._is_freed, tape_nodes(list(self.targets.values()))))
+        return bool(self.freed_by(tuple(self.targets)))
 
     def partial_backward(
         self, slots: Sequence[Returned], saved: Sequence[str], writes: Sequence[BackwardWrite]

@@ -14,7 +14,7 @@ from ..codegen.writer import Writer
 from ..joint.build import Joint
 from ..joint.outputs import ByGeometry, Number, Plain, Result, SameAsInput, ViewOfBase, ViewOfInput, ViewOfOutput
 from ..record.alias_groups import SharedMemory, Source, over_storage
-from ..slots import GradOf, Inner, Output, Primal, Returned, Slot, Updated
+from ..slots import GradOf, Inner, Output, Primal, Returned, Slot, Updated, outermost
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def write_inner_tensors(writer: Writer, joint: Joint, in_gradients: bool = False
 
 def lies_in_gradient(slot: Slot) -> bool:
     """Whether a tensor is a gradient from before the call, or in one."""
-    return lies_in_gradient(slot.of) if isinstance(slot, Inner) else isinstance(slot, GradOf)
+    return isinstance(outermost(slot), GradOf)
 
 
 def read_inner(writer: Writer, slot: Slot) -> str:
@@ -208,7 +208,7 @@ class InferenceCore:
         if wrappers is not None:
             freed = {*self._frees}
             inner = [slot for slot in wrappers.taken() if isinstance(slot, Inner) and slot not in kept]
-            self._frees += [slot for slot in inner if _outermost(slot) in freed]
+            self._frees += [slot for slot in inner if outermost(slot) in freed]
 
     def define(self, writer: Writer) -> None:
         """Nothing stands before the call."""
@@ -269,8 +269,3 @@ def _inputs_kept(joint: Joint) -> set[Primal]:
         if isinstance(result, (SameAsInput, ViewOfInput)):
             kept.add(result.input.slot)
     return kept
-
-
-def _outermost(slot: Slot) -> Slot:
-    """The wrapper in which a tensor lies."""
-    return _outermost(slot.of) if isinstance(slot, Inner) else slot
