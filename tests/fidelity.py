@@ -150,7 +150,7 @@ def run_twice(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any
     reason = None
     for _ in range(2):
         given, named = tree_map(
-            lambda leaf: engine.twin(leaf, Input("x"), dynamic=False) if isinstance(leaf, torch.Tensor) else leaf,
+            lambda leaf: engine.fake(leaf, Input("x"), dynamic=False) if isinstance(leaf, torch.Tensor) else leaf,
             (arguments, keywords),
         )
         try:

@@ -1,4 +1,4 @@
-"""The functional twin of an operator that writes."""
+"""The functional variant of an operator that writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ._torch import OpOverload
 from .ops import aten, op_info, written_arguments
 
-# Operators whose twin is not found by name.
+# Operators whose variant is not found by name.
 _BY_HAND: dict[OpOverload, OpOverload] = {
     aten.normal_.default: aten.normal_functional.default,
     aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
@@ -28,9 +28,9 @@ _BY_HAND: dict[OpOverload, OpOverload] = {
     aten.__irshift__.Tensor: aten.__rshift__.Tensor,
     aten.polygamma_.default: aten.polygamma.default,
 }
-# Where the twin takes its arguments in another order: positions of the writer's.
+# Where the variant takes its arguments in another order: positions of the writer's.
 REORDERED = {aten.polygamma_.default: (1, 0)}
-# Operators that compute in the dtype of the written tensor, where the twin would widen integers.
+# Operators that compute in the dtype of the written tensor, where the variant would widen integers.
 IN_OWN_DTYPE = frozenset({aten.cumsum_.default, aten.cumprod_.default})
 # Arguments that the functional operator takes for granted.
 _TAKEN_FOR_GRANTED = {aten.cudnn_batch_norm.default: frozenset({"training"})}
@@ -52,7 +52,7 @@ class Variant:
     op: OpOverload
     written: tuple[int, ...]  # positions of the written arguments in the writer's schema
     dropped: frozenset[str]  # arguments of the writer that the functional operator does not take (`out=`)
-    makes_tensor: bool  # `out=` of a factory: the twin must be told dtype and device
+    makes_tensor: bool  # `out=` of a factory: the variant must be told dtype and device
     defaults: tuple[tuple[int, Any], ...]  # positional defaults of the writer that the functional operator lacks
     returns: int  # how many values the functional operator gives
     pointwise: bool  # it computes each element from those at its place
@@ -126,7 +126,7 @@ def is_idle_batch_norm(op: OpOverload, args: Sequence[Any]) -> bool:
 
 
 def idle_arguments(op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What the twin of an idle batch norm is called with."""
+    """What the variant of an idle batch norm is called with."""
     flag = TRAINING_FLAG[op]
     return (*args[:flag], *args[flag + 1 :])
 
@@ -139,8 +139,8 @@ def call_of_variant(
 ) -> Call | None:
     """The functional operator that stands for a call of one that writes, and what it is called with."""
     if is_idle_batch_norm(op, args):
-        twin = IDLE_VARIANTS.get(op)
-        return None if twin is None else (twin, idle_arguments(op, args), kwargs)
+        idle = IDLE_VARIANTS.get(op)
+        return None if idle is None else (idle, idle_arguments(op, args), kwargs)
     variant = functional_variant(op)
     return None if variant is None else (variant.op, *variant_arguments(op, variant, args, kwargs, device_of))
 
@@ -152,7 +152,7 @@ def variant_arguments(
     kwargs: dict[str, Any],
     device_of: Callable[[Tensor], torch.device],
 ) -> tuple[list[Any], dict[str, Any]]:
-    """What the functional twin is called with, for a call of the operator that writes."""
+    """What the functional variant is called with, for a call of the operator that writes."""
     names = op_info(op).names
     given = [a for name, a in zip(names, args, strict=False) if name not in variant.dropped]
     named = {name: a for name, a in kwargs.items() if name not in variant.dropped}

@@ -62,7 +62,7 @@ SAVED_FOR_HIGHER_ORDERS: dict[Any, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ViewStep:
-    """One call of a view operator: its arguments behind the first, and which of several results was taken."""
+    """One call of a view operator: its arguments after the first, and which of several results was taken."""
 
     op: OpOverload
     args: tuple[Any, ...]

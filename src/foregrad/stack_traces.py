@@ -202,7 +202,7 @@ class Called:
         self.outer = outer
         self.module = weakref.ref(module)
         self._class = type(module).__module__, type(module).__qualname__  # which may be its own, and go with it
-        self.path = path  # in the outermost module, once somebody has asked
+        self.path = path  # in the outermost module, once it was asked for
         self._stack: dict[str, tuple[str, str]] | None = None
 
     def stack(self) -> dict[str, tuple[str, str]]:
@@ -275,7 +275,7 @@ class KnownOrigins:
             self._numbers.append(number)
 
     def find(self, number: int) -> Known:
-        """The operator that a node belongs to; some nodes are made behind it, as that of a write to a view."""
+        """The operator that a node belongs to; some nodes are made after it, as that of a write to a view."""
         known = self._by_number.get(number)
         if known is None and number < _NO_NUMBER:
             before = bisect_right(self._numbers, number)

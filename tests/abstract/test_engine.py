@@ -33,7 +33,7 @@ TENSORS = {
 def test_a_twin_has_the_metadata_of_the_real_tensor(name):
     """F-12"""
     real = TENSORS[name]()
-    twin = engine_for([], dynamic=False).twin(real, Input("args[0]"), dynamic=False)
+    twin = engine_for([], dynamic=False).fake(real, Input("args[0]"), dynamic=False)
     for fact in ("shape", "dtype", "device", "layout"):
         assert getattr(twin, fact) == getattr(real, fact)
     assert (twin.stride(), twin.storage_offset()) == (real.stride(), real.storage_offset())
@@ -43,21 +43,21 @@ def test_a_twin_has_the_metadata_of_the_real_tensor(name):
 
 def test_autograd_takes_no_twin_for_a_view():
     """Otherwise a write to a view of a leaf would be judged by the twin's base and not by the caller's."""
-    twin = engine_for([], dynamic=False).twin(plain(4)[1:], Input("args[0]"), dynamic=False)
+    twin = engine_for([], dynamic=False).fake(plain(4)[1:], Input("args[0]"), dynamic=False)
     assert not twin._is_view()
 
 
 def test_twins_of_one_storage_are_apart():
     """D-1, B-1"""
     engine, real = engine_for([], dynamic=False), plain(4)
-    one, other = (engine.twin(real, Input("args[0]"), dynamic=False) for _ in range(2))
+    one, other = (engine.fake(real, Input("args[0]"), dynamic=False) for _ in range(2))
     assert one.untyped_storage()._cdata != other.untyped_storage()._cdata
 
 
 def test_symbolic_sizes_are_shared_where_they_are_equal():
     """F-11"""
     engine = engine_for([], dynamic=True)
-    twin = engine.twin(plain(4, 4, 5), Input("args[0]"), dynamic=True)
+    twin = engine.fake(plain(4, 4, 5), Input("args[0]"), dynamic=True)
     a, b, c = twin.shape
     assert isinstance(a, torch.SymInt) and a.node.expr == b.node.expr != c.node.expr
 
@@ -136,7 +136,7 @@ def test_the_short_way_gives_what_the_real_operator_gives(op):
     """Meta kernels without FakeTensorMode's questions: size, stride, offset, dtype and device must be right."""
     engine, real = engine_for([], dynamic=False), SHORT_WAYS[op]()
     twins = [
-        engine.twin(value, Input("args[0]"), dynamic=False) if isinstance(value, torch.Tensor) else value
+        engine.fake(value, Input("args[0]"), dynamic=False) if isinstance(value, torch.Tensor) else value
         for value in real
     ]
     ours, expected = engine.run(op, (type(twins[0]),), tuple(twins), {}), op(*real)
@@ -148,7 +148,7 @@ def test_the_short_way_gives_what_the_real_operator_gives(op):
 def test_the_short_way_refuses_what_the_real_operator_refuses():
     """Z"""
     engine = engine_for([], dynamic=False)
-    a, b = (engine.twin(plain(2, 3), Input("args[0]"), dynamic=False) for _ in range(2))
+    a, b = (engine.fake(plain(2, 3), Input("args[0]"), dynamic=False) for _ in range(2))
     with pytest.raises(RuntimeError, match=r"2x3|\[2, 3\]"):
         engine.run(aten.mm.default, (type(a),), (a, b), {})
 

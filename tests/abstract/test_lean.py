@@ -205,7 +205,7 @@ def test_a_tensor_that_changes_its_shape_is_described_anew():
 
 def test_views_share_the_memory_and_not_the_counter_of_what_they_view():
     engine = LeanEngine(torch._subclasses.FakeTensorMode())
-    base = engine.twin(plain(4), Input("x"), dynamic=False)
+    base = engine.fake(plain(4), Input("x"), dynamic=False)
     for _ in range(2):
         view = engine.run(torch.ops.aten.slice.Tensor, (), (base, 0, 1, 3), {})
         assert view.untyped_storage()._cdata == base.untyped_storage()._cdata and view.storage_offset() == 1
@@ -281,6 +281,6 @@ def test_a_kernel_is_asked_about_each_layout_of_mixed_dtypes(second):
         arguments = [x, torch.ones(4), torch.zeros(4), *statistics]
         expected = torch.ops.aten.native_batch_norm(*arguments, True, 0.1, 1e-5)
         engine = LeanEngine(torch._subclasses.FakeTensorMode())
-        recorded = [engine.twin(tensor, Input("x"), False) for tensor in arguments]
+        recorded = [engine.fake(tensor, Input("x"), False) for tensor in arguments]
         found = engine.run(torch.ops.aten.native_batch_norm.default, (), (*recorded, True, 0.1, 1e-5), {})
         assert [(t.dtype, t.stride()) for t in found] == [(t.dtype, t.stride()) for t in expected]

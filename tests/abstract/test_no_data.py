@@ -40,7 +40,7 @@ def test_nothing_of_torch_ends_the_process(kind, engine):
 
 
 def abstract(of=None):
-    return LeanEngine(torch._subclasses.FakeTensorMode()).twin(plain(4) if of is None else of, Input("x"), False)
+    return LeanEngine(torch._subclasses.FakeTensorMode()).fake(plain(4) if of is None else of, Input("x"), False)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def engine():
 
 
 def twin(of, tensor):
-    return of.twin(tensor, Input("x"), dynamic=False)
+    return of.fake(tensor, Input("x"), dynamic=False)
 
 
 def storage(tensor):

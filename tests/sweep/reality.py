@@ -113,7 +113,7 @@ class Observer(TorchDispatchMode):
             if not isinstance(value, Tensor):
                 return value
             if id(value) not in twins:
-                twins[id(value)] = engine.twin(value, Input(f"x{len(twins)}"), dynamic=self._dynamic)
+                twins[id(value)] = engine.fake(value, Input(f"x{len(twins)}"), dynamic=self._dynamic)
             return twins[id(value)]
 
         given, named = tree_map(twin, (args, kwargs))

@@ -116,7 +116,7 @@ class Engine:
         """Whether a value is one of this engine's tensors."""
         return type(value) is FakeTensor or (is_wrapper(value) and all(map(self.is_abstract, leaves_of(value))))
 
-    def twin(self, real: Tensor, slot: Primal, dynamic: bool) -> Tensor:
+    def fake(self, real: Tensor, slot: Primal, dynamic: bool) -> Tensor:
         """An abstract tensor like `real`, in storage of its own, that autograd sees as a fresh leaf."""
         if type(real) is not Tensor and type(real) is not torch.nn.Parameter:
             require_traceable(real, str(slot))
@@ -139,11 +139,11 @@ class Engine:
             size, stride, offset = self.shape_env.create_symbolic_sizes_strides_storage_offset(
                 real, local_source(str(slot)), symbolic_context=symbolic_context(real)
             )
-        twin = self._strided(size, stride, offset, real.dtype, device)
+        fake = self._strided(size, stride, offset, real.dtype, device)
         if real.is_conj() or real.is_neg():
             with torch.no_grad(), self.mode:
-                twin = set_lazy_bits(twin, conj=real.is_conj(), neg=real.is_neg()).detach()  # no view
-        return twin
+                fake = set_lazy_bits(fake, conj=real.is_conj(), neg=real.is_neg()).detach()  # no view
+        return fake
 
     def symbol(self, value: int, slot: Primal) -> int | SymInt:
         """A symbolic integer that stands for an argument."""
@@ -222,9 +222,9 @@ class Engine:
         if offset != 0:
             reach = offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
             meta = torch.empty((reach,), dtype=dtype, device="meta").as_strided(size, stride, offset)
-        twin = make_fake(self.mode, meta, device)
-        self.withheld.add(twin)
-        return twin
+        fake = make_fake(self.mode, meta, device)
+        self.withheld.add(fake)
+        return fake
 
 
 def _with_storages_open(

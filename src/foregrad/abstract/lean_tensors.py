@@ -93,7 +93,7 @@ class LeanTensorFactory:
         self._attributes: dict[torch.device, dict[str, Any]] = {}  # of genuine tensors
         self._lean_attributes: dict[torch.device, dict[str, Any]] = {}
         self._made: list[weakref.ref[FakeTensor]] = []
-        self._memories: dict[int, Memory] = {}  # that somebody has asked for, by the address of the storage
+        self._memories: dict[int, Memory] = {}  # that were asked for, by the address of the storage
         self._left: list[torch.UntypedStorage] = []  # kept, so that their addresses stay their own
 
     def __deepcopy__(self, memo: Any) -> LeanTensorFactory:
@@ -161,7 +161,7 @@ class LeanTensorFactory:
             return self._around(_looking_at(self.memory_of(tensor).mirror, meta), meta)
 
     def shown(self, tensors: Sequence[FakeTensor]) -> list[Tensor]:
-        """Genuine tensors for many at once: one that nobody here shares its memory with needs no mirror.
+        """Genuine tensors for many at once: one that shares its memory with none of them needs no mirror.
 
         An input that the backward takes as well is shown as the same tensor there.
         """
@@ -276,7 +276,7 @@ def kept_by_objects(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def gate(dispatch: Run, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In front of a fake mode: it may be called by anybody who has a tensor of it."""
+    """In front of a fake mode: whatever has a tensor of it may call it."""
     lean = next(_lean_in((args, kwargs)), None)
     if lean is None:
         return dispatch(op, types, args, kwargs)

@@ -89,7 +89,7 @@ def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: b
 
 
 def _batch_norm_functional(x: Any, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Sizes | None:
-    """The functional twin gives new running statistics as well."""
+    """The functional variant gives new running statistics as well."""
     results = _batch_norm(x, weight, bias, mean, var, *rest)
     return None if results is None or mean is None or var is None else [*results, mean.size, var.size]
 

@@ -50,25 +50,25 @@ class SymbolicEngine(Engine):
     def _testimony(self, op: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Result | Several | None:
         """What an operator gives to tensors of these sizes, if the witness can tell."""
         witness = LeanEngine(new_fake_mode(None))
-        twins: list[FakeTensor] = []
+        fakes: list[FakeTensor] = []
 
-        def twin(value: Any) -> Any:
+        def fake(value: Any) -> Any:
             if isinstance(value, TensorMeta):
-                twins.append(witness.at(value))
-                return twins[-1]
+                fakes.append(witness.at(value))
+                return fakes[-1]
             if isinstance(value, dict):
-                return {name: twin(item) for name, item in value.items()}
-            return [twin(item) for item in value] if isinstance(value, list) else value
+                return {name: fake(item) for name, item in value.items()}
+            return [fake(item) for item in value] if isinstance(value, list) else value
 
         try:
-            seen = witness.run(op, (FakeTensor,), tuple(twin(args)), twin(kwargs))
+            seen = witness.run(op, (FakeTensor,), tuple(fake(args)), fake(kwargs))
         except ForegradError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError):
-            if mixture(op, [twin._foregrad_meta for twin in twins]) is not None:  # type: ignore[attr-defined]
+            if mixture(op, [fake._foregrad_meta for fake in fakes]) is not None:  # type: ignore[attr-defined]
                 raise  # FakeTensorMode did not
             return None  # the recorder asks eager about errors
-        return described(seen, twins, _meta_of)
+        return described(seen, fakes, _meta_of)
 
     def _made_anew(self, op: Any, out: Any, inferred: Any, real: Any, tensors: Sequence[FakeTensor]) -> Any:
         """What FakeTensorMode gave, with the results that lie otherwise in reality made anew."""

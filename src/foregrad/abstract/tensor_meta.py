@@ -145,7 +145,7 @@ def rows_in(table: Mapping[str, Any]) -> dict[str, Row]:
 def may_be_tried(op: OpOverload) -> bool:
     """Whether an operator can be run on tensors that stand in for its arguments: torch's own, without side effects.
 
-    The fake kernel of somebody's own operator is a contract that they have signed.
+    The fake kernel of a custom operator is its author's contract.
     """
     info = op_info(op)
     makes_something = any(result.alias_info is None for result in op._schema.returns)

@@ -53,7 +53,7 @@ class Tokens:
         return Chain(tuple(self._chains), tuple(head for head, _ in ends), tuple(end for _, end in ends))
 
     def call(self, walk: Walk, step: Step, effect: str) -> None:
-        """Run a step behind those of the same effect."""
+        """Run a step after those of the same effect."""
         _refuse_plain_results(step)
         slot = Token(effect, walk.graph.backward)
         head, token = self._chains.get(slot) or (self._head(walk, slot),) * 2

@@ -1,6 +1,6 @@
 """Operators that write to their arguments, one kind after another.
 
-Each is replaced by its functional twin, and the new values are stored in the written tensors.
+Each is replaced by its functional variant, and the new values are stored in the written tensors.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _idle_batch_norm(walk: Walk, step: Step) -> None:
     walk.results(walk.graph.call(twin, args, walk.kwargs(step.kwargs), step.out), step.out)
 
 
-# ------------------------------------------------------------------------------------------ functional twins
+# ------------------------------------------------------------------------------------------ functional variants
 def _by_variant(walk: Walk, step: Step, variant: Variant) -> None:
     targets = _really_written(step, written_arguments(step.op, step.args, step.kwargs))
     _refuse_reading_results(walk, step, variant.pointwise, targets)
@@ -299,7 +299,7 @@ def _abstract_results(walk: Walk, variant: Variant, args: list[Any], kwargs: dic
 
 
 def _twins_of(outs: Sequence[Any], walk: Walk, variant: Variant, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """The results of the functional twin: those of the operator, where they lie alike. They may be other kernels."""
+    """The results of the functional variant: those of the operator, where they lie alike. They may be other kernels."""
     named = {name: value for name, value in kwargs.items() if name != "generator"}
     with torch.no_grad():
         strides = walk.engine.strides(variant.op, tuple(walk.shape_now(a) for a in args), named)
@@ -316,7 +316,7 @@ _KEEPS_DTYPE: set[tuple[OpOverload, torch.dtype, tuple[type, ...]]] = set()
 
 # ----------------------------------------------------------------------------------------------- decompositions
 def _by_decomposition(walk: Walk, step: Step, computed: Sequence[Any]) -> None:
-    """The user's decomposition of the functional twin has computed the results: store them."""
+    """The user's decomposition of the functional variant has computed the results: store them."""
     targets = [] if is_idle_batch_norm(step.op, step.args) else written_arguments(step.op, step.args, step.kwargs)
     if targets:
         _refuse_reading_results(walk, step, "pointwise" in op_info(step.op).traits, targets)
@@ -359,7 +359,7 @@ def _own_value(walk: Walk, tensor: Tensor, taken: set[int]) -> Node:
 
 # -------------------------------------------------------------------------------------------- operators of users
 def _by_cloning(walk: Walk, step: Step) -> None:
-    """A custom operator: torch's own wrapper clones what it writes to, and returns the clones behind its results."""
+    """A custom operator: torch's own wrapper clones what it writes to, and returns the clones after its results."""
     names = [a.name for a in step.op._schema.arguments]
     given = {**dict(zip(names, step.args, strict=False)), **step.kwargs}
     for argument in step.op._schema.arguments:

@@ -84,10 +84,10 @@ IN_GRAPHS: dict[OpOverload, OpOverload] = {
 # results and something more:
 #
 # - `bernoulli_with_state.p(x, 0.5)` draws as usual, and also returns the state of the generator before it;
-# - `bernoulli_from_state.p(state, x, 0.5)` draws the same numbers again, and also returns the state behind them;
+# - `bernoulli_from_state.p(state, x, 0.5)` draws the same numbers again, and also returns the state after them;
 # - `bernoulli_at.p(seed, offset, x, 0.5)` draws what belongs to a seed and an offset, and also returns the next offset.
 #
-# The last two touch no generator that anybody else can see, so they may run where and as often as a partition wants.
+# The last two touch no generator that can be seen elsewhere, so they may run where and as often as a partition wants.
 _STATE_BYTES = {"cpu": torch.default_generator.get_state().numel()}
 _PHILOX_STATE_BYTES = 16  # a seed and an offset: every device but the CPU
 _WORDS = 624  # of the CPU generator, a Mersenne twister of 32-bit words
@@ -130,7 +130,7 @@ def with_state(op: OpOverload) -> OpOverload:
 
 @functools.cache
 def from_state(op: OpOverload) -> OpOverload:
-    """The operator that draws again from a state, and also returns the state behind the draw."""
+    """The operator that draws again from a state, and also returns the state after the draw."""
 
     def run(state: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         generator = torch.Generator(_device(args, kwargs))
@@ -168,7 +168,7 @@ def _define(
     shape: Callable[..., Any],
     tags: tuple[torch.Tag, ...] = (),
 ) -> OpOverload:
-    """Register an operator with the arguments of another behind some more, and one more result."""
+    """Register an operator with the arguments of another after some more, and one more result."""
     text = str(op._schema)
     arguments, returns = text[text.index("(") + 1 :].rsplit(") -> ", 1)
     if more:  # they say where the numbers come from, no generator does

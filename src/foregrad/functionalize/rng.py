@@ -53,7 +53,7 @@ class _Draw:
     node: Node
     op: OpOverload
     source: tuple[Node, Node] | None  # the seed and the offset that it drew from
-    state: Node | None = None  # of its generator before it, once somebody needs it
+    state: Node | None = None  # of its generator before it, once it is needed
 
 
 class Draws:
@@ -62,7 +62,7 @@ class Draws:
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
         self._made: dict[int, _Draw] = {}  # by their step's position
-        self._states_after: dict[int, Node] = {}  # behind replayed draws, by their step's position
+        self._states_after: dict[int, Node] = {}  # after replayed draws, by their step's position
         self._states_used: dict[int, Node] = {}  # by this backward, for replays of the draw at a position
         self.forward: RandomInputs | None = None
         self.backward: RandomInputs | None = None

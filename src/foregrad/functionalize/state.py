@@ -209,7 +209,7 @@ class Walk(abc.ABC):
         self._states[id(tensor)] = TensorState(Storage(self.graph.backward), node, self.shape_now(tensor))
 
     def lies_alone(self, state: TensorState) -> bool:
-        """Whether nobody else can look at the memory of a tensor: no input does, nor another tensor of the program."""
+        """Whether nothing else looks at the memory of a tensor: no input does, nor another tensor of the program."""
         others = (other for other in self._states.values() if other.storage is state.storage)
         return state.owner is None and all(other is state for other in others)
 

@@ -27,7 +27,7 @@ from ..subclasses.layout import is_wrapper
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """How a call finds a tensor that nobody passed: from one of the inputs that look at its memory."""
+    """How a call finds a tensor that was not passed: from one of the inputs that look at its memory."""
 
     member: Primal
     how: Literal["itself", "root", "flat"]

@@ -1,7 +1,7 @@
 """The user's objects on the tape of a recording: autograd's nodes lead to what a checkpoint runs again, to modules with
 hooks, to what custom functions have noted in `ctx`.
 
-The tape is kept as long as the program is, for backwards that somebody may ask for; the objects are not to live longer
+The tape is kept as long as the program is, for backwards that may be asked for; the objects are not to live longer
 for it. So they are taken off the tape once the program is recorded, and put back while a backward is recorded from it.
 Each call keeps them as eager's tape does: what a checkpoint runs again until backward has run, the rest as long as its
 results live.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -185,7 +186,7 @@ def is_start_node(node: Any) -> bool:
 
 
 def _as_inference_tensor(real: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """A twin is an inference tensor exactly if the real tensor is one."""
+    """A fake is an inference tensor exactly if the real tensor is one."""
     if real.is_inference() == torch.is_inference_mode_enabled():
         return contextlib.nullcontext()
     return torch.inference_mode(real.is_inference())
@@ -223,12 +224,13 @@ def fakify(engine: Engine, argument: Argument) -> RecordedInput:
         kept = is_plain(value) or is_backward_state(value)
         return RecordedInput(argument.slot, value if kept else Object(type(value).__qualname__))
     require_shape(value, argument.slot)
+    fake = functools.partial(engine.fake, value, argument.slot, argument.dynamic)
     if dispatch_mode_depth() or value.is_inference() != torch.is_inference_mode_enabled():
         with disable_modes(), _as_inference_tensor(value):
-            seen = engine.twin(value, argument.slot, argument.dynamic)
+            seen = fake()
     else:
-        seen = engine.twin(value, argument.slot, argument.dynamic)
-    seen, leaf = _as_leaf_or_not(value, seen, lambda: engine.twin(value, argument.slot, argument.dynamic))
+        seen = fake()
+    seen, leaf = _as_leaf_or_not(value, seen, fake)
     _copy_attributes(value, seen)
     return _recorded(argument.slot, value, seen, leaf)
 
@@ -237,7 +239,7 @@ def fakify_wrapper(argument: Argument, layout: Layout, inner: Sequence[RecordedI
     """A wrapper around what stands for the plain tensors in it. Autograd sees the wrapper only."""
     value = argument.value
 
-    def twin() -> Tensor:
+    def fake() -> Tensor:
         parts = [item.seen for item in inner]
         with torch.no_grad():
             built: Tensor = layout.build(parts)
@@ -251,7 +253,7 @@ def fakify_wrapper(argument: Argument, layout: Layout, inner: Sequence[RecordedI
         return built.requires_grad_(False) if built.requires_grad else built
 
     with disable_modes(), _as_inference_tensor(value):
-        seen, leaf = _as_leaf_or_not(value, twin(), twin)
+        seen, leaf = _as_leaf_or_not(value, fake(), fake)
     for name, attribute in vars(value).items():
         vars(seen).setdefault(name, attribute)
     return _recorded(argument.slot, value, seen, leaf, layout=layout, inner=tuple(inner))

@@ -49,7 +49,7 @@ class Registered:
 
     @property
     def is_there(self) -> bool:
-        """Whether nobody has taken it off since."""
+        """Whether it was not taken off since."""
         return self.handle.id in (self.handle.hooks_dict_ref() or {})
 
     @property
@@ -118,7 +118,7 @@ class Hooks:
 # ---------------------------------------------------------------------------------------------------------------------
 # Code of the user's that runs in a backward: custom functions, hooks, what a checkpoint runs again.
 #
-# Eager runs it when backward is called, and it finds Python's state as it is then. It is recorded behind the forward,
+# Eager runs it when backward is called, and it finds Python's state as it is then. It is recorded after the forward,
 # so what it reads is noted, and compared when the compiled backward runs.
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -156,7 +156,7 @@ class UserCode:
     def living_calls(self) -> list[Call]:
         """The calls, with those of their values that live on without them; the calls are forgotten.
 
-        What the backward itself has made and dropped is nothing that anybody could change.
+        What the backward itself has made and dropped cannot be changed by anything.
         """
         loose = [(c.code, c.namespace, {name: loosely(v) for name, v in c.values.items()}) for c in self.calls]
         self.calls.clear()

@@ -55,7 +55,7 @@ from .tape import INNER_BACKWARDS
 #
 # They must never meet the recording as they are: `buf.add_(x)` on a real `buf` would change the user's tensor, and
 # autograd would run into the user's own tape. This mode sees every torch call before autograd does and puts an
-# abstract twin in the place of each real tensor. A call that gives back a twin (an in-place operator does) gives back
+# fake in the place of each real tensor. A call that gives back a fake (an in-place operator does) gives back
 # the real tensor, so that `self.count += 1` assigns to the module what was there before. Properties that read no data
 # and give no tensor are answered by the real tensor itself.
 _TENSOR_PROPERTIES = frozenset(getattr(Tensor, name).__get__ for name in ("data", "T", "mT", "H", "mH", "real", "imag"))
@@ -132,7 +132,7 @@ class TensorAccess:
 
 
 class LiftedTensors(TorchFunctionMode):
-    """Replaces real tensors by their abstract twins before autograd sees them."""
+    """Replaces real tensors by their fakes before autograd sees them."""
 
     def __init__(
         self,
@@ -151,10 +151,10 @@ class LiftedTensors(TorchFunctionMode):
         self.hooks_left = HooksLeft()
         self.applies_functions = False  # custom ones, torch's own included
         self.reaches_into_tape = False  # the program may have put functions of its own into autograd's nodes
-        self.found_in_backward: set[int] = set()  # ids of twins of real tensors that were met since it began
+        self.found_in_backward: set[int] = set()  # ids of fakes of real tensors that were met since it began
         self._adopt = adopt  # makes a hidden input of a tensor that was not known before
         self._fakes: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}  # by id of the real tensor
-        self._lifted: dict[int, weakref.ref[Tensor]] = {}  # by id of the twin
+        self._lifted: dict[int, weakref.ref[Tensor]] = {}  # by id of the fake
         self._arguments: dict[int, Tensor] = {}  # the real tensors of the arguments, by id of what the program sees
 
     # What few programs need is made on first use.
@@ -182,7 +182,7 @@ class LiftedTensors(TorchFunctionMode):
             self.caches.finish()
 
     def register(self, real: Tensor, fake: Tensor) -> None:
-        """From now on `twin` stands for `real`."""
+        """From now on `fake` stands for `real`."""
         self._note(real, fake)
         self._lifted[id(fake)] = weakref.ref(real)
 
@@ -193,7 +193,7 @@ class LiftedTensors(TorchFunctionMode):
             self._fakes[id(real)] = weakref.ref(real), fake
 
     def _known_fake(self, real: Tensor) -> Tensor | None:
-        """The twin, unless the id belonged to a tensor that is gone."""
+        """The fake, unless the id belonged to a tensor that is gone."""
         known = self._fakes.get(id(real))
         return known[1] if known is not None and known[0]() is real else None
 
@@ -217,7 +217,7 @@ class LiftedTensors(TorchFunctionMode):
             yield from self.hooks.held
 
     def fake_of(self, real: Tensor) -> Tensor:
-        """The twin of a real tensor, adopted if it is met for the first time."""
+        """The fake of a real tensor, adopted if it is met for the first time."""
         fake = self._known_fake(real)
         if fake is None:
             fake = self._adopt(real)
@@ -425,7 +425,7 @@ class LiftedTensors(TorchFunctionMode):
         self._recorder.mutation_checks.note_detached(tensor)
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function with twins in the places of real tensors; a twin that comes back is the real tensor again."""
+        """Call a function with fakes in the places of real tensors; a fake that comes back is the real tensor again."""
         if func in _ATTENDS:
             self.access.attention.add(func)
         given, named = self._swap(args), {name: self._swap(value) for name, value in kwargs.items()}

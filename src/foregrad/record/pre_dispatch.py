@@ -33,7 +33,7 @@ class AboveAutograd(Recorder):
         self._inference = torch.is_inference_mode_enabled()
         self._made_with_grad: dict[int, bool] = {}  # storages of results, and whether gradients were on
         self._followed: set[int] = set()  # storages of inputs that require grad
-        self._of_leaves: set[int] = set()  # those among them that eager does not let anybody write to
+        self._of_leaves: set[int] = set()  # those among them that eager does not let be written
         self._detached: set[int] = set()  # storages at which autograd looks in two ways
 
     @contextlib.contextmanager

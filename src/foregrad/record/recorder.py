@@ -358,7 +358,7 @@ class Recorder(TorchDispatchMode):
         return NotImplemented
 
     def _by_variant(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any] | None:
-        """What an operator that writes would write, by the user's decomposition of its functional twin."""
+        """What an operator that writes would write, by the user's decomposition of its functional variant."""
         call = call_of_variant(op, args, kwargs, self.engine.device_of)
         decomposition = None if call is None else self._decompositions.get(call[0])
         if call is None or decomposition is None:

@@ -54,7 +54,7 @@ class ScriptObjects:
         return self._states[key]
 
     def _tensor(self, real: Tensor) -> Tensor:
-        self._held.append(self._engine.twin(real, FreeTensor("state of a script object"), dynamic=False))
+        self._held.append(self._engine.fake(real, FreeTensor("state of a script object"), dynamic=False))
         return self._held[-1]
 
     def rewind(self, steps: Sequence[Step]) -> None:

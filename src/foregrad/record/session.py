@@ -532,7 +532,7 @@ class Session:
         return None if self._backward_guards is None else self._backward_guards.read_by(code)
 
     def _edges(self, targets: Sequence[Tensor]) -> list[tuple[Any, Any]]:
-        """The edges of the tape behind targets; of those that were asked for last they are known."""
+        """The edges of the tape that lead from targets; of those that were asked for last they are known."""
         nodes = [target.grad_fn for target in targets]
         if nodes != self._last_nodes:
             self._last_nodes, self._last_edges = nodes, list(tape_edges(targets))

@@ -120,7 +120,7 @@ def _counted(tensors: list[Any]) -> list[tuple[Tensor, int]]:
     tensors.append(object())
     references = list(map(sys.getrefcount, tensors))
     tensors.pop()
-    alone = references.pop()  # how many there are to an object that nobody else holds
+    alone = references.pop()  # how many there are to an object that nothing else holds
     pairs = zip(tensors, references, strict=True)
     return [(t, count - alone - (count > alone and held_by_cpp(t))) for t, count in pairs]
 
@@ -158,7 +158,7 @@ def _held_by_inputs(recording: Recorded) -> Iterator[Any]:
 
 
 def _held_inside(values: tuple[Any, ...]) -> Iterator[Any]:
-    """What containers hold, and they themselves, except for those that somebody else holds as well."""
+    """What containers hold, and they themselves, except for those that something else holds as well."""
     yield from values
     edges = Counter(chain(map(id, values), map(id, values)))  # from where they were found, and from `values`
     pending = deque({id(value): value for value in values if _may_hold(value)}.values())
@@ -184,7 +184,7 @@ def _may_hold(value: Any) -> bool:
 
 
 def held_by_frames(error: BaseException | None) -> Iterator[Any]:
-    """What the frames hold through which an error came: nobody will run them again."""
+    """What the frames hold through which an error came: they will not run again."""
     for one in errors_behind(error):
         step = one.__traceback__
         while step is not None:
@@ -251,19 +251,19 @@ class _Search:
 
 
 def _is_own(value: Any) -> bool:
-    """Whether an object is of a class of this package: a recording and its parts, which are nobody else's."""
+    """Whether an object is of a class of this package: a recording and its parts."""
     return str(type(value).__module__).startswith(_PACKAGE)
 
 
 # ---------------------------------------------------------------------------------------------- in a backward
 class References:
-    """How many references there were to the tensors of a recording, before a backward was recorded behind it."""
+    """How many references there were to the tensors of a recording, before a backward was recorded after it."""
 
     def __init__(self, recording: Recorded) -> None:
         self._recording = recording
         self._start = len(recording.steps)
         self._before = {id(tensor): count for tensor, count in _counted(_made_by(recording))}
-        self.results: tuple[Any, ...] = ()  # of the backward: nobody else may hold them yet
+        self.results: tuple[Any, ...] = ()  # of the backward: nothing else may hold them yet
 
     def suspects(self) -> list[Tensor]:
         """Tensors with more references than then, and than the backward accounts for."""
@@ -276,7 +276,7 @@ class References:
 
 # ----------------------------------------------------------------------------------------------- left behind
 class LeftBehind(FakeTensor):
-    """What becomes of the tensors of a recording that has failed: nobody can take them for anything."""
+    """What becomes of the tensors of a recording that has failed: every use of them raises."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

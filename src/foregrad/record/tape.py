@@ -43,7 +43,7 @@ def edges_from(pending: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def node_of(tensor: Tensor) -> Any:
-    """The node that made a tensor, if there is one; autograd does not speak of views that were written behind it."""
+    """The node that made a tensor, if there is one; autograd does not speak of views whose base was written since."""
     try:
         return tensor.grad_fn
     except RuntimeError:
@@ -137,7 +137,7 @@ def with_added(
         for i, (leaf, gradient) in enumerate(zip(leaves, before, strict=True)):
             added = leaf.grad if leaf.is_leaf else None
             if added is gradient or not (engine.is_abstract(leaf) or engine.is_abstract(added)):
-                continue  # the last is another thread's doing, to a tensor that is no twin
+                continue  # the last is another thread's doing, to a tensor that is no fake
             leaf.grad = gradient
             if gradient is not None or not engine.is_abstract(leaf):
                 raise UnsupportedError(

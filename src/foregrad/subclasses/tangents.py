@@ -88,7 +88,7 @@ class ExpectedTangent:
 
 
 def _takes_type(convert: Callable[..., Any]) -> bool:
-    """Whether the method has the newer form, with the expected type behind the context."""
+    """Whether the method has the newer form, with the expected type after the context."""
     try:
         parameters: Sequence[inspect.Parameter] = list(inspect.signature(convert).parameters.values())
     except (TypeError, ValueError):
