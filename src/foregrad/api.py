@@ -81,8 +81,8 @@ def aot_function(
     >>> f.specializations
     [<training program: 3 operators, 1 inputs>]
 
-    Nothing is recorded before the first call. A call whose facts differ (shapes, dtypes, grad mode, Python values, ...)
-    gets a program of its own.
+    Nothing is recorded before the first call. A call with different shapes, dtypes, grad mode or Python values is
+    compiled separately.
 
     Args:
         fn: any function of tensors and Python values, nested in containers.
@@ -249,7 +249,7 @@ def _with_module_methods(
 
 
 def capture(fn_or_module: Callable[..., Any], *args: Any, **kwargs: Any) -> Capture:
-    """Record a program and give its joint graph and facts, without compiling anything.
+    """Record a program and give its joint graph and metadata, without compiling anything.
 
     >>> import torch, foregrad
     >>> print(foregrad.capture(lambda x: x.sin(), torch.zeros(2, requires_grad=True)))

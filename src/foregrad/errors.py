@@ -78,7 +78,7 @@ class PartitionError(ForegradError, AssertionError):
 
 
 class BudgetError(ForegradError, RuntimeError):
-    """A memory budget out of range, or a way to meet it that nobody knows."""
+    """A memory budget out of range, or an unknown way to meet it."""
 
 
 class InfeasibleBudgetError(BudgetError):

@@ -130,7 +130,7 @@ def is_unchanged(now: Any, before: Any) -> bool:
     """
     if now is before:
         return True
-    if type(before) is types.MethodType:  # which Python makes anew each time that somebody asks for it
+    if type(before) is types.MethodType:  # which Python makes anew each time that it is asked for
         return type(now) is types.MethodType and now.__self__ is before.__self__ and now.__func__ is before.__func__
     return is_plain(before) and same_value(now, before)
 

@@ -166,7 +166,7 @@ def _objects_of(calls: Iterable[Call]) -> Iterator[Any]:
 
 
 def _checks(around: FreeVariables, root: types.FunctionType) -> Iterator[Callable[[], bool]]:
-    own = set(map(id, root.__closure__ or ()))  # which hold everything, and nobody assigns
+    own = set(map(id, root.__closure__ or ()))  # which hold everything, and are never assigned
     for source, value in around.plain:
         if id(source.owner) not in own:
             yield _comparing(source, Remembered(value).equals)

@@ -75,7 +75,7 @@ class Capture:
 
     @property
     def example_inputs(self) -> tuple[Any, ...]:
-        """Abstract values for the graph's primals and tangents, and for seeds and offsets behind them."""
+        """Abstract values for the graph's primals and tangents, and for seeds and offsets after them."""
         joint = self.joint
         return to_fake_tensors((list(joint.primal_values), list(joint.tangent_values), *joint.random.values))
 
@@ -96,7 +96,7 @@ class Capture:
 
 
 def show_joint(joint: Joint) -> str:
-    """The facts about a program as a person wants to read them."""
+    """A program's inputs and outputs, to be read."""
     signature = joint.signature
     lines = [f"{'training' if joint.is_training else 'inference'} program, {joint.op_count} operators"]
     lines += [f"  input   {slot}" for slot in signature.tokens]

@@ -82,7 +82,7 @@ _PREPARES_ONE = frozenset(
 
 
 def methods_of(kind: type) -> list[tuple[str, types.FunctionType, Use]]:
-    """The functions of a class, and who calls them: somebody who names them, or Python and torch by themselves.
+    """The functions of a class, and what calls them: code that names them, or Python and torch by themselves.
 
     What a module does to be moved, loaded or printed (`to`, `float`, `train`) is a part of programs that name it.
     """
@@ -105,7 +105,7 @@ def methods_of(kind: type) -> list[tuple[str, types.FunctionType, Use]]:
 
 
 def _behind(member: Any) -> Any:
-    """The function behind a descriptor of Python's own; no code of the user's runs."""
+    """The function in a descriptor of Python's own; no code of the user's runs."""
     kind = type(member)
     if issubclass(kind, (staticmethod, classmethod)):
         return member.__func__
@@ -402,7 +402,7 @@ class CodeThatRan(Scope):
         return frozenset().union(*(names_in(code).attributes for code in filter(_is_users, self.code.values())))
 
     def reads(self, kind: type) -> Container[str] | None:
-        """What the user's code has read, or methods of the library's classes behind a class."""
+        """What the user's code has read, or methods of the library's classes that a class derives from."""
         if self.reads_everything:
             return None
         if kind not in self._named:

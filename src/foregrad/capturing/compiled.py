@@ -1,4 +1,4 @@
-"""The callable that users get: it keeps one program for each set of facts, and finds the right one for a call."""
+"""The callable that users get: a call with different shapes, dtypes, flags or Python values is compiled separately."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ log = logging.getLogger("foregrad")
 
 
 class Specialization:
-    """One compiled program of a callable, for one set of facts about its arguments."""
+    """One compiled program of a callable, for the calls that pass its guards."""
 
     def __init__(self, program: Program, lifetime: Lifetime) -> None:
         self._program = program
@@ -56,7 +56,7 @@ class Specialization:
 
     @property
     def metadata(self) -> ViewAndMutationMeta:
-        """The facts about inputs and outputs."""
+        """What the inputs and outputs are."""
         return self._program.metadata
 
     @property
@@ -105,7 +105,7 @@ class Specialization:
 
 
 class Compiled:
-    """A function compiled for every set of facts that it was called with.
+    """A function that is compiled when it is called, once for all calls that pass the same guards.
 
     `specializations` lists its programs, in the order in which they were compiled.
     """

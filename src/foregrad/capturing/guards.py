@@ -1,4 +1,4 @@
-"""Guards: the checks that let a call reach a program only if its facts are those of the recording (F-2).
+"""Guards: the checks that let a call reach a program only if all that the recording relied on still holds (F-2).
 
 The checks are written out in front of the program's own lines, in the same function: a call takes its arguments
 apart, looks at the global state and the Python values, and checks all tensors in one call into C++.

@@ -102,7 +102,7 @@ class Lifetime:
 # ---------------------------------------------------------------------------------------------------------------------
 # The kinds of Python objects that hold state: how each is read, put back, and written to.
 #
-# One table serves everybody who deals with the user's objects: the walk over what a program can reach, the guards on
+# One table serves all that deals with the user's objects: the walk over what a program can reach, the guards on
 # it, and the snapshot that undoes what a recording did. An object may be of several kinds: a subclass of `list` has
 # items and attributes. One that is of no kind cannot be followed, and a program that reaches it is refused.
 #
@@ -634,7 +634,7 @@ OPAQUE: tuple[type, ...] = (
 )
 """Objects whose state is not looked into, on purpose; those of some modules of torch come on top."""
 
-_IN_MEMORY = (io.StringIO, io.BytesIO)  # files that nobody but the program can see
+_IN_MEMORY = (io.StringIO, io.BytesIO)  # files that only the program can see
 _OPAQUE_MODULES = (
     *("torch._", "torch.cuda.", "torch.distributed.", "torch.fx.", "torch.jit.", "torch.library.", "torch.utils."),
     *("foregrad.", "typing."),
@@ -697,7 +697,7 @@ def _hides_state(kind: type, base: type) -> bool:
 # ---------------------------------------------------------------------------------------------------------------------
 # What functions with an `lru_cache` remember, before a recording and after it.
 #
-# Nobody can ask such a function what it remembers, nor make it forget one result. But the dict behind it can be found
+# Such a function neither tells what it remembers nor forgets one result. But the dict that it looks up can be found
 # as the garbage collector finds it, and a key that is gone from there is a call that was never made.
 class CacheBefore:
     """The calls that a cached function remembers, as it was."""

@@ -133,7 +133,7 @@ def still_holds(table: Mapping[Any, Any], before: Mapping[Any, Any]) -> bool:
 
 
 class ModuleGuard:
-    """Facts about the modules that a program called, and a fast way to see that they still hold."""
+    """What a program relies on in the modules that it called, and a fast way to see that it still holds."""
 
     def __init__(self, modules: Sequence[ModuleParts], lifetime: Lifetime) -> None:
         self._lifetime = lifetime

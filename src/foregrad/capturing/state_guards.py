@@ -74,7 +74,7 @@ def _parts_of(value: Any) -> list[Any]:
     """What an object was made of that never changes."""
     if is_a(value, tuple):
         return list(tuple.__iter__(value))
-    if type(value) is types.MethodType:  # which may be made anew whenever somebody asks for it
+    if type(value) is types.MethodType:  # which may be made anew whenever it is asked for
         return [value.__self__, value.__func__]
     return [value.__name__] if is_a(value, _OF_A_CLASS) else list(ACCESSOR.read(value).values())
 

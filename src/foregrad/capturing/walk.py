@@ -290,7 +290,7 @@ class Walk(FreeVariables):
                 self._enter_namespace(module, name)
 
     def _look_at_all_globals(self, namespace: dict[str, Any]) -> None:
-        """A namespace that is read by names which nobody knows."""
+        """A namespace that is read by names which stand nowhere."""
         if id(namespace) not in self._seen:
             self._seen[id(namespace)] = namespace
             self._guard(StateGuard.add_table, namespace)
@@ -611,7 +611,7 @@ def _reads_namespace(namespace: dict[str, Any], names: Names) -> bool:
 
 
 def _is_used_up(value: Any) -> bool:
-    """Whether reading takes something out of an object that nobody can put back: iterators and queues."""
+    """Whether reading takes something out of an object that cannot be put back: iterators and queues."""
     return hasattr(type(value), "__next__") or hasattr(type(value), "get_nowait")
 
 

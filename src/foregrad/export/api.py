@@ -287,7 +287,7 @@ def _aot_export_function(
     pre_dispatch: bool = False,
     kwargs: dict[str, Any] | None = None,
 ) -> tuple[fx.GraphModule, ViewAndMutationMeta, Any, Any]:
-    """The graph of a function, the facts about it, and the trees of (args, kwargs) and of its result (X-11).
+    """The graph of a function, the metadata of it, and the trees of (args, kwargs) and of its result (X-11).
 
     With `no_tangents` the one result that requires grad, a single number, is differentiated with seed 1.
     """

@@ -41,7 +41,7 @@ def to_exported_program(exported: ExportedGraph) -> Any:
 
     Its results are those of the module. Where the graph has gradients, it returns (result, gradients by name); where it
     has offsets of random numbers, it takes seeds and offsets as keyword arguments and returns the new ones by name,
-    right behind the result.
+    right after the result.
     """
     from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
 
@@ -94,7 +94,7 @@ def _example(exported: ExportedGraph) -> Any:
 
 
 def _lifted(exported: ExportedGraph, specs: ExportGraphSignature) -> tuple[fx.GraphModule, dict[str, Any]]:
-    """A copy of the graph in which constants are inputs, behind the buffers; `specs` follow."""
+    """A copy of the graph in which constants are inputs, after the buffers; `specs` follow."""
     source = exported.graph_module
     graph = fx.Graph()
     copied: dict[fx.Node, Any] = {}

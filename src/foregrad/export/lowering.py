@@ -155,11 +155,11 @@ def refuse_written_shape(slot: Primal, new: Tensor | None, old: Tensor) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# From a captured program to one flat graph that anybody can run: every input and output has its name in a signature.
+# From a captured program to one flat graph that runs anywhere: every input and output has its name in a signature.
 #
 # The capture's joint graph takes what the run time finds convenient. Here its inputs are put into the order of export,
 # tensors that the program found by itself become constants, the tangent of the loss becomes a one, and what the
-# backward does comes right behind the forward.
+# backward does comes right after the forward.
 S = TypeVar("S", bound=Named)
 
 

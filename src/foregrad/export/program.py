@@ -115,7 +115,7 @@ class Exported(ExportedGraph):
 
     Calling it runs it on its state as the module would have run: new values of buffers are kept. A training step
     returns its result and the gradients by name; those of user inputs have the names of their nodes. A program with
-    functional random numbers takes seeds and offsets by keyword, and returns the new offsets right behind its result.
+    functional random numbers takes seeds and offsets by keyword, and returns the new offsets right after its result.
     """
 
     @cached_property

@@ -122,7 +122,7 @@ class GraphSignature:
         written = meta.mutated_inp_runtime_indices
         tokens_in, tokens_out = _cut(inputs, len(meta.tokens)), _cut(outputs, len(meta.tokens))
         state = [*named_parameters, *named_buffers]
-        places = [*inputs]  # what the indices of the facts count
+        places = [*inputs]  # what the indices of the metadata count
         parameters, buffers = _cut(inputs, len(named_parameters)), _cut(inputs, len(named_buffers))
         users = _cut(inputs, num_user_inputs)
         updates = _cut(outputs, len(written))
@@ -173,7 +173,7 @@ def _gradients(signature: BackwardSignature) -> list[str]:
 # The signature of an exported program, place by place (G-5 to G-10).
 #
 # Two lists of specs are the truth: one for each input and one for each output of the graph. Everything else is derived
-# from them when somebody asks.
+# from them when it is asked for.
 _ARGUMENTS = (TensorArgument, SymIntArgument, ConstantArgument, CustomObjArgument, TokenArgument)
 
 
