@@ -118,7 +118,7 @@ class Writer:
         self._counts: dict[str, int] = {}
         self._bound: dict[int, str] = {}
         self._rows: dict[Any, Item] = {}
-        self._if_read: dict[int, list[tuple[Any, str, int]]] = {}  # slots that get a variable only if somebody asks
+        self._if_read: dict[int, list[tuple[Any, str, int]]] = {}  # slots that get a variable only if it is asked for
 
     def line(self, text: str = "") -> None:
         """Write one line at the current depth."""
@@ -129,7 +129,7 @@ class Writer:
         self._if_read.setdefault(len(self._lines), []).append((slot, text, self._indent))
 
     def row(self, slots: Sequence[Slot], hint: str, text: str) -> None:
-        """A line that gives many slots one variable; those that are asked for get their own behind it."""
+        """A line that gives many slots one variable; those that are asked for get their own after it."""
         row = PackedArgs(self.fresh(hint), len(slots))
         self.line(f"{row.name} = {text}")
         for slot, item in zip(slots, row.items(), strict=True):
@@ -150,13 +150,13 @@ class Writer:
         if star <= _MOST_BEFORE_A_STAR:
             self.line(f"{unpack(names)} = {text}")
             return
-        whole, behind = self.fresh("values"), names[star + 1 :]
-        end = f"len({whole}) - {len(behind)}" if behind else ""
+        whole, after = self.fresh("values"), names[star + 1 :]
+        end = f"len({whole}) - {len(after)}" if after else ""
         self.line(f"{whole} = [*{text}]")
         self.line(f"{unpack(names[:star])} = {whole}[:{star}]")
         self.line(f"{names[star].removeprefix('*')} = {whole}[{star}:{end}]")
-        if behind:
-            self.line(f"{unpack(behind)} = {whole}[-{len(behind)}:]")
+        if after:
+            self.line(f"{unpack(after)} = {whole}[-{len(after)}:]")
         self.line(f"del {whole}")
 
     @contextlib.contextmanager
@@ -283,7 +283,7 @@ def grad_mode(writer: Writer, wanted: bool, now: bool) -> contextlib.AbstractCon
 # A stage writes lines on the way in and on the way out. Stages nest: the first of the list is the outermost. A concern
 # that a program does not have adds no stage, and so no line.
 class Stage:
-    """One concern: what it writes before the inner stages, and what behind them; by default nothing."""
+    """One concern: what it writes before the inner stages, and what after them; by default nothing."""
 
     def enter(self, writer: Writer) -> None:
         """Lines on the way in."""

@@ -1,4 +1,4 @@
-"""Graph modules: the flat graph run as it is, and `torch.fx` for a compiler or a user who looks at it."""
+"""Graphs as modules of `torch.fx`: run as they are, converted when they are looked at, and read back."""
 
 from __future__ import annotations
 
@@ -19,67 +19,78 @@ from ..stack_traces import show_stack
 from .graph import Graph, GraphOutput, Node, get_constant, map_nodes, nodes_in
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What `torch.fx` nodes tell about their tensors in `tensor_meta`, beside the abstract value itself.
-_LAST = {4: ((0, 2, 3, 1), torch.channels_last), 5: ((0, 2, 3, 4, 1), torch.channels_last_3d)}
+# Modules whose `torch.fx` graph is made when it is looked at.
+#
+# A compiler that only runs the graph never asks for its nodes, and Foregrad itself reads its own form. Once the
+# `torch.fx` graph was looked at it may have been edited, so from then on it is what counts.
+WORTH_COMPILING = 12  # calls: by then interpreting the graph has taken about as long as compiling its code does
 
 
-def tensor_meta(value: Any) -> Any:
-    """The metadata of a tensor, or of those in a list or tuple.
+class LazyModule(LazyGraphModule):
+    """A graph module that has no `torch.fx` graph until its `graph` is asked for.
 
-    >>> tensor_meta(torch.ones(2, 3)).stride
-    (3, 1)
+    Its code is generated when it is first called, by torch only if the graph was looked at.
     """
-    if isinstance(value, Tensor):
-        return _metadata(value)
-    return type(value)(map(tensor_meta, value)) if type(value) in (list, tuple) else None
 
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(torch.nn.Module(), fx.Graph())
+        self._foregrad_constants: dict[Node, str] = {}  # names of attributes, by their nodes
+        for node in graph.nodes:
+            if node.op is get_constant:
+                kind = "tensor" if isinstance(node.args[0], torch.Tensor) else "object"
+                name = f"_{kind}_constant{len(self._foregrad_constants)}"
+                self._foregrad_constants[node] = name
+                setattr(self, name, node.args[0])
+        self._foregrad_calls = 0
+        self._foregrad_code: Callable[..., Any] | None = None
+        self._foregrad_flat: Graph | None = graph
 
-def _metadata(tensor: Tensor) -> TensorMetadata:
-    facts = tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
-    try:
-        return _known(*facts)
-    except TypeError:  # symbols cannot be looked up
-        return _made(*facts)
+    @property
+    def _graph(self) -> fx.Graph:
+        members = vars(self)
+        flat = members.get("_foregrad_flat")
+        if flat is not None:
+            graph = _fx_graph(flat, members["_foregrad_constants"])
+            graph.owning_module = self
+            self._graph = graph
+        found: fx.Graph = members["_graph"]
+        return found
 
+    @_graph.setter
+    def _graph(self, graph: fx.Graph) -> None:
+        members = vars(self)
+        members["_graph"] = graph
+        for name in ("_foregrad_flat", "_foregrad_code", "_foregrad_constants"):
+            members.pop(name, None)
 
-def _made(size: Any, stride: Any, dtype: torch.dtype, requires_grad: bool) -> TensorMetadata:
-    return TensorMetadata(size, dtype, requires_grad, stride, _memory_format(size, stride), dtype in _QUANTIZED, {})
+    def __deepcopy__(self, memo: Any) -> Any:
+        assert self.graph is not None  # made by being asked for
+        return super().__deepcopy__(memo)
 
+    def _lazy_forward(self, *args: Any, **kwargs: Any) -> Any:
+        members = vars(self)
+        flat = members.get("_foregrad_flat")
+        if flat is None or kwargs:
+            self.real_recompile()
+            return self.forward(*args, **kwargs)  # hooks of the user's on all modules are not meant for graphs
+        code = members["_foregrad_code"]
+        if code is not None:
+            return code(self, *args)
+        names = members["_foregrad_constants"]
+        if self._foregrad_calls < WORTH_COMPILING:
+            self._foregrad_calls += 1
+            return run_flat(flat, self, names, args)
+        code = members["_foregrad_code"] = compile_flat(flat, names)
+        return code(self, *args)
 
-_known = functools.lru_cache(maxsize=4096)(_made)  # a model has few shapes, and many tensors
-_QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
-
-
-def _memory_format(size: Sequence[Any], stride: Sequence[Any]) -> torch.memory_format | None:
-    if _is_dense(size, stride, range(len(size))):
-        return torch.contiguous_format
-    order, layout = _LAST.get(len(size), ((), None))
-    return layout if order and _is_dense(size, stride, order) else None
-
-
-def _is_dense(size: Sequence[Any], stride: Sequence[Any], order: Sequence[int]) -> bool:
-    """Whether dimensions follow each other in memory in an order; those of size one may lie anywhere."""
-    expected: Any = 1
-    for dim in reversed(order):
-        if not _same(size[dim], 1):
-            if not _same(stride[dim], expected):
-                return False
-            expected = expected * size[dim]
-    return True
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether numbers are equal as they stand: symbols are compared without a guard."""
-    if isinstance(one, int) and isinstance(other, int):
-        return one == other
-    return str(one) == str(other)
+    forward = _lazy_forward
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Python code straight from the flat graph: one line for each operator, and values dropped after their last use.
+# Python code straight from the graph: one line for each operator, and values dropped after their last use.
 #
-# `torch.fx` writes code that a person can read, and Python takes long to compile it. While nobody has looked at a
-# graph there is nobody to read its code.
+# `torch.fx` writes code that a person can read, and Python takes long to compile it. Before the graph is looked at, its
+# code is not read either.
 _LITERALS = frozenset({int, bool, type(None), str})
 
 
@@ -165,75 +176,7 @@ def _last_uses(graph: Graph) -> list[list[Node]]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Graph modules whose `torch.fx` graph is made when somebody looks at it.
-#
-# A compiler that only runs the graph never asks for its nodes, and Foregrad itself reads the flat form. Once the graph
-# was looked at it may have been edited, so from then on it is what counts.
-WORTH_COMPILING = 12  # calls: by then interpreting the graph has taken about as long as compiling its code does
-
-
-class LazyModule(LazyGraphModule):
-    """A graph module that is a flat graph until its `graph` is asked for.
-
-    Its code is generated when it is first called, by torch only if the graph was looked at.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        super().__init__(torch.nn.Module(), fx.Graph())
-        self._foregrad_constants: dict[Node, str] = {}  # names of attributes, by their nodes
-        for node in graph.nodes:
-            if node.op is get_constant:
-                kind = "tensor" if isinstance(node.args[0], torch.Tensor) else "object"
-                name = f"_{kind}_constant{len(self._foregrad_constants)}"
-                self._foregrad_constants[node] = name
-                setattr(self, name, node.args[0])
-        self._foregrad_calls = 0
-        self._foregrad_code: Callable[..., Any] | None = None
-        self._foregrad_flat: Graph | None = graph
-
-    @property
-    def _graph(self) -> fx.Graph:
-        members = vars(self)
-        flat = members.get("_foregrad_flat")
-        if flat is not None:
-            graph = _fx_graph(flat, members["_foregrad_constants"])
-            graph.owning_module = self
-            self._graph = graph
-        found: fx.Graph = members["_graph"]
-        return found
-
-    @_graph.setter
-    def _graph(self, graph: fx.Graph) -> None:
-        members = vars(self)
-        members["_graph"] = graph
-        for name in ("_foregrad_flat", "_foregrad_code", "_foregrad_constants"):
-            members.pop(name, None)
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        assert self.graph is not None  # made by being asked for
-        return super().__deepcopy__(memo)
-
-    def _lazy_forward(self, *args: Any, **kwargs: Any) -> Any:
-        members = vars(self)
-        flat = members.get("_foregrad_flat")
-        if flat is None or kwargs:
-            self.real_recompile()
-            return self.forward(*args, **kwargs)  # hooks of the user's on all modules are not meant for graphs
-        code = members["_foregrad_code"]
-        if code is not None:
-            return code(self, *args)
-        names = members["_foregrad_constants"]
-        if self._foregrad_calls < WORTH_COMPILING:
-            self._foregrad_calls += 1
-            return run_flat(flat, self, names, args)
-        code = members["_foregrad_code"] = compile_flat(flat, names)
-        return code(self, *args)
-
-    forward = _lazy_forward
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Between the graph and `torch.fx`, the form that users and compilers see.
+# To `torch.fx`, the form that users and compilers see.
 def to_fx(graph: Graph) -> fx.GraphModule:
     """A graph module. Its `torch.fx` graph is made when it is looked at, its code when it is first called."""
     return LazyModule(graph)
@@ -288,7 +231,7 @@ _SAID = ("custom", "torch_fn", "source_fn_stack", "from_node")  # of what a prog
 
 
 def _tell_origin(node: Node, meta: dict[str, Any]) -> None:
-    """Where a node comes from; one that was written behind the program has the line of what it is computed from."""
+    """Where a node comes from; one that was added after the program has the line of what it is computed from."""
     source = node if node.stack else _first_with_line(node)
     if source.stack:
         meta["stack_trace"] = show_stack(source.stack)
@@ -324,8 +267,67 @@ def _first_with_line(node: Node) -> Node:
     return node
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# What `torch.fx` nodes tell about their tensors in `tensor_meta`, beside the abstract value itself.
+_LAST = {4: ((0, 2, 3, 1), torch.channels_last), 5: ((0, 2, 3, 4, 1), torch.channels_last_3d)}
+
+
+def tensor_meta(value: Any) -> Any:
+    """The metadata of a tensor, or of those in a list or tuple.
+
+    >>> tensor_meta(torch.ones(2, 3)).stride
+    (3, 1)
+    """
+    if isinstance(value, Tensor):
+        return _metadata(value)
+    return type(value)(map(tensor_meta, value)) if type(value) in (list, tuple) else None
+
+
+def _metadata(tensor: Tensor) -> TensorMetadata:
+    key = tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
+    try:
+        return _known(*key)
+    except TypeError:  # symbols cannot be looked up
+        return _made(*key)
+
+
+def _made(size: Any, stride: Any, dtype: torch.dtype, requires_grad: bool) -> TensorMetadata:
+    return TensorMetadata(size, dtype, requires_grad, stride, _memory_format(size, stride), dtype in _QUANTIZED, {})
+
+
+_known = functools.lru_cache(maxsize=4096)(_made)  # a model has few shapes, and many tensors
+_QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+
+
+def _memory_format(size: Sequence[Any], stride: Sequence[Any]) -> torch.memory_format | None:
+    if _is_dense(size, stride, range(len(size))):
+        return torch.contiguous_format
+    order, layout = _LAST.get(len(size), ((), None))
+    return layout if order and _is_dense(size, stride, order) else None
+
+
+def _is_dense(size: Sequence[Any], stride: Sequence[Any], order: Sequence[int]) -> bool:
+    """Whether dimensions follow each other in memory in an order; those of size one may lie anywhere."""
+    expected: Any = 1
+    for dim in reversed(order):
+        if not _same(size[dim], 1):
+            if not _same(stride[dim], expected):
+                return False
+            expected = expected * size[dim]
+    return True
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether numbers are equal as they stand: symbols are compared without a guard."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    return str(one) == str(other)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From `torch.fx`: graphs that a partitioner is given, or gives back.
 def joint_from_fx(module: fx.GraphModule, num_fwd_outputs: int) -> Graph:
-    """A joint graph of somebody else's, of whose flat outputs so many belong to the forward."""
+    """A foreign joint graph, of whose flat outputs so many belong to the forward."""
     count = len(module.graph.output_node().args[0])  # type: ignore[arg-type]
     if not 0 <= num_fwd_outputs <= count:
         raise PartitionError(
@@ -379,7 +381,7 @@ def saved_slot(node: Node) -> Slot:
 
 
 def _slot_by_name(placeholder: fx.Node, index: int) -> Slot:
-    """In a graph of somebody else's, the name of a placeholder says what it takes."""
+    """What a placeholder of a foreign graph takes: its name says it."""
     name = placeholder.name
     in_backward = "tangents" in name
     if "token" in placeholder.meta:

@@ -309,8 +309,8 @@ def live_nodes(
 ) -> list[Node]:
     """Dead code elimination: what the outputs need, and what must run anyway.
 
-    Sizes of the inputs stay: a partitioner may need to save them. So does what the forward runs and nobody reads, if
-    it `may_refuse` what it is given.
+    Sizes of the inputs stay: a partitioner may need to save them. So does what the forward runs although nothing reads
+    it, if it `may_refuse` what it is given.
     """
     live: set[Node] = set()
     pending = [node for node in outputs if node is not None]

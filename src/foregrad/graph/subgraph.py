@@ -11,12 +11,12 @@ from .graph import Graph, GraphBuilder, GraphOutput, Node, map_nodes, name_nodes
 
 
 def impure_since(graph: GraphBuilder, start: int) -> list[Node]:
-    """What was written into the graph from a place on and runs whether anybody reads it or not."""
+    """What was written into the graph from a place on and runs whether it is read or not."""
     return [node for node in graph.nodes[start:] if node.impure]
 
 
 def between(graph: GraphBuilder, given: Sequence[Node], wanted: Sequence[Node]) -> list[Node]:
-    """What computes the wanted nodes from the given ones, each behind what it reads."""
+    """What computes the wanted nodes from the given ones, each after what it reads."""
     nodes = _needed(given, wanted)
     if any(node.impure for node in nodes):  # in the order of the recording: draws must not change places
         place = {node: i for i, node in enumerate(graph.nodes)}

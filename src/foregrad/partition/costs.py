@@ -18,7 +18,7 @@ from ..graph.graph import Node
 from ..ops import Kind, op_info
 
 UNKNOWN = 10**15
-"""FLOPs of an operator that nobody knows: more than anybody would recompute."""
+"""FLOPs of an unknown operator: too many to recompute it."""
 
 
 def bytes_of(value: Any) -> int:

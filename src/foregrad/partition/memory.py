@@ -85,7 +85,7 @@ def _looks_at_argument(op: OpOverload, node: Node) -> bool:
 # ---------------------------------------------------------------------------------------------------------------------
 # How much memory a graph keeps alive while it runs: every storage, from the operator that makes it to its last use.
 #
-# A graph is run as compilers run it: a value is dropped behind its last use, inputs included (they come in a list that
+# A graph is run as compilers run it: a value is dropped after its last use, inputs included (they come in a list that
 # the callee empties), and what is returned lives to the end. What the caller holds anyway (parameters, other inputs of
 # the program) counts as nothing.
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Model:
         self._find_sides()
         self._find_reads()
         self._find_costs(farthest)
-        self.relevant: Any = None  # what a cut decides about, once somebody asks
+        self.relevant: Any = None  # what a cut decides about, once it is asked for
 
     def numbers(self, values: Iterable[Any]) -> list[int]:
         """The numbers of the nodes among values."""

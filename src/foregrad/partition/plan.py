@@ -91,7 +91,7 @@ class Plan:
     # -------------------------------------------------------------------------------------------------- orders
     @cached_property
     def forward_order(self) -> list[int]:
-        """As recorded; what the backward would have done comes right behind what it reads."""
+        """As recorded; what the backward would have done comes right after what it reads."""
         return self._in_order(self.model.ancestors([*self.model.early, *self.crossing]))
 
     def _in_order(self, wanted: set[int]) -> list[int]:

@@ -184,7 +184,7 @@ def within(frontier: Frontier, budget: float) -> Plan:
 
 
 def check_budgets(options: Config) -> None:
-    """Refuse budgets out of range, and names that nobody knows."""
+    """Refuse budgets out of range, and unknown names."""
     budget, fraction = options.memory_budget, options.activation_memory_budget
     if budget is not None:
         wrong = isinstance(budget, bool) or not isinstance(budget, (int, float)) or budget < 0

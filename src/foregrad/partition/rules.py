@@ -18,7 +18,7 @@ from ..ops import Kind, op_info
 # ---------------------------------------------------------------------------------------------------------------------
 # What may be computed twice: one predicate, which no budget and no option lifts.
 #
-# The forward runs an operator once. If the backward runs it again, it must see the same values and nobody must notice.
+# The forward runs an operator once. If the backward runs it again, it must see the same values, unnoticed.
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem", "_dtensor")
 
 MARKED = "marked to be saved"

@@ -39,7 +39,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled program: its graphs, its facts, its code."""
+    """A compiled program: its graphs, its metadata, its code."""
 
     joint: Joint
     config: AOTConfig
@@ -53,7 +53,7 @@ class Program:
 
     @cached_property
     def metadata(self) -> ViewAndMutationMeta:
-        """The facts about inputs and outputs, put together when somebody looks at them."""
+        """What is known about inputs and outputs, put together when it is asked for."""
         sizes = None if self.backward is None else self.backward.saved_sizes
         return describe(self.joint, self.config, sizes, self.deterministic)
 
@@ -65,7 +65,7 @@ class Program:
 
 @dataclass(frozen=True)
 class _Compiled:
-    """The graphs of a program behind what runs them."""
+    """The graphs of a program, and what runs them."""
 
     core: InferenceCore | TrainingCore
     forward: fx.GraphModule

@@ -194,7 +194,7 @@ class TrainingCore:
     def _differentiable(self, writer: Writer, slot: Returned) -> str:
         """Autograd must not take a result for a view of something inside the graph.
 
-        It lets nobody write to views that an operator of the user's makes, such as this one: what it is to lock is one.
+        It refuses writes to views that an operator of the user's makes, such as this one: what it is to lock is one.
         """
         name = self._returned[slot]
         if self._is_locked(slot):
@@ -363,7 +363,7 @@ class TrainingCore:
 
     # ---------------------------------------------------------------------------------------------- call
     def write(self, writer: Writer, inputs: Sequence[Primal]) -> None:
-        """The call of the operator, or of the bare forward graph where nobody asks for gradients."""
+        """The call of the operator, or of the bare forward graph where gradients are off."""
         joint = self._joint
         enabled = joint.recording.grad_enabled
         if self._guarded and enabled:

@@ -407,7 +407,7 @@ class Backward:
                 refuse_single_gradients()
 
     def without_added(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Gradients without those that a reentrant checkpoint adds to `.grad` by itself: nobody else gets them."""
+        """Gradients without those that a reentrant checkpoint adds to `.grad` by itself: they go nowhere else."""
         kept = [recorded.slot in self._tape.reached for recorded in self._tape.primals]
         kept += [True] * (len(gradients) - len(kept))
         return [gradient if keep else None for gradient, keep in zip(gradients, kept, strict=True)]

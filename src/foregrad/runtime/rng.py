@@ -1,6 +1,6 @@
 """Seeds and offsets around graphs that draw, under `functionalize_rng_ops`.
 
-A graph gets the seed and the offset of a generator behind its inputs, and gives the next offset. The lines that pass
+A graph gets the seed and the offset of a generator after its inputs, and gives the next offset. The lines that pass
 them stand right around the graph, in a function of the generated code, so that nothing outside of it knows.
 """
 
@@ -29,7 +29,7 @@ _SIGN = 1 << 63
 class GeneratorState:
     """The generator of a device as a seed and an offset.
 
-    A generator that counts (CUDA) gives its own, and is moved to the offset behind the draws. The CPU's cannot be moved
+    A generator that counts (CUDA) gives its own, and is moved to the offset after the draws. The CPU's cannot be moved
     to a place: each call that draws takes a new seed from it, which moves it on.
 
     >>> torch.manual_seed(0)

@@ -37,8 +37,8 @@ from ..subclasses.layout import Wrapped, is_jagged, leaves_of
 # Errors of autograd's about what a compiled program has saved, in autograd's words and with the program's name.
 #
 # A program is one function to autograd, and saves what its backward reads for all of its results at once. Eager frees
-# and checks node by node: it may have kept what is gone here, and may not look at what was written. Nobody can tell
-# when a backward is refused, so the error is always Foregrad's own, of the class that eager would raise.
+# and checks node by node: it may have kept what is gone here, and may not look at what was written. When a backward
+# is refused that is not known, so the error is always Foregrad's own, of the class that eager would raise.
 SECOND_TIME = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
     "been freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
@@ -306,7 +306,7 @@ class SavedTensors:
         return bool(self.tensors) and not self.frees
 
     def described(self, order: int) -> list[SavedValue]:
-        """The tensors, for somebody who asks."""
+        """The tensors, as a user sees them."""
         return [_described(node, order) for node in self.tensors]
 
     # ------------------------------------------------------------------------------------ for the whole backward
@@ -614,8 +614,8 @@ def _updated(joint: Joint, kept: set[str]) -> dict[int, int]:
 def _saved_read_by_tangents(graph: Graph, saved: int, count: int) -> list[frozenset[int]]:
     """For each tangent of a backward graph, which of the saved values it is combined with on its way.
 
-    What comes from another tangent is only added to it. Values that nobody reads here are for higher orders, and those
-    behind a gradient that no tangent reaches (zeros of a saved size) may belong to any of them.
+    What comes from another tangent is only added to it. Values that are not read here are for higher orders, and those
+    of a gradient that no tangent reaches (zeros of a saved size) may belong to any of them.
     """
     inputs = graph.inputs[: saved + count]
     used = {item for node in graph.nodes for item in node.inputs()} | set(nodes_in(graph.results))

@@ -140,7 +140,7 @@ def _is_as_wanted(
 
 
 def _give(writer: Writer, shapes: Iterable[tuple[Layout | None, bool]], more: bool) -> None:
-    """The return of results, some of which are wrapped, some of which nobody looks at, and perhaps of what follows."""
+    """The return of results, some wrapped and some not looked at, and perhaps of what follows."""
     results: list[str] = []
     position = 0
     for layout, needed in shapes:

@@ -1,4 +1,4 @@
-"""Tangents as the backward was recorded for them: those that arrive are fitted, the others have a stand-in."""
+"""Tangents as the backward was recorded for them: those that arrive are fitted, the others are made up."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RecordedTangents:
         return permuted(recorded.stride())(tangent)
 
     def missing_tangent(self, index: int) -> Tensor:
-        """Something in the place of a tangent that did not arrive: nobody reads it, but it has its shape."""
+        """Something in the place of a tangent that did not arrive: it is not read, but has its shape."""
         recorded = self.tensors[index]
         if is_wrapper(recorded):
             unread: Tensor = layout_of(recorded).build([self._empty(leaf) for leaf in leaves_of(recorded)])
