@@ -582,7 +582,7 @@ class Changes(NamedTuple):
         def those(holds: Callable[[InputFacts], object]) -> frozenset[Primal]:
             return frozenset(facts.recorded.slot for facts in joint.inputs if holds(facts))
 
-        in_backward = [write.of for write in joint.backward_writes if not isinstance(write.of, Tangent)]
+        in_backward = [write.of for write in joint.backward.writes if not isinstance(write.of, Tangent)]
         return cls(
             written=those(lambda facts: facts.data_changed).union(in_backward),
             refitted=those(lambda facts: isinstance(facts.place, Resized)),

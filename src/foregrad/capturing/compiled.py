@@ -207,7 +207,7 @@ class Compiled:
             return capture_call(self._function, args, kwargs, self._module, self.config, again)
         try:
             capture = capture_call(self._function, args, kwargs, self._module, self.config, again)
-            if not any(map(is_about_symbols, capture.joint.backward_errors.values())):
+            if not any(map(is_about_symbols, capture.joint.backward.refused.values())):
                 return capture
         except Exception as error:  # one that is not about symbols comes again with fixed numbers
             log.debug("recording with symbolic sizes failed, fixed ones are tried: %s", error)

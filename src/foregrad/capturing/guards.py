@@ -364,7 +364,7 @@ class GuardedEntry:
         """What is done to one input shows in those whose memory, or whose version counter, it shares."""
         changed = any(facts.data_changed or facts.version_change or facts.made_to_require_grad for facts in tensors)
         plain = [facts for facts in tensors if facts.recorded.layout is None]
-        if len(plain) > 1 and (changed or self.shared or self.joint.backward_writes):
+        if len(plain) > 1 and (changed or self.shared or self.joint.backward.writes):
             pattern = sharing_pattern([self._real(facts) for facts in plain])
             listed = writer.listed(facts.recorded.slot for facts in plain)
             found = f"{writer.bind(sharing_pattern, 'sharing_pattern')}({tuple_of(listed)})"

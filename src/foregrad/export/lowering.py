@@ -62,7 +62,7 @@ def refuse_what_is_lost(capture: Capture, joint: bool) -> None:
     for facts in program.inputs:
         if isinstance(owner_of(facts.recorded.slot), FreeTensor):
             _refuse_hidden(facts, joint)
-    for name, error in program.backward_errors.items():
+    for name, error in program.backward.refused.items():
         assert isinstance(name, Output)
         raise error
     if joint:
@@ -102,7 +102,7 @@ def _refuse_effects(capture: Capture) -> None:
             )
         if isinstance(effect, Moved):
             raise ExportError(f"Found an input that received a metadata mutation, {effect.input}, by set_.")
-    for write in program.backward_writes:
+    for write in program.backward.writes:
         if write.reshapes or not isinstance(write.of, (Param, Buffer, Input)):
             raise ExportError(f"the backward changes {write.of}, which an exported graph cannot tell.")
     if program.hooks:
@@ -353,7 +353,7 @@ class _Lowering:
                 (output,) = effect.outputs  # a buffer
                 refuse_written_shape(slot, joint.outputs.tensors[output], self._recorded[slot].seen)
                 new |= new_values(self._recorded[slot], self._returned(Output(output)))
-        new |= {write.of: write.new for write in joint.backward_writes if isinstance(write.of, (Param, Buffer, Input))}
+        new |= {write.of: write.new for write in joint.backward.writes if isinstance(write.of, (Param, Buffer, Input))}
         return new
 
     def _gradients(self) -> Iterable[tuple[Named, Node]]:

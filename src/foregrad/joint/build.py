@@ -22,7 +22,6 @@ from ..graph.graph import Graph, GraphBuilder, GraphOutput, Node, live_nodes, na
 from ..ops import Kind, aten, op_info
 from ..options import AOTConfig
 from ..record.fakify import RecordedInput
-from ..record.hooks import BackwardState
 from ..record.recording import Recording
 from ..record.tape import tape_edges
 from ..slots import (
@@ -41,8 +40,8 @@ from ..slots import (
     ViewRoot,
     belongs_to_backward,
 )
-from ..subclasses.layout import Layout, Wrapped, spread, wrappers_in
-from .differentiate import BackwardWrite, Differentiated, Tape, copy_seen_constants, outputs_for, targets_of, value_of
+from ..subclasses.layout import Wrapped, spread, wrappers_in
+from .differentiate import Differentiated, Tape, copy_seen_constants, outputs_for, targets_of, value_of
 from .hooks import HookEffect, HookEffects
 from .inputs import InputFacts, Reshaped, Resized, StorageReplaced, WrittenBack, WrittenInGraph, input_facts, is_stale
 from .outputs import Constant, Number, OutputClassifier, OutputFacts, SameAsInput
@@ -166,13 +165,9 @@ class Joint:
     inner_results: tuple[InnerResult, ...]  # whose gradients are not whole outside
     primal_nodes: tuple[Node | Wrapped, ...]  # what stands for the primals in the graph
     returned_nodes: tuple[Any, ...]  # what the forward returns, without tokens
-    grad_layouts: tuple[Layout | None, ...]  # of gradients that are wrapper subclasses
-    backward_errors: dict[Returned, Exception]  # what autograd said when it was asked for the gradients of these
-    backward_state: BackwardState | None  # that code of the user's has read while the backward was recorded
-    emptied: frozenset[int]  # selective checkpoints that the backward runs through
-    backward_writes: tuple[BackwardWrite, ...]  # to what the caller holds; their values follow the gradients
     grad_mode_after: bool | None  # set if the program changed it for its caller
     autocast_after: AutocastState | None  # likewise
+    backward: Differentiated  # what else its backward does
     random: RandomFacts  # what the graph takes and gives under `functionalize_rng_ops`
     recording: Recording
     tape: Tape
@@ -209,7 +204,7 @@ class Joint:
     def has_wrappers(self) -> bool:
         """Whether wrapper subclasses take part."""
         values = (*self.primal_nodes, *self.returned_nodes)
-        return any(isinstance(v, Wrapped) for v in values) or any(self.grad_layouts) or self.tape.has_wrappers
+        return any(isinstance(v, Wrapped) for v in values) or any(self.backward.layouts) or self.tape.has_wrappers
 
     @property
     def is_training(self) -> bool:
@@ -270,13 +265,9 @@ def build_joint(
         inner_results=inner_results(outputs, hidden.paths, targets, recording.hooks.inside),
         primal_nodes=primal_nodes,
         returned_nodes=tuple(forward.values()),
-        grad_layouts=derived.layouts,
-        backward_errors=derived.refused,
-        backward_state=derived.state,
-        emptied=derived.emptied,
-        backward_writes=derived.writes,
         grad_mode_after=_if_changed(recording.grad_enabled, recording.after.grad_enabled),
         autocast_after=_if_changed(recording.before.autocast, recording.after.autocast),
+        backward=derived,
         random=random,
         recording=recording,
         tape=tape,

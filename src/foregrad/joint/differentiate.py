@@ -330,6 +330,11 @@ class Differentiated:
         ]
 
     @property
+    def is_checked(self) -> bool:
+        """Whether autograd finds what it wrote changed, when it is asked again."""
+        return any(write.checked for write in self.writes)
+
+    @property
     def layouts(self) -> tuple[Layout | None, ...]:
         """How each gradient is put together, where it is a wrapper subclass."""
         return tuple(g.layout if isinstance(g, Wrapped) else None for g in self.gradients)
@@ -348,10 +353,7 @@ class PartialBackward:
 
     graph: Graph
     saved: tuple[int, ...]
-    layouts: tuple[Layout | None, ...]  # of gradients that are wrapper subclasses
-    checked: bool  # autograd finds what it wrote changed, when it is asked again
-    state: BackwardState | None  # that code of the user's has read in it
-    emptied: frozenset[int]  # selective checkpoints that it runs through
+    backward: Differentiated  # what else it does
 
 
 def refuse_late_inputs(backward: RecordedBackward) -> None:
@@ -632,8 +634,7 @@ class Tape:
         used = [i for i, node in enumerate(given) if node in read]
         name_nodes([*given, *nodes], [node.name for node in (*graph.placeholders, *graph.nodes) if node.name])
         excerpt = Graph([*(given[i] for i in used), *tangents], nodes, outputs)
-        checked = any(write.checked for write in derived.writes)
-        return PartialBackward(excerpt, tuple(used), derived.layouts, checked, derived.state, derived.emptied)
+        return PartialBackward(excerpt, tuple(used), derived)
 
     def named(self, names: Sequence[str]) -> list[Node]:
         """The nodes that stand for saved values, by the names that they have in the graph of this order."""

@@ -33,12 +33,9 @@ class HigherOrderGraph:
     tangents: tuple[int, ...]  # which of the tensors in the tangents
     results: tuple[int, ...]  # which gradients it returns; the others are None
     layouts: tuple[Layout | None, ...]  # of those that are wrapper subclasses
-    gradient_layouts: tuple[Layout | None, ...]  # and of the gradients of these gradients
-    refused: dict[Returned, Exception]
-    state: BackwardState | None  # that code of the user's has read in this backward, and
-    backward_state: BackwardState | None  # in its own
-    emptied: frozenset[int]  # selective checkpoints that this backward runs through, and
-    backward_emptied: frozenset[int]  # its own
+    backward: Differentiated  # the gradients of these gradients
+    state: BackwardState | None  # that code of the user's has read in this backward
+    emptied: frozenset[int]  # selective checkpoints that this backward runs through
 
 
 def next_order(
@@ -146,12 +143,9 @@ def _with_its_gradients(
         tangents=tuple(used_tangents),
         results=positions,
         layouts=layouts,
-        gradient_layouts=derived.layouts,
-        refused=derived.refused,
+        backward=derived,
         state=backward.state,
-        backward_state=derived.state,
         emptied=backward.emptied,
-        backward_emptied=derived.emptied,
     )
 
 

@@ -170,19 +170,7 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
     install(checked(compiled, "forward", forward.graph, install))
     slots = [output.slot for output in forward.graph.outputs]
     saved_strides = strides and [strides[i] for i, slot in enumerate(slots) if isinstance(slot, Saved)]
-    runner = Backward(
-        saved,
-        backward,
-        config,
-        deterministic_enabled(),
-        Orders,
-        saved_strides,
-        joint.backward_writes,
-        joint.backward_errors,
-        joint.grad_layouts,
-        joint.backward_state,
-        joint.emptied,
-    )
+    runner = Backward(saved, backward, joint.backward, config, Orders, saved_strides)
     name = _around_backward(joint, writer, "backward_graph", backward.graph, len(saved.names))
     runner.install(lambda compiled: writer.rebind(name, compiled))
     core = TrainingCore(joint, runner, entry.guarded, autocast)

@@ -135,10 +135,10 @@ class TrainingCore:
 
     def _save(self, writer: Writer) -> None:
         """All saved tensors go through autograd's own store: version checks, hooks and freeing work as in eager."""
-        if self._joint.backward_writes:
+        if self._joint.backward.writes:
             primals = zip(self._input_names, self._joint.primals, strict=True)
             places: dict[Any, str] = {facts.recorded.slot: name for name, facts in primals}
-            held = [places.get(write.of, "None") for write in self._joint.backward_writes]
+            held = [places.get(write.of, "None") for write in self._joint.backward.writes]
             writer.line(f"ctx.live = {tuple_of(held)}")
         detached = self._detached(writer)
         wrappers = [self._input_names[n] for n in self._saved.wrapped_inputs]
@@ -183,7 +183,7 @@ class TrainingCore:
             writer.line(f"ctx.borrowed = {writer.bind(borrowed.for_results, 'borrowed')}()")
             writer.line(f"ctx.checkpointed = {writer.bind(borrowed.for_backward, 'checkpointed')}()")
         writer.line("ctx.set_materialize_grads(False)")
-        if self._joint.backward_errors:
+        if self._joint.backward.refused:
             writer.line(f"ctx.hooked = {writer.bind(saved_hooks_are_on, 'saved_hooks_are_on')}()")
 
     @property
@@ -238,7 +238,7 @@ class TrainingCore:
 
     # ------------------------------------------------------------------------------------------ backward
     def _write_backward(self, writer: Writer) -> None:
-        errors = self._joint.backward_errors
+        errors = self._joint.backward.refused
         with writer.block(f"def backward(ctx, {', '.join([*self._tangents, *self._anchors])}):"):
             for name, slot in zip(self._tangents, self._targets, strict=True):
                 if slot in errors:
@@ -293,7 +293,7 @@ class TrainingCore:
     def _take_arguments(self, writer: Writer) -> None:
         """Put tangents into the layout of the recording, and saved values into the list that the graph may empty."""
         joint, saved = self._joint, self._saved
-        if joint.backward_writes:
+        if joint.backward.writes:
             writer.line(f"given = {tuple_of(self._tangents)}")
         for name, (slot, value) in zip(self._tangents, joint.tape.tangents.items(), strict=True):
             if not is_wrapper(value):  # those are looked at where they are taken apart
@@ -331,7 +331,7 @@ class TrainingCore:
     def _run_graph(self, writer: Writer) -> None:
         """Call the backward graph, and return its gradients."""
         joint = self._joint
-        if joint.emptied:
+        if joint.backward.emptied:
             writer.line(f"{writer.bind(self._backward.run_once, 'run_once')}(ctx)")
         writer.line("g = backward_graph(graph_inputs)")
         if joint.recording.session.borrowed:
@@ -339,14 +339,14 @@ class TrainingCore:
         if joint.tape.holds_checkpoints:
             only = writer.bind(self._backward.without_added, "without_added")
             writer.line(f"if single_gradients_asked(): g = {only}(g)")
-        if joint.backward_writes:
+        if joint.backward.writes:
             write = writer.bind(self._backward.writing.carry_out, "carry_out_writes")
             writer.line(f"{write}(ctx, g, given)")
         through, count = self._saved.through, len(joint.primals)
-        if self._all_through and not joint.backward_writes and len(through) == count:
+        if self._all_through and not joint.backward.writes and len(through) == count:
             writer.line("return tuple(g)")
             return
-        gradients = PackedArgs("g", count + len(joint.backward_writes)).items()
+        gradients = PackedArgs("g", count + len(joint.backward.writes)).items()
         picked = ", ".join(spread([gradients[i] for i in through])) or "None"
         writer.line(f"return ({self._lead}{picked},)")
 

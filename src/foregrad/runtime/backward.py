@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from .._torch import (
     any_autocast_enabled,
     autocast_off,
     autocast_state,
+    deterministic_enabled,
     garbage_collection_paused,
     is_version_error,
     keeps_graph,
@@ -27,13 +28,12 @@ from .._torch import (
 )
 from ..errors import BackwardError, UnsupportedError
 from ..graph.graph import Graph
-from ..joint.differentiate import BackwardWrite, Tape
+from ..joint.differentiate import Differentiated, Tape
 from ..locks import Lock
 from ..options import AOTConfig
 from ..record.hooks import BackwardState
 from ..record.retrace import LateInputs, Retrace
 from ..slots import Primal, Returned, Tangent
-from ..subclasses.layout import Layout
 from .compilers import (
     Boxed,
     CompilerInput,
@@ -65,21 +65,17 @@ from .tangents import RecordedTangents
 class WritesOfBackward:
     """Carries out the writes of a backward; those to inputs go to the tensors in `ctx.live`."""
 
-    def __init__(self, tape: Tape, writes: Sequence[BackwardWrite]) -> None:
+    def __init__(self, tape: Tape, derived: Differentiated) -> None:
         self._tape = tape
-        self.writes = writes
-
-    @property
-    def are_checked(self) -> bool:
-        """Whether autograd finds what is written changed, when it is asked again."""
-        return any(write.checked for write in self.writes)
+        self.writes = derived.writes
+        self._are_checked = derived.is_checked
 
     def carry_out(
         self, ctx: Any, results: Sequence[Any], tangents: Sequence[Tensor | None], checked: bool | None = None
     ) -> None:
         """Write to inputs and tangents what the backward writes to them."""
         new_values = results[self._tape.gradients : self._tape.gradients + len(self.writes)]
-        if self.are_checked and getattr(ctx, "has_written", False):
+        if self._are_checked and getattr(ctx, "has_written", False):
             _refuse_second_time(checked)
         if any(new is not None or write.reshapes for write, new in zip(self.writes, new_values, strict=True)):
             ctx.has_written = True
@@ -171,10 +167,7 @@ class _Graph:
     given: CompilerInput
     run: Boxed
     saved: Sequence[int]
-    layouts: Sequence[Layout | None]  # of gradients that are wrapper subclasses
-    checked: bool  # autograd finds what it wrote changed, when it is asked again
-    state: BackwardState | None  # that code of the user's has read while it was recorded
-    emptied: frozenset[int]  # selective checkpoints that it runs through
+    derived: Differentiated  # what it does beside giving gradients
 
 
 def _holds(state: BackwardState | None) -> bool:
@@ -188,30 +181,21 @@ class Backward:
         self,
         saved: SavedTensors,
         given: CompilerInput,
+        derived: Differentiated,
         config: AOTConfig,
-        deterministic: bool,
         higher_orders: Callable[[SavedTensors, AOTConfig, Lock], HigherOrders],
         strides: Sequence[Any] | None = None,
-        writes: Sequence[BackwardWrite] = (),
-        refused: Mapping[Returned, Exception] | None = None,
-        layouts: Sequence[Layout | None] = (),
-        state: BackwardState | None = None,
-        emptied: frozenset[int] = frozenset(),
     ) -> None:
-        """`strides` are those of the saved tensors, as the forward's compiler reported them, `layouts` those of
-        gradients that are wrapper subclasses, `state` is what code of the user's has read in it, and `emptied` the
-        selective checkpoints that it runs through."""
+        """`strides` are those of the saved tensors, as the forward's compiler reported them."""
         self.saved = saved
-        self.deterministic = deterministic
-        self.state = state
-        self.writing = WritesOfBackward(saved.tape, writes)
-        self._emptied = emptied
+        self.deterministic = deterministic_enabled()
+        self.state = derived.state
+        self.writing = WritesOfBackward(saved.tape, derived)
+        self._derived = derived
         self._given = given
         self._tape = saved.tape
         self._strides = strides
-        self._layouts = layouts
         self._config = config
-        self._refused = refused or {}
         self._lock = Lock()
         self._compiled: Boxed | None = None
         self._partial: dict[Any, list[_Graph]] = {}  # by which tangents arrive, and the autocast state
@@ -302,7 +286,7 @@ class Backward:
         if not any(mask):
             return [None] * self._tape.gradients
         for slot, tangent in zip(self._tape.targets, tangents, strict=True):
-            if tangent is not None and slot in self._refused:
+            if tangent is not None and slot in self._derived.refused:
                 raise self.refused(slot, ctx)
         if self._tape.has_wrappers and under_vmap():
             raise UnsupportedError(
@@ -317,7 +301,7 @@ class Backward:
                 orders = self._orders
             return orders.gradients(ctx, values, wrappers, given)
         graph = self._graph(mask)
-        run_once(ctx, graph.emptied)
+        run_once(ctx, graph.derived.emptied)
         if any(values[i] is None for i in graph.saved):
             raise backward_again(self._config.name)
         arguments = [values[i] for i in graph.saved]
@@ -325,12 +309,12 @@ class Backward:
         run = self._runner(graph)
         with autocast_off(), torch.no_grad():  # the casts are in the graph
             found: Sequence[Any] = run(arguments)
-        self.writing.carry_out(ctx, found, tangents, graph.checked)
+        self.writing.carry_out(ctx, found, tangents, graph.derived.is_checked)
         return found if marks is None else refusing_second_order(found, marks)
 
     def refused(self, slot: Returned, ctx: Any) -> Exception:
         """What autograd says about the gradients of a result; with hooks on saved tensors it checks no versions."""
-        error = self._refused[slot]
+        error = self._derived.refused[slot]
         if getattr(ctx, "hooked", False) and is_version_error(error):  # gradients of gradients do not ask
             return under_hooks(error)
         return perhaps_elsewhere(error, self._config.name) if single_gradients_asked() else error
@@ -343,7 +327,7 @@ class Backward:
         elif torch.is_anomaly_enabled():
             run = self._without_extras(with_nan_checks(graph.given.module), graph.given.graph)
         if self._tape.has_wrappers:
-            run = WrapperEdge(len(graph.saved), self._tangents.tensors, graph.layouts).around(run)
+            run = WrapperEdge(len(graph.saved), self._tangents.tensors, graph.derived.layouts).around(run)
         return run
 
     def _marks(self, ctx: Any, mask: Sequence[bool], tangents: Sequence[Tensor | None]) -> list[bool]:
@@ -362,12 +346,10 @@ class Backward:
             compiled = self.compile(lambda _: None) if self._compiled is None else self._compiled
             compiled = with_state(compiled, self._given.graph, self._tape.random)
             saved = range(len(self.saved.names))
-            return _Graph(
-                self._given, compiled, saved, self._layouts, self.writing.are_checked, self.state, self._emptied
-            )
+            return _Graph(self._given, compiled, saved, self._derived)
         with self._lock:
             known = self._partial.setdefault((mask, autocast), [])
-            graph = next((graph for graph in known if _holds(graph.state)), None)
+            graph = next((graph for graph in known if _holds(graph.derived.state)), None)
             if graph is None:
                 graph = self._recorded(mask)
                 del known[: -self._config.options.max_specializations]
@@ -392,7 +374,7 @@ class Backward:
         if self._config.options.unlift_effect_tokens:
             given = unlift_tokens(given)
         run = self._without_extras(self._compile(given), given.graph)
-        return _Graph(given, run, part.saved, part.layouts, part.checked, part.state, part.emptied)
+        return _Graph(given, run, part.saved, part.backward)
 
     def _without_extras(self, run: Boxed, graph: Graph) -> Boxed:
         """A backward graph as a function of saved values and tangents alone."""
@@ -414,7 +396,7 @@ class Backward:
 
     def run_once(self, ctx: Any) -> None:
         """The usual backward runs."""
-        run_once(ctx, self._emptied)
+        run_once(ctx, self._derived.emptied)
 
     def refuse_nondeterminism(self) -> None:
         """Raised when determinism was switched on after the program was compiled."""

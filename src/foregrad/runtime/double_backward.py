@@ -75,17 +75,7 @@ class CompiledOrder:
             anchors=range(len(leaves) + len(through)),
             in_wrappers=[positions for positions in inside.values() if positions],
         )
-        self.backward = Backward(
-            saved,
-            backward,
-            config,
-            deterministic_enabled(),
-            Orders,
-            refused=order.refused,
-            layouts=order.gradient_layouts,
-            state=order.backward_state,
-            emptied=order.backward_emptied,
-        )
+        self.backward = Backward(saved, backward, order.backward, config, Orders)
         self.state, self.emptied = order.state, order.emptied
 
     def _values_in_wrappers(

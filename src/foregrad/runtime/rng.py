@@ -80,7 +80,7 @@ def around_backward(writer: Writer, name: str, joint: Joint, graph: Graph) -> st
     """The same for a backward, which takes a seed and an offset only if it draws."""
     if joint.random.backward is None or not _takes_state(graph):
         return name
-    return _define(writer, name, _state(joint.random.backward), len(joint.primals) + len(joint.backward_writes))
+    return _define(writer, name, _state(joint.random.backward), len(joint.primals) + len(joint.backward.writes))
 
 
 def _define(writer: Writer, name: str, state: GeneratorState, position: int) -> str:

@@ -459,7 +459,7 @@ def saved_by(joint: Joint, forward: Graph, backward: Graph, program: str) -> Sav
     ]
     counted = _changed_after_saving(joint, tensors)
     wrapped_inputs, wrapped_results, in_wrappers = _wrappers_saved(joint, tensors, first)
-    in_place = {write.current.name for write in joint.backward_writes}
+    in_place = {write.current.name for write in joint.backward.writes}
     inputs: dict[int, int] = {}
     anchors: list[int] = []
     for edge, i in enumerate(through):
@@ -486,7 +486,7 @@ def saved_by(joint: Joint, forward: Graph, backward: Graph, program: str) -> Sav
         made_late=_made_late(joint, through, names),
         live={
             names.index(write.current.name): k
-            for k, write in enumerate(joint.backward_writes)
+            for k, write in enumerate(joint.backward.writes)
             if write.current.name in names and not write.checked
         },
         counted=counted,
@@ -573,7 +573,7 @@ def _reread_by(joint: Joint, tensors: Sequence[Node], backward: Graph) -> Reread
     return Reread(
         {i: str(joint.primals[i].recorded.slot) for i, name in plain.items() if name in kept - read},
         [i for i, name in plain.items() if name in sources],
-        {} if joint.backward_writes else _updated(joint, kept),
+        {} if joint.backward.writes else _updated(joint, kept),
         _returned(joint, recorded, {node.name for node in again}) if again else (),
     )
 

@@ -112,8 +112,8 @@ def around_backward(writer: Writer, name: str, joint: Joint, saved: int) -> str:
         writer.line("args.clear()")
         writer.line(f"del {', '.join(tangents)}")
         writer.line(f"r = {plain}(graph_inputs)")
-        more = joint.backward_writes or joint.random.backward_outputs
-        _give(writer, [(layout, True) for layout in joint.grad_layouts], bool(more))
+        more = joint.backward.writes or joint.random.backward_outputs
+        _give(writer, [(layout, True) for layout in joint.backward.layouts], bool(more))
     writer.line()
     return plain
 
