@@ -66,11 +66,10 @@ def _shown(name: str) -> str:
 class _Facts:
     """What a program may depend on in a module. Parameters and buffers themselves are read at each call."""
 
-    __slots__ = ("_attributes", "_children", "_containers", "_find", "_hooks", "_state", "_tensors")
+    __slots__ = ("_attributes", "_children", "_containers", "_hooks", "_state", "_tensors")
 
     def __init__(self, parts: ModuleParts, lifetime: Lifetime) -> None:
         module = parts.module
-        self._find = lifetime.hold(module)
         self._tensors: list[str] = []  # which are inputs, too
         self._containers: dict[str, Any] = {}  # whose contents are compared apart
         self._attributes: dict[str, Any] = {}
@@ -88,12 +87,13 @@ class _Facts:
         self._hooks = [noted_items(table, lifetime) for table in _hooks(parts)]
         self._state = _state(module)
 
-    def hold(self) -> bool:
-        module = self._find()
+    def hold(self, parts: ModuleParts) -> bool:
+        """Whether the module is as it was, taken apart anew."""
+        module = parts.module
         now = vars(module)
         if len(now) != len(self._attributes) + len(self._containers) + len(self._tensors):
             return False
-        hooks = _hooks(ModuleParts("", module))
+        hooks = _hooks(parts)
         return (
             all(now.get(name) is before for name, before in self._containers.items())
             and all(still(now.get(name, ABSENT), before) for name, before in self._attributes.items())
@@ -185,7 +185,7 @@ class ModuleGuard:
     def _look_again(self) -> bool:
         modules = [ModuleParts("", find()) for find in self._modules]
         same_hooks = all(map(still_holds, global_module_hooks(), self._global_hooks))
-        if not same_hooks or not all(facts.hold() for facts in self._facts):
+        if not same_hooks or not all(map(_Facts.hold, self._facts, modules)):
             return False
         self._note_tables(modules)
         return True
