@@ -79,12 +79,12 @@ def _by_variant(walk: Walk, step: Step, variant: Variant) -> None:
         fit_results(walk, step, targets)
         return
     args, kwargs = variant_arguments(step.op, variant, step.args, step.kwargs, walk.device)
-    results: list[Any] | None
+    results: Sequence[Any] | None = None
     if returns == 1:
         of_target = _result if isinstance(targets[0], Tensor) else _list_result
         results = [of_target(walk, variant, args, kwargs, targets[0])]
-    else:
-        results = _several(walk, step, variant, args, kwargs)
+    elif "out" in op_info(step.op).traits:  # what is given by `out=` may lie otherwise
+        results = walk.infer(variant.op, [*map(walk.shape_now, args)], kwargs)
     node = _functional_call(walk, step, variant, args, kwargs)
     fit_results(walk, step, targets)
     values = [node]
@@ -92,10 +92,10 @@ def _by_variant(walk: Walk, step: Step, variant: Variant) -> None:
         values = [walk.graph.call(operator.getitem, (node, i), {}, None) for i in range(returns)]
     fresh = len(values) - len(targets)
     outs = step.out if isinstance(step.out, (list, tuple)) else (step.out,)
-    made = _twins_of(outs, walk, variant, args, kwargs) if fresh else []
-    for value, out, twin in zip(values[:fresh], outs, made, strict=False):
-        value.value = twin
-        walk.add_fresh(out, value if twin is out else walk.with_layout(value, out))
+    made = _fresh_results(walk, outs, variant, args, kwargs) if fresh else []
+    for value, out, result in zip(values[:fresh], outs, made, strict=False):
+        value.value = result
+        walk.add_fresh(out, value if result is out else walk.with_layout(value, out))
     for value, target, result in zip(values[fresh:], targets, results or [None] * len(targets), strict=True):
         _store(walk, step, value, target, result)
 
@@ -173,9 +173,7 @@ def _reads_others(walk: Walk, step: Step, targets: Sequence[Tensor]) -> bool:
 
 def _functional_call(walk: Walk, step: Step, variant: Variant, args: list[Any], kwargs: dict[str, Any]) -> Node:
     if "random" in op_info(step.op).traits:
-        with torch.no_grad():
-            values = tuple(walk.shape_now(a) for a in args)
-            result = walk.engine.run(variant.op, (), values, {k: v for k, v in kwargs.items() if k != "generator"})
+        result = walk.infer(variant.op, [*map(walk.shape_now, args)], kwargs)
         return walk.draw(step, variant.op, args, kwargs, result)
     return walk.graph.call(variant.op, walk.args(args), walk.kwargs(kwargs), None)
 
@@ -244,8 +242,7 @@ def _result(walk: Walk, variant: Variant, args: list[Any], kwargs: dict[str, Any
     key = variant.op, shape.dtype, numbers  # a float among them makes integers floats
     if alike and not has_gaps(shape) and key in _KEEPS_DTYPE:
         return None
-    with torch.no_grad():
-        result: Tensor = walk.engine.run(variant.op, (type(target),), tuple(args), kwargs)
+    result: Tensor = walk.infer(variant.op, args, kwargs)
     if alike and len(tensors) == len(list(tensors_in((*args, *kwargs.values())))) and result.dtype == shape.dtype:
         _KEEPS_DTYPE.add(key)
     return result
@@ -265,8 +262,7 @@ def _list_result(
     plain = all(_are_plain_and_alike(row) for row in zip(*columns, strict=True))
     if plain and all(a.dim() == 0 and all(a.dtype == item.dtype for item in columns[0]) for a in beside):
         return None
-    with torch.no_grad():
-        return list(walk.engine.run(variant.op, (), given, named))
+    return list(walk.infer(variant.op, given, named))
 
 
 def _are_plain_and_alike(row: Sequence[Tensor]) -> bool:
@@ -287,27 +283,18 @@ def _has_common_strides(tensor: Tensor) -> bool:
     return strides == [math.prod(max(n, 1) for n in sizes[d + 1 :]) for d in range(len(sizes))]
 
 
-def _several(walk: Walk, step: Step, variant: Variant, args: list[Any], kwargs: dict[str, Any]) -> list[Any] | None:
-    """The abstract results of an operator with several `out=` tensors, which may lie otherwise than these."""
-    return _abstract_results(walk, variant, args, kwargs) if "out" in op_info(step.op).traits else None
-
-
-def _abstract_results(walk: Walk, variant: Variant, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-    named = {name: value for name, value in kwargs.items() if name != "generator"}
-    with torch.no_grad():
-        return list(walk.engine.run(variant.op, (), tuple(walk.shape_now(a) for a in args), named))
-
-
-def _twins_of(outs: Sequence[Any], walk: Walk, variant: Variant, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+def _fresh_results(
+    walk: Walk, outs: Sequence[Any], variant: Variant, args: list[Any], kwargs: dict[str, Any]
+) -> list[Any]:
     """The results of the functional variant: those of the operator, where they lie alike. They may be other kernels."""
-    named = {name: value for name, value in kwargs.items() if name != "generator"}
+    given, named = [*map(walk.shape_now, args)], {name: a for name, a in kwargs.items() if name != "generator"}
     with torch.no_grad():
-        strides = walk.engine.strides(variant.op, tuple(walk.shape_now(a) for a in args), named)
+        strides = walk.engine.strides(variant.op, tuple(given), named)
     alike = [stride is None or stride == out.stride() for out, stride in zip(outs, strides, strict=False)]
     if all(alike):
         return list(outs)
-    made = _abstract_results(walk, variant, args, kwargs)
-    return [out if same else twin for out, same, twin in zip(outs, alike, made, strict=False)]
+    made = walk.infer(variant.op, given, named)
+    return [out if same else result for out, same, result in zip(outs, alike, made, strict=False)]
 
 
 # Pointwise operators that were seen to give the dtype of their tensors, if these are all of one.

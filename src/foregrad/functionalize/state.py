@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from .._torch import hint_of, is_script_object, script_object_identity
+from .._torch import OpOverload, hint_of, is_script_object, script_object_identity
 from ..errors import CaptureError
 from ..graph.graph import GraphBuilder, Node, Step
 from ..ops import IDENTITIES, ViewStep, aten, tensors_in
@@ -273,9 +273,14 @@ class Walk(abc.ABC):
         if op is operator.getitem:
             value = values[0][values[1]]
         else:
-            with torch.no_grad():
-                value = self.engine.run(op, (), values, self._values_of(kwargs))
+            value = self.infer(op, values, self._values_of(kwargs))
         return self.graph.call(op, args, kwargs, value)
+
+    def infer(self, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What an operator gives to abstract tensors."""
+        named = {name: value for name, value in kwargs.items() if name != "generator"}
+        with torch.no_grad():
+            return self.engine.run(op, (), tuple(args), named)
 
     def _values_of(self, value: Any) -> Any:
         """Nodes, nested in containers, replaced by their abstract values."""

@@ -595,7 +595,7 @@ def _refuse_dead_end(target: Tensor, tangent: Tensor) -> bool:
 
     Eager's `backward()` runs it all the same and may fail there, while its `autograd.grad()` does not run it.
     """
-    if _leads_to_a_leaf(target):
+    if target.grad_fn is None or any(hasattr(node, "variable") for _, node in tape_edges([target])):
         return False
     try:
         gradients_of([target], [tangent], (), False)
@@ -604,9 +604,3 @@ def _refuse_dead_end(target: Tensor, tangent: Tensor) -> bool:
             f"a result requires grad and leads to no input, and its backward fails, which cannot be compiled: {error}"
         ) from error
     return True
-
-
-def _leads_to_a_leaf(target: Tensor) -> bool:
-    if target.grad_fn is None:
-        return True
-    return any(hasattr(node, "variable") for _, node in tape_edges([target]))
