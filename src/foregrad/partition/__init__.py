@@ -1,13 +1,7 @@
 """Cut the joint graph into a forward and a backward, and say what is saved between them."""
 
-from .default import cut, default_partition
-from .rematerialize import min_cut_rematerialization_partition, rematerialized
+from .default import default_partition
+from .rematerialize import min_cut_rematerialization_partition
 from .report import PartitionReport
 
-__all__ = [
-    "PartitionReport",
-    "cut",
-    "default_partition",
-    "min_cut_rematerialization_partition",
-    "rematerialized",
-]
+__all__ = ["PartitionReport", "default_partition", "min_cut_rematerialization_partition"]

@@ -21,11 +21,12 @@ def cut_plainly(joint: Graph) -> tuple[Graph, Graph]:
     """Nothing is computed twice."""
     own, gradients = joint.forward_outputs, joint.backward_outputs
     primals, tangents, random = split_inputs(joint)
-    runs = ancestors([*nodes_in(value for _, value in own), *_must_run(joint)])
+    # Random and effectful operators run where they were recorded, dead or not: the random stream must not shift.
+    impure = [node for node in joint.nodes if node.impure]
+    runs = ancestors([*nodes_in(value for _, value in own), *(node for node in impure if not node.backward)])
     in_forward = _forward_set(joint, primals, tangents, runs)
-    must_run = [node for node in joint.nodes if node.impure and node.backward]
     wanted = nodes_in(value for _, value in gradients)
-    needed = ancestors([*wanted, *must_run], stop=in_forward)
+    needed = ancestors([*wanted, *(node for node in impure if node.backward)], stop=in_forward)
     saved = _saved_values(joint, in_forward, needed, wanted)
     tensors = [node for node in saved if not is_symbolic(node)]
     sizes = saved_sizes(joint, in_forward, [node for node in saved if is_symbolic(node)], [*tensors, *tangents])
@@ -59,11 +60,6 @@ def if_used(random: list[Node], needed: set[Node]) -> list[Node]:
 def is_symbolic(node: Node) -> bool:
     """Whether a node's value is a symbolic number."""
     return isinstance(node.value, (SymInt, SymFloat, SymBool))
-
-
-def _must_run(joint: Graph) -> list[Node]:
-    """Random and effectful operators of the forward run there, dead or not: the random stream must not shift."""
-    return [node for node in joint.nodes if node.impure and not node.backward]
 
 
 def _forward_set(joint: Graph, primals: Sequence[Node], tangents: Sequence[Node], runs: set[Node]) -> set[Node]:

@@ -33,7 +33,7 @@ from .backward import Backward
 from .call import gives_geometry, repeated_results, values_needed, write_graph_call
 from .saved_tensors import anchor, anchor_of_any, give_back, is_view
 from .stages import refusing_whole_gradients
-from .tangents import fit_plain_tangent, plain_tangent
+from .tangents import plain_tangent
 
 
 class TrainingCore:
@@ -355,8 +355,8 @@ class TrainingCore:
         if any(isinstance(n, SymInt) for n in (*size, *stride)):
             fix = writer.bind(plain_tangent(str(slot), size, stride), "restride")
             writer.line(f"{name} = {fix}({name})")
-        else:
-            fix = writer.bind(partial(fit_plain_tangent, str(slot), size, stride), "restride")
+        else:  # the function is made where a tangent has other strides, which is rare
+            fix = writer.bind(lambda given: plain_tangent(str(slot), size, stride)(given), "restride")
             plain = writer.bind(Tensor, "Tensor")
             with writer.block(f"if {name}.stride() != {stride} or type({name}) is not {plain}:"):
                 writer.line(f"{name} = {fix}({name})")

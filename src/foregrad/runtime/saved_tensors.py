@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -86,7 +86,12 @@ def refuse_later(nodes: Iterable[Any], program: str) -> None:
 
     Eager would not get there. A later backward that does is refused by name, before it meets what is gone.
     """
-    refuse = _refusing_after(backward_id(), program)
+    now = backward_id()
+
+    def refuse(gradients: Any) -> None:
+        if backward_id() != now:
+            raise backward_again(program)
+
     waiting, seen = list(nodes), set()
     while waiting:
         node = waiting.pop()
@@ -94,21 +99,8 @@ def refuse_later(nodes: Iterable[Any], program: str) -> None:
             continue  # a leaf saves nothing
         seen.add(node)
         waiting += [before for before, _ in node.next_functions]
-        if not _is_compiled(node) and frees_when_run(node):
+        if not hasattr(node, "stash") and frees_when_run(node):  # a compiled program names its own errors
             node.register_prehook(refuse)
-
-
-def _refusing_after(now: int, program: str) -> Callable[[Any], None]:
-    def refuse(gradients: Any) -> None:
-        if backward_id() != now:
-            raise backward_again(program)
-
-    return refuse
-
-
-def _is_compiled(node: Any) -> bool:
-    """Whether a node is that of a compiled program, which names its own errors."""
-    return hasattr(node, "stash")
 
 
 def under_hooks(error: Exception) -> BackwardError:

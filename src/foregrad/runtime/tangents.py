@@ -82,11 +82,6 @@ def plain_tangent(name: str, size: Sequence[Any], stride: Sequence[Any]) -> Call
     return ExpectedTangent(name, None, (tuple(stride),), (fix,)).fit
 
 
-def fit_plain_tangent(name: str, size: Sequence[Any], stride: Sequence[Any], tangent: Tensor) -> Tensor:
-    """The tangent of a result with the recorded strides, which are known numbers; a wrapper subclass is refused."""
-    return plain_tangent(name, size, stride)(tangent)
-
-
 def restride(size: Sequence[Any], stride: Sequence[Any]) -> Callable[[Tensor], Tensor]:
     """A function that gives a tangent the strides for which the backward was recorded."""
     if any(isinstance(n, SymInt) for n in (*size, *stride)):
