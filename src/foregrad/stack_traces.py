@@ -15,7 +15,7 @@ import sys
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -68,12 +68,18 @@ def clear_own_frames(error: BaseException) -> None:
     would live on until a collection happens to come.
     """
     for one in errors_behind(error):
-        step = one.__traceback__
-        while step is not None:
+        for step in tracebacks_of(one):
             if is_own_code(step.tb_frame.f_code):
                 with contextlib.suppress(RuntimeError):  # it still runs
                     step.tb_frame.clear()
-            step = step.tb_next
+
+
+def tracebacks_of(error: BaseException) -> Iterator[TracebackType]:
+    """The steps of an error's traceback, outermost first."""
+    step = error.__traceback__
+    while step is not None:
+        yield step
+        step = step.tb_next
 
 
 def errors_behind(error: BaseException | None) -> Iterator[BaseException]:
@@ -157,35 +163,33 @@ def _place(code: CodeType, number: int) -> str:
 
 def source_of(error: BaseException) -> str:
     """The user's line on which an error came about: the innermost of its traceback, or of those who ask now."""
-    place, trace = None, error.__traceback__
-    while trace is not None:
-        if is_users_code(trace.tb_frame.f_code):
-            place = _place(trace.tb_frame.f_code, trace.tb_lineno)
-        trace = trace.tb_next
+    place = None
+    for step in tracebacks_of(error):
+        if is_users_code(step.tb_frame.f_code):
+            place = _place(step.tb_frame.f_code, step.tb_lineno)
     return place or where(user_stack(2))
 
 
 def passes_through(error: Exception, package: str) -> bool:
     """Whether an error came out of, or through, a package."""
-    trace = error.__traceback__
-    while trace is not None and not str(trace.tb_frame.f_globals.get("__name__")).startswith(package):
-        trace = trace.tb_next
-    return trace is not None
+    return any(_is_of(step.tb_frame, package) for step in tracebacks_of(error))
+
+
+def _is_of(frame: FrameType, package: str) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith(package)
 
 
 def caller_of(error: Exception, package: str) -> str:
     """The function that the user called, and where, when an error came out of a package below it."""
     name = place = None
-    trace = error.__traceback__
-    while trace is not None:
-        frame = trace.tb_frame
+    for step in tracebacks_of(error):
+        frame = step.tb_frame
         if is_users_code(frame.f_code):
-            name, place = None, _place(frame.f_code, trace.tb_lineno)
+            name, place = None, _place(frame.f_code, step.tb_lineno)
         elif place is not None:
             name = name or frame.f_code.co_name
-            if str(frame.f_globals.get("__name__")).startswith(package):
+            if _is_of(frame, package):
                 return f"{name}, at {place},"
-        trace = trace.tb_next
     return f"at {place or 'an unknown line'}"
 
 

@@ -223,7 +223,14 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 def settle(case: Case, inferred: Answer, infer: Infer) -> Answer:
     """What an operator gives, by trial, where shape inference says `inferred`."""
-    return reconciled(inferred, _settled(case, inferred, infer))
+    room = case.elements + sum(meta.reach for meta in metas_in([inferred]))
+    answer: Answer | None = None
+    if room > SMALL and op_info(case.op).kind is not Kind.VIEW:
+        relies = is_internal(case.op) and len(case.metas) > 1  # on sizes that belong together
+        answer = None if relies else _by_stand_ins(case, inferred, infer)
+        if answer is None and room > (HUGE if relies else LARGE):
+            raise UnsupportedError(_unknown(case.op, "the tensors are too large"))
+    return reconciled(inferred, answer if answer is not None else tried(case))
 
 
 def reconciled(inferred: Answer, real: Answer) -> Answer:
@@ -247,17 +254,6 @@ def _reconciled(inferred: Any, real: Result, numbers: Sequence[int]) -> Result:
     alone = isinstance(real, Fresh) or (isinstance(real, Part) and numbers.count(real.number) < 2)
     same = isinstance(inferred, (Fresh, Part)) and alone and inferred.meta is real.meta  # type: ignore[union-attr]
     return inferred if same else real
-
-
-def _settled(case: Case, inferred: Answer, infer: Infer) -> Answer:
-    room = case.elements + sum(meta.reach for meta in metas_in([inferred]))
-    answer: Answer | None = None
-    if room > SMALL and op_info(case.op).kind is not Kind.VIEW:
-        relies = is_internal(case.op) and len(case.metas) > 1  # on sizes that belong together
-        answer = None if relies else _by_stand_ins(case, inferred, infer)
-        if answer is None and room > (HUGE if relies else LARGE):
-            raise UnsupportedError(_unknown(case.op, "the tensors are too large"))
-    return answer if answer is not None else tried(case)
 
 
 def tried(case: Case) -> Answer:

@@ -221,7 +221,7 @@ class Recorder(TorchDispatchMode):
             self.foreign.refuse_write(written_arguments(op, args, kwargs), stack)
         shapes = self.mutation_checks.before(op, args, kwargs, stack) if changes else ()
         computed = self._by_variant(op, args, kwargs) if self._twins_decompose and info.kind is Kind.WRITE else None
-        out = self._checked_result(op, info, types, args, kwargs, stack)
+        out = self._checked_result(op, types, args, kwargs, stack)
         if changes:
             self.mutation_checks.after(op, args, kwargs, shapes)
         if get_default_dtype() is not self._default_dtype and info.kind is Kind.PURE:
@@ -234,16 +234,10 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _checked_result(
-        self,
-        op: OpOverload,
-        info: OpInfo,
-        types: Sequence[type],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        stack: Stack,
+        self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack
     ) -> Any:
         """The abstract result of an operator, where eager has one; fake script objects stand for real ones."""
-        objects = "objects" in info.traits
+        objects = "objects" in op_info(op).traits
         given, named = self.objects.replaced((args, kwargs), stack) if objects else (args, kwargs)
         out = self._result(op, types, given, named, stack)
         missed = error_missed(op, args, kwargs, out) if id(op) in DOUBTFUL else None

@@ -27,7 +27,7 @@ from torch import Tensor
 from .._torch import FakeTensor, FunctionContext, all_objects_count_as_old, held_by_cpp
 from ..errors import EscapeError, UnsupportedError
 from ..graph.graph import Step
-from ..stack_traces import errors_behind, where
+from ..stack_traces import errors_behind, tracebacks_of, where
 from .fakify import RecordedInput
 
 _MOST_CONTAINERS = 10_000  # that are looked into, in a result; if there are more the search goes the long way
@@ -186,10 +186,8 @@ def _may_hold(value: Any) -> bool:
 def held_by_frames(error: BaseException | None) -> Iterator[Any]:
     """What the frames hold through which an error came: they will not run again."""
     for one in errors_behind(error):
-        step = one.__traceback__
-        while step is not None:
+        for step in tracebacks_of(one):
             yield from gc.get_referents(step.tb_frame)
-            step = step.tb_next
 
 
 # ------------------------------------------------------------------------------------------------ the long way
