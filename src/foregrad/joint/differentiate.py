@@ -598,14 +598,16 @@ class Tape:
         known = self._freed.get(slots)
         if known is None:
             nodes = tape_nodes([self.targets[slot] for slot in slots])
-            freed = (node for node in nodes if node in self._written_views or frees_when_run(node))
-            known = self._freed[slots] = frozenset(freed)
+            known = self._freed[slots] = frozenset(filter(self._is_freed, nodes))
         return known
 
-    @property
+    def _is_freed(self, node: Any) -> bool:
+        return node in self._written_views or frees_when_run(node)
+
+    @cached_property
     def frees_anything(self) -> bool:
-        """Whether eager would refuse a second backward."""
-        return bool(self.freed_by(tuple(self.targets)))
+        """Whether eager would refuse a second backward: one node is enough, and to ask all of them takes long."""
+        return any(map(self._is_freed, tape_nodes(list(self.targets.values()))))
 
     def partial_backward(
         self, slots: Sequence[Returned], saved: Sequence[str], writes: Sequence[BackwardWrite]
