@@ -101,19 +101,19 @@ def _greedy(model: Model, eager: bool) -> list[int]:
     reads = {i: {s for item in model.inputs[i] for s in model.holds[item] if s not in model.free} for i in own}
     made = {i: sum(sizes[s] for s in model.makes[i] if s not in model.free) for i in own}
     left = Counter(s for storages in reads.values() for s in storages)  # uses of a storage that are still to come
-    left.update(s for i in model.backward_results for s in model.holds[i])  # which a result never frees
-
-    def growth(i: int) -> tuple[int, int]:
-        grows = made[i]
-        for s in reads[i]:
-            if left[s] == 1:
-                grows -= sizes[s]
-        return int(grows > 0) if eager else grows, i
-
+    left.update(s for i in model.backward_results for s in model.holds[i])  # a result keeps its storages
     ready = [i for i in own if not missing[i]]
     order: list[int] = []
     while ready:
-        best = min(ready, key=growth)
+        best, best_key = -1, (1 << 62, 0)
+        for i in ready:
+            grows = made[i]
+            for s in reads[i]:
+                if left[s] == 1:
+                    grows -= sizes[s]
+            key = (int(grows > 0) if eager else grows, i)
+            if key < best_key:
+                best, best_key = i, key
         ready.remove(best)
         order.append(best)
         left.subtract(reads[best])
