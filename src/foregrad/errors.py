@@ -1,4 +1,4 @@
-"""Every error that Foregrad itself raises.
+"""Errors and warnings about a program.
 
 One family under `ForegradError`, so that a caller can catch all of them at once. Each class also inherits the
 built-in class that the behavioural rules name, so that code written against torch's own layer keeps catching

@@ -1,4 +1,4 @@
-"""What errors of torch are about, where nothing but their text tells. No other file looks at the text of an error."""
+"""What errors of torch are about, where nothing but their text tells: control flow asks here, by name."""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ from ..joint.inputs import InputFacts, Reshaped, Resized, StorageReplaced, Writt
 from ..joint.side_effects import Assigned, AttributeSet, Effect, GradAssigned, InnerResult, Moved
 from ..locks import recording_lock
 from ..slots import Grown, Inner, Output, Primal, Returned, Updated
+from ..subclasses.layout import is_wrapper
 from .aliases import Aliases, is_late, move_version
 from .saved_tensors import Noted
 
@@ -183,6 +184,7 @@ class Count(Enum):
     SHARED = auto()  # the recording had one for all inputs in a memory: noted at the start, and set from there
     AT_THE_END = auto()  # how often the changes would count is not known: they do not, and are counted together
     AS_DONE = auto()  # each change counts as it is carried out; what is missing is added
+    NEVER = auto()  # eager does not count the write, such as that of batch norm to its running statistics
 
 
 def count_of(facts: InputFacts, training: bool) -> Count:
@@ -196,7 +198,8 @@ def count_of(facts: InputFacts, training: bool) -> Count:
             return Count.AT_THE_END
         case Resized() | StorageReplaced(counted=True):
             return Count.AT_THE_END
-    return Count.AS_DONE
+    uncounted = facts.version_change == 0 and facts.place is None and not is_wrapper(facts.recorded.seen)
+    return Count.NEVER if uncounted and isinstance(facts.data, WrittenBack) else Count.AS_DONE
 
 
 @dataclass(frozen=True)
@@ -228,6 +231,9 @@ class WriteBack(Stage):
     def _write(self, writer: Writer, facts: InputFacts) -> None:
         if isinstance(facts.data, WrittenBack):
             target, new = writer.variable(facts.recorded.slot), writer.variable(Updated(facts.recorded.slot))
+            if count_of(facts, self.training) is Count.NEVER:  # not even for a moment: another thread may be looking
+                writer.line(f"{target}.data.copy_({new})")
+                return
             # A write that autograd did not see in eager must not be seen here.
             unseen = facts.requires_grad and not facts.followed
             seen = self.grad_enabled or facts.followed
