@@ -38,13 +38,13 @@ DEEPEST = 6  # frames of a stack that are kept
 
 def _know(code: CodeType, users: bool | None) -> tuple[weakref.ref[CodeType], bool | None, CodeType]:
     """Note what code is. Stacks keep a copy that tells lines and nothing else: the user's code is not kept alive."""
-    forget = functools.partial(_forget, id(code))
+    forget = functools.partial(_forget, _known, id(code))  # the table itself: the module's names end before it
     known = _known[id(code)] = weakref.ref(code, forget), users, code.replace(co_consts=()) if users else code
     return known
 
 
-def _forget(identity: int, _: object) -> None:
-    _known.pop(identity, None)
+def _forget(known: dict[int, Any], identity: int, _: object) -> None:
+    known.pop(identity, None)
 
 
 def is_users_code(code: CodeType) -> bool:

@@ -30,7 +30,7 @@ Target = Callable[..., Any]
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Nodes.
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """One value of the graph: a placeholder (it has a slot), a constant, or the result of an operator."""
 
@@ -47,6 +47,10 @@ class Node:
     stack: Stack = ()
     origin: Origin | None = None
     _inputs: tuple[Node, ...] | None = None  # found when first asked for
+
+    def __repr__(self) -> str:
+        """Without its arguments: these are nodes too, and a debugger would print the graph once for each way to it."""
+        return f"<{self.name or self.slot or self.op}>"
 
     def copy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
         """The same node over other arguments."""
@@ -334,7 +338,7 @@ def live_nodes(
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What nodes are made from.
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Step:
     """One recorded operator call."""
 
@@ -350,3 +354,6 @@ class Step:
     computed: Sequence[Any] | None = None  # what a decomposition of its functional variant gave, if it writes
     origin: Origin | None = None
     becomes_grad: bool = False  # autograd's copy for a `.grad`, of what the recording holds too
+
+    def __repr__(self) -> str:
+        return f"<{self.op}{', in backward' if self.backward else ''}>"

@@ -22,7 +22,7 @@ def default_partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Cut a joint graph so that nothing is computed twice.
 
-    >>> import foregrad
+    >>> import foregrad, torch
     >>> joint = foregrad.capture(lambda x: x.sin(), torch.ones(2, requires_grad=True))
     >>> forward, backward = default_partition(joint.joint_graph, joint.example_inputs, num_fwd_outputs=1)
     >>> [node.name for node in backward.graph.nodes]
