@@ -75,6 +75,6 @@ def test_operators_are_counted_without_the_taking_apart_of_results():
 
 
 def test_a_node_prints_without_what_it_is_computed_from():
-    """A debugger, or pytest, prints arguments of functions: a graph in which each node is read twice would never end."""
+    """A debugger prints arguments of functions: a graph in which each node is read twice would never end."""
     captured = foregrad.capture(lambda x: functools.reduce(lambda y, _: y + y, range(64), x), leaf(2))
     assert len(repr(captured.joint.graph)) < 20_000 and repr(captured.joint.recording.steps[0]) == "<aten.add.Tensor>"
