@@ -241,7 +241,7 @@ class Tables:
     def mark(self, name: str, wanted: str, got: str, holds: bool) -> None:
         self.marks.append(Mark(name, wanted, got, holds))
 
-    def alias_group(self, name: str) -> None:
+    def family(self, name: str) -> None:
         """Both sides on one family."""
         from torch._functorch.partitioners import min_cut_rematerialization_partition as theirs
 
@@ -322,7 +322,7 @@ def run(families: Sequence[str], depths: Sequence[int] = DEPTHS) -> tuple[list[T
     """Both sides on each family: without a budget, over torch's budgets, for real, and over depth."""
     tables = Tables()
     for name in families:
-        tables.alias_group(name)
+        tables.family(name)
     if len(families) == len(FAMILIES):
         tables.mark("families with less saved and lower peaks", "at least 5", f"{tables.lower}", tables.lower >= 5)
     if depths:

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-from foregrad.runtime import Boxed, ConstantCompiler, OfInputs, best_times, same, simplified
-from foregrad.runtime import assemble as program
-
+from .runtime import Boxed, ConstantCompiler, OfInputs, best_times, program, same, simplified
 from .sides import PEER, SUBJECT
 from .table import Mark, Table
 

@@ -78,7 +78,7 @@ class Drawing:
     """A program as far as it is drawn."""
 
     rng: random.Random
-    alias_group: str
+    family: str
     form: str
     objects: list[Object] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
@@ -154,7 +154,7 @@ class _Generator:
         self._drawing = Drawing(rng, rng.choice(list(SHAPES)), form)
         # Half of the programs only read, so that what is read has a chance to be all that goes wrong.
         self._only_reads = rng.random() < 0.5
-        self._kinds = (*KINDS, *layer_kinds(self._drawing.alias_group))
+        self._kinds = (*KINDS, *layer_kinds(self._drawing.family))
 
     def program(self) -> StateProgram:
         """The whole program."""
@@ -333,14 +333,14 @@ class _Generator:
     # -------------------------------------------------------------------------------------------------- steps
     def _argument(self, plain: bool = False) -> str:
         """The Python of a tensor for the program."""
-        rng, alias_group = self._rng, self._drawing.alias_group
-        shape = SHAPES[alias_group][0] if plain or rng.random() < 0.8 else rng.choice(SHAPES[alias_group])
+        rng, family = self._rng, self._drawing.family
+        shape = SHAPES[family][0] if plain or rng.random() < 0.8 else rng.choice(SHAPES[family])
         count = 1
         for size in shape:
             count *= size
         sizes, start = ", ".join(map(str, shape)), rng.choice([-1.0, -0.5])
         full = f"torch.linspace({start}, 2.0, {count}, dtype=torch.float32).reshape({sizes})"
-        layouts = [*LAYOUTS["any"], *LAYOUTS.get(alias_group, ())]
+        layouts = [*LAYOUTS["any"], *LAYOUTS.get(family, ())]
         layout = "{full}" if plain else rng.choice(layouts)
         source = (
             layout.replace("{full}", full)

@@ -228,7 +228,7 @@ _SCHEDULER_EVENTS = (
 )
 
 
-def layer_kinds(alias_group: str) -> tuple[Kind, ...]:
+def layer_kinds(family: str) -> tuple[Kind, ...]:
     """The kinds of layers for tensors of a shape.
 
     >>> [kind.name for kind in layer_kinds("image")][:2]
@@ -237,7 +237,7 @@ def layer_kinds(alias_group: str) -> tuple[Kind, ...]:
     Args:
         family: A key of `SHAPES`.
     """
-    layers = LAYERS[alias_group]
+    layers = LAYERS[family]
     own = tuple(
         Kind(
             "module of a class",
