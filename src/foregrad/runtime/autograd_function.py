@@ -94,7 +94,7 @@ class TrainingCore:
     # ------------------------------------------------------------------------------------------- forward
     def _write_forward(self, writer: Writer) -> None:
         lead = [] if self._all_through else ["nondiff_args"]
-        dummy_leaf = ["spark"] if self._alone else []
+        dummy_leaf = ["dummy_leaf"] if self._alone else []
         with writer.block(f"def forward({', '.join(['ctx', *lead, *self._parameters, *dummy_leaf])}):"):
             if 0 < len(self._beside) <= FEW:  # many are read where they are
                 writer.take_apart(self._rest, "nondiff_args")
@@ -404,7 +404,7 @@ class TrainingCore:
         nondiff_args = writer.fresh("nondiff_args")
         writer.line(f"{nondiff_args} = [{', '.join(rest)}]")
         # Autograd makes a node only if some input requires grad.
-        dummy_leaf = [writer.bind(torch.empty(0, requires_grad=True), "spark")] if self._alone else []
+        dummy_leaf = [writer.bind(torch.empty(0, requires_grad=True), "dummy_leaf")] if self._alone else []
         writer.line(f"{left} = apply({', '.join([nondiff_args, *through, *dummy_leaf])})")
         if self._nondiff_args:
             writer.take_apart([writer.variable(slot) for slot in self._nondiff_args], nondiff_args)

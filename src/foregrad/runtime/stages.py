@@ -162,7 +162,7 @@ class RequireGrad(Stage):
     """Inputs that the program makes require grad."""
 
     slots: tuple[Primal, ...]
-    at_once: bool  # the program differentiates them; otherwise only what comes after it does
+    at_once: bool  # otherwise at the end: nothing is differentiated, and memory that they share is written
 
     def enter(self, writer: Writer) -> None:
         if self.at_once:
