@@ -155,3 +155,13 @@ def test_symbolic_outputs_carry_a_mark_for_front_ends():
     """A-12"""
     y = grab(lambda x: x.view(x.shape[0] // 2, 2) * 2, dynamic=True)[0](plain(4))
     assert y._dynamo_weak_dynamic_indices == {0} or y._dynamo_propagated_dynamic_indices == {0}
+
+
+def test_a_write_that_eager_does_not_count_is_never_counted():
+    """M-7: not for a moment, in which a backward in another thread could find that its buffer was written."""
+    module = torch.nn.BatchNorm1d(2)
+    compiled, before = foregrad.aot_module(module, nop), module.running_mean._version
+    compiled(leaf(3, 2)).sum().backward()
+    source = compiled.specializations[0].source
+    assert "buffer_running_mean.data.copy_(" in source and "set_version(buffer_running_mean" not in source
+    assert module.running_mean._version == before

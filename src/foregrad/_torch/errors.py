@@ -6,6 +6,11 @@ from enum import Enum
 
 from .fake import NO_DATA
 
+# Packages of torch that trace a part of a program by themselves, and whose errors say so by where they come from.
+DYNAMO = "torch._dynamo"
+SCRIPT_TRACING = "torch.jit._trace"
+HIGHER_ORDER_OPERATORS = "torch._higher_order_ops"
+
 
 class AboutFakes(Enum):
     """What torch says to tensors without data, and would not say to real ones."""
@@ -28,7 +33,7 @@ def said_of_fakes(error: BaseException) -> AboutFakes | None:
 
 def is_internal_assertion(error: BaseException) -> bool:
     """Whether torch itself fails."""
-    return "INTERNAL ASSERT FAILED" in str(error)
+    return any(words in str(error) for words in AboutFakes.INTERNAL.value)
 
 
 def is_version_error(error: BaseException) -> bool:

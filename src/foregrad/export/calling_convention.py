@@ -15,10 +15,10 @@ from .._torch import pytree
 from ..capturing.capture import Capture
 from ..codegen.pytree import unflatten
 from ..graph.graph import GraphOutput, Node
-from ..slots import Buffer, Grad, Input, Output, Param, Slot, Token, Updated
+from ..slots import Buffer, Grad, Input, Output, Param, Slot, Token, Updated, outermost
 from ..subclasses.layout import Layout, Wrapped
 from .signature import BackwardSignature, GraphSignature
-from .subclasses import Named, Wrappers, in_parts, owner_of, path_of
+from .subclasses import Named, Wrappers, in_parts, path_of
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def _backward_signature(inputs: Inputs, outputs: Outputs) -> BackwardSignature |
 
 def _is(slot: Named, kind: type) -> bool:
     """Whether a slot is a parameter, a buffer or an argument, or lies in one."""
-    return isinstance(owner_of(slot), kind)
+    return isinstance(outermost(slot), kind)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -21,11 +21,25 @@ from ..joint.side_effects import Assigned, GradAssigned, Moved
 from ..ops import Kind, aten, op_info
 from ..options import config
 from ..record.fakify import has_hooks
-from ..slots import Buffer, FreeTensor, Grad, GradOf, Inner, Input, Output, Param, Primal, RandomState, Token, Updated
+from ..slots import (
+    Buffer,
+    FreeTensor,
+    Grad,
+    GradOf,
+    Inner,
+    Input,
+    Output,
+    Param,
+    Primal,
+    RandomState,
+    Token,
+    Updated,
+    outermost,
+)
 from ..subclasses.layout import Wrapped, leaves_of, spread
 from .calling_convention import Inputs, Names, Outputs, argument_names, signature_of, structure_of
 from .signature import GraphSignature
-from .subclasses import Named, new_values, owner_of, path_of, plain_slots, seed_of
+from .subclasses import Named, new_values, path_of, plain_slots, seed_of
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -60,7 +74,7 @@ def refuse_what_is_lost(capture: Capture, joint: bool) -> None:
             "tensors. Return the value beside the result."
         )
     for facts in program.inputs:
-        if isinstance(owner_of(facts.recorded.slot), FreeTensor):
+        if isinstance(outermost(facts.recorded.slot), FreeTensor):
             _refuse_hidden(facts, joint)
     for name, error in program.backward.refused.items():
         assert isinstance(name, Output)
@@ -136,7 +150,7 @@ def _refuse_gradients_without_a_name(capture: Capture) -> None:
 def refuse_unnamed_gradient(places: Iterable[Named], inputs: Container[Named]) -> None:
     """The gradient of an argument is named by the argument's node."""
     for place in places:
-        slot = owner_of(place)
+        slot = outermost(place)
         if isinstance(slot, Input) and place not in inputs:
             raise ExportError(
                 f"the gradient of {slot} is put together otherwise than {slot} itself (one of them is a tensor "
@@ -364,8 +378,8 @@ class _Lowering:
         gradients: dict[Any, list[tuple[Any, Node]]] = {}
         for slot, node in joint.graph.outputs_of(Grad):
             if node is not None:
-                gradients.setdefault(owner_of(slot.of), []).append((slot.of, node))  # type: ignore[union-attr]
-        owners = dict.fromkeys(owner_of(place) for place in self.inputs.named)
+                gradients.setdefault(outermost(slot.of), []).append((slot.of, node))  # type: ignore[union-attr]
+        owners = dict.fromkeys(outermost(place) for place in self.inputs.named)
         found = [pair for owner in owners for pair in gradients.get(owner, ())]
         refuse_unnamed_gradient([place for place, _ in found], self.inputs.arguments)
         return found

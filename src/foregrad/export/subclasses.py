@@ -26,13 +26,6 @@ from ..values import same_value
 Named = Param | Buffer | Input | Inner
 
 
-def owner_of(slot: Any) -> Any:
-    """The input itself, for a tensor inside of it."""
-    while isinstance(slot, Inner):
-        slot = slot.of
-    return slot
-
-
 def path_of(slot: Any) -> str:
     """The name of an input, or of a tensor inside of one: `weight.a`."""
     return f"{path_of(slot.of)}.{slot.attr}" if isinstance(slot, Inner) else slot.path

@@ -37,6 +37,7 @@ from .._torch import (
     storages_asked_first,
     without_function_modes,
 )
+from .._torch.errors import DYNAMO, HIGHER_ORDER_OPERATORS, SCRIPT_TRACING
 from ..errors import StateChangeError, UnsupportedError
 from ..graph.graph import Step
 from ..ops import tensors_in
@@ -578,16 +579,16 @@ class Session:
 def _refuse_higher_order(error: Exception) -> None:
     """Say which operator of the program had a part of it traced by torch itself, where that has failed."""
     refusal = "the higher-order operator {} cannot be compiled yet."
-    if type(error).__module__.startswith("torch._dynamo"):
-        raise UnsupportedError(refusal.format(caller_of(error, "torch._dynamo"))) from error
-    if isinstance(error, RuntimeError) and passes_through(error, "torch.jit._trace"):
+    if type(error).__module__.startswith(DYNAMO):
+        raise UnsupportedError(refusal.format(caller_of(error, DYNAMO))) from error
+    if isinstance(error, RuntimeError) and passes_through(error, SCRIPT_TRACING):
         raise UnsupportedError(
-            f"TorchScript cannot trace recorded tensors: {caller_of(error, 'torch.jit._trace')} this cannot be "
+            f"TorchScript cannot trace recorded tensors: {caller_of(error, SCRIPT_TRACING)} this cannot be "
             "compiled yet. Trace before the program, or compile with fallback='eager'."
         ) from error
-    if isinstance(error, AssertionError) and passes_through(error, "torch._higher_order_ops"):
+    if isinstance(error, AssertionError) and passes_through(error, HIGHER_ORDER_OPERATORS):
         # Without its cause: frames of that hold tensors without data, and tools may print what frames hold.
-        raise UnsupportedError(refusal.format(caller_of(error, "torch._higher_order_ops"))) from None
+        raise UnsupportedError(refusal.format(caller_of(error, HIGHER_ORDER_OPERATORS))) from None
 
 
 def _refuse_dead_end(target: Tensor, tangent: Tensor) -> bool:

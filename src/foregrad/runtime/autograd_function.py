@@ -205,24 +205,28 @@ class TrainingCore:
     @cached_property
     def _repeated_targets(self) -> set[Returned]:
         """One value to the graph, but two to autograd, with a tangent each: `y.data` that was differentiated too."""
-        node = dict(zip(self._joint.signature.returned, self._joint.returned_nodes, strict=True))
-        first = {id(node[slot]): slot for slot in reversed(self._targets)}
-        return {slot for slot in self._targets if first[id(node[slot])] is not slot}
+        first = {id(self._nodes[slot]): slot for slot in reversed(self._targets)}
+        return {slot for slot in self._targets if first[id(self._nodes[slot])] is not slot}
+
+    @cached_property
+    def _nodes(self) -> dict[Returned, Any]:
+        """The node of each result."""
+        return dict(zip(self._joint.signature.returned, self._joint.returned_nodes, strict=True))
 
     def _nondiff_values(self) -> list[str]:
         """A result that autograd does not track must be a tensor of its own beside one that it does."""
         alike = repeated_results(self._joint)
-        node = dict(zip(self._joint.signature.returned, self._joint.returned_nodes, strict=True))
-        tracked = {id(node[slot]) for slot in self._targets}
+        nodes = self._nodes
+        tracked = {id(nodes[slot]) for slot in self._targets}
         results = self._joint.outputs.results
         shapes = {Output(i) for i, result in enumerate(results) if gives_geometry(result)}
-        apart = [s in alike or s in shapes or id(node[s]) in tracked or self._is_view(s) for s in self._nondiff_args]
+        apart = [s in alike or s in shapes or id(nodes[s]) in tracked or self._is_view(s) for s in self._nondiff_args]
         names = [self._returned[slot] for slot in self._nondiff_args]
         return [f"{name}.detach()" if is_apart else name for name, is_apart in zip(names, apart, strict=True)]
 
     def _is_view(self, slot: Returned) -> bool:
         if isinstance(slot, Base):
-            node = self._joint.returned_nodes[self._joint.signature.returned.index(slot)]
+            node = self._nodes[slot]
             if isinstance(node, Wrapped):
                 return False  # a wrapper is made anew, around whatever its leaves are
             return is_view(node) or node.op is operator.getitem
