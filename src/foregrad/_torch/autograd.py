@@ -339,6 +339,9 @@ class AutogradWatch(Protocol):
     def note_cache(self, storage: dict[Any, Any]) -> None:
         """A selective checkpoint will keep values there."""
 
+    def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A functorch transform wraps a tensor; gives what it is to wrap."""
+
 
 _watches: dict[int, AutogradWatch] = {}  # by thread
 
@@ -394,12 +397,42 @@ def _see_cache(mode: Any, *args: Any, **kwargs: Any) -> None:
         watch.note_cache(mode.storage)
 
 
+_transforms: Any = torch._functorch.eager_transforms
+
+
+_vmap: Any = torch._functorch.vmap
+
+
+_WRAPPING = ((_transforms, "_wrap_for_grad"), (_vmap, "_add_batch_dim"))
+
+
+_wrapping = [(module, name, getattr(module, name)) for module, name in _WRAPPING]
+
+
+def _of_stand_in(wrap: Callable[..., Any]) -> Callable[..., Any]:
+    """What wraps a tensor for a transform, and asks a watch first what to wrap."""
+
+    def wrap_stand_in(tensor: Any, *args: Any) -> Any:
+        watch = _watches.get(threading.get_ident())
+        return wrap(tensor if watch is None else watch.stand_in(tensor), *args)
+
+    return wrap_stand_in
+
+
+_wrapping_stand_ins = [(module, name, _of_stand_in(wrap)) for module, name, wrap in _wrapping]
+
+
+def _set_functions(functions: Sequence[tuple[Any, str, Callable[..., Any]]]) -> None:
+    for module, name, function in functions:
+        setattr(module, name, function)
+
+
 @contextlib.contextmanager
 def autograd_watched(watch: AutogradWatch) -> Iterator[None]:
     """Tell a watch what the running thread does to autograd past all modes.
 
-    `Function.apply` and `saved_tensors_hooks` look these two helpers up at each call (torch 2.11 to 2.13), so that
-    those are seen, too, who have kept the bound method from before.
+    `Function.apply`, `saved_tensors_hooks` and the transforms of `torch.func` look these helpers up at each call (torch
+    2.11 to 2.15), so that those are seen, too, who have kept the bound method from before.
     """
     thread = threading.get_ident()
     with recordings_lock:
@@ -409,6 +442,7 @@ def autograd_watched(watch: AutogradWatch) -> Iterator[None]:
         _autograd._push_saved_tensors_default_hooks = _see_saved_hooks  # type: ignore[assignment]
         _CachedTorchDispatchMode.__init__ = _see_cache  # type: ignore[method-assign, assignment]
         BackwardHook.__init__ = _see_module_hooks  # type: ignore[method-assign, assignment]
+        _set_functions(_wrapping_stand_ins)
     try:
         yield
     finally:
@@ -422,6 +456,7 @@ def autograd_watched(watch: AutogradWatch) -> Iterator[None]:
                 _autograd._push_saved_tensors_default_hooks = _push_saved_hooks
                 _CachedTorchDispatchMode.__init__ = _make_cache  # type: ignore[method-assign]
                 BackwardHook.__init__ = _make_module_hooks  # type: ignore[method-assign]
+                _set_functions(_wrapping)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from .fake import NO_DATA
 # Packages of torch that trace a part of a program by themselves, and whose errors say so by where they come from.
 DYNAMO = "torch._dynamo"
 SCRIPT_TRACING = "torch.jit._trace"
+FX_TRACING = "torch.fx.experimental.proxy_tensor"
 HIGHER_ORDER_OPERATORS = "torch._higher_order_ops"
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch._C import _dynamo
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils import parametrize  # which counts the blocks in which it keeps what it has computed
 from torch.utils._device import DeviceContext  # the mode behind a default device
@@ -137,6 +138,11 @@ def under_vmap() -> bool:
 def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
     """Whether a tensor belongs to a functorch transform."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def outside_transforms() -> contextlib.AbstractContextManager[Any]:
+    """Run as if no transform of functorch were on: inside of one, no tensor can be made to require grad."""
+    return temporarily_clear_interpreter_stack() if under_functorch_transform() else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from .._torch import (
     function_that_asks,
     is_about_inference_tensors,
     is_functorch_wrapped,
+    outside_transforms,
     set_version,
     without_function_modes,
 )
@@ -220,7 +221,8 @@ class LiftedTensors(TorchFunctionMode):
         """The fake of a real tensor, adopted if it is met for the first time."""
         fake = self._known_fake(real)
         if fake is None:
-            fake = self._adopt(real)
+            with outside_transforms():
+                fake = self._adopt(real)
             self.register(real, fake)
         self.found_in_backward.add(id(fake))
         return fake
@@ -249,6 +251,11 @@ class LiftedTensors(TorchFunctionMode):
     def note_cache(self, storage: dict[Any, Any]) -> None:
         """A selective checkpoint keeps values."""
         self.caches.add(storage)
+
+    def stand_in(self, tensor: Tensor) -> Tensor:
+        """A functorch transform wraps a tensor, past all modes: no operator may find a real one inside."""
+        with without_function_modes():
+            return tensor if self._abstract(tensor) or is_functorch_wrapped(tensor) else self.fake_of(tensor)
 
     def _swap(self, value: Any) -> Any:
         if type(value) in PLAIN or self._abstract(value):

@@ -37,7 +37,7 @@ from .._torch import (
     storages_asked_first,
     without_function_modes,
 )
-from .._torch.errors import DYNAMO, HIGHER_ORDER_OPERATORS, SCRIPT_TRACING
+from .._torch.errors import DYNAMO, FX_TRACING, HIGHER_ORDER_OPERATORS, SCRIPT_TRACING
 from ..errors import StateChangeError, UnsupportedError
 from ..graph.graph import Step
 from ..ops import tensors_in
@@ -586,6 +586,12 @@ def _refuse_higher_order(error: Exception) -> None:
             f"TorchScript cannot trace recorded tensors: {caller_of(error, SCRIPT_TRACING)} this cannot be "
             "compiled yet. Trace before the program, or compile with fallback='eager'."
         ) from error
+    if isinstance(error, AssertionError) and passes_through(error, FX_TRACING):
+        raise UnsupportedError(
+            f"torch.fx cannot trace recorded tensors: {caller_of(error, FX_TRACING)} this cannot be compiled yet. "
+            "Trace outside of the program (torch.func.jvp gives what torch.func.linearize does), or compile with "
+            "fallback='eager'."
+        ) from None
     if isinstance(error, AssertionError) and passes_through(error, HIGHER_ORDER_OPERATORS):
         # Without its cause: frames of that hold tensors without data, and tools may print what frames hold.
         raise UnsupportedError(refusal.format(caller_of(error, HIGHER_ORDER_OPERATORS))) from None
