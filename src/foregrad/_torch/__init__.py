@@ -9,3 +9,4 @@ from .errors import *
 from .fake import *
 from .guards import *
 from .operators import *
+from .symbols import *

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from torch.utils.checkpoint import CheckpointFunction, _CachedTorchDispatchMode,
 from torch.utils.hooks import BackwardHook as _BackwardHook
 
 from .fake import set_lazy_bits
-from .guards import recordings_lock
+from .guards import Replaced, recordings_lock
 
 CheckpointFrame = _CheckpointFrame  # leads to what a checkpoint runs again
 
@@ -315,12 +316,6 @@ def custom_function_of(node: PythonNode) -> type:
     return found
 
 
-_functorch_utils: Any = torch.autograd.function._functorch.utils
-
-
-_unwrap_arguments = _functorch_utils.unwrap_dead_wrappers
-
-
 _push_saved_hooks = _autograd._push_saved_tensors_default_hooks
 
 
@@ -346,12 +341,34 @@ class AutogradWatch(Protocol):
 _watches: dict[int, AutogradWatch] = {}  # by thread
 
 
-def _see_arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    watch = _watches.get(threading.get_ident())
-    if watch is not None:
-        watch.note_applied(args)
-    unwrapped: tuple[Any, ...] = _unwrap_arguments(args)
-    return unwrapped
+_applied: dict[int, type] = {}  # the custom function that autograd is about to run, by thread
+
+
+def _see_application(function: type, name: str) -> Any:
+    """An attribute of a custom function.
+
+    To apply one, autograd asks it in C++ for the class of its node, which nobody else does, and then for `forward`.
+    What that is given is seen, also where somebody has kept the bound `apply` from before (torch 2.11 to 2.15).
+    """
+    value = type.__getattribute__(function, name)
+    if name not in ("_backward_cls", "forward"):
+        return value
+    thread = threading.get_ident()
+    watch = _watches.get(thread)
+    if watch is None:
+        return value
+    if name == "_backward_cls":
+        _applied[thread] = function
+        return value
+    return functools.partial(_note_and_call, watch, value) if _applied.pop(thread, None) is function else value
+
+
+def _note_and_call(watch: AutogradWatch, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    watch.note_applied((*args, *kwargs.values()))
+    return forward(*args, **kwargs)
+
+
+_applications_seen = Replaced(type(torch.autograd.Function), "__getattribute__", _see_application)
 
 
 def _see_saved_hooks(pack: Any, unpack: Any) -> None:
@@ -431,28 +448,28 @@ def _set_functions(functions: Sequence[tuple[Any, str, Callable[..., Any]]]) -> 
 def autograd_watched(watch: AutogradWatch) -> Iterator[None]:
     """Tell a watch what the running thread does to autograd past all modes.
 
-    `Function.apply`, `saved_tensors_hooks` and the transforms of `torch.func` look these helpers up at each call (torch
-    2.11 to 2.15), so that those are seen, too, who have kept the bound method from before.
+    `saved_tensors_hooks` and the transforms of `torch.func` look these helpers up at each call (torch 2.11 to 2.15), so
+    that those are seen, too, who have kept the bound method from before.
     """
     thread = threading.get_ident()
     with recordings_lock:
         before = _watches.get(thread)
         _watches[thread] = watch
-        _functorch_utils.unwrap_dead_wrappers = _see_arguments
         _autograd._push_saved_tensors_default_hooks = _see_saved_hooks  # type: ignore[assignment]
         _CachedTorchDispatchMode.__init__ = _see_cache  # type: ignore[method-assign, assignment]
         BackwardHook.__init__ = _see_module_hooks  # type: ignore[method-assign, assignment]
         _set_functions(_wrapping_stand_ins)
     try:
-        yield
+        with _applications_seen:
+            yield
     finally:
+        _applied.pop(thread, None)
         with recordings_lock:
             if before is None:
                 del _watches[thread]
             else:
                 _watches[thread] = before
             if not _watches:
-                _functorch_utils.unwrap_dead_wrappers = _unwrap_arguments
                 _autograd._push_saved_tensors_default_hooks = _push_saved_hooks
                 _CachedTorchDispatchMode.__init__ = _make_cache  # type: ignore[method-assign]
                 BackwardHook.__init__ = _make_module_hooks  # type: ignore[method-assign]

@@ -1,7 +1,8 @@
-"""Fake tensors and their modes, storages without data, shape inference, and symbolic sizes."""
+"""Fake tensors and their modes, storages without data, and shape inference."""
 
 from __future__ import annotations
 
+import builtins
 import collections
 import contextlib
 import copy
@@ -14,8 +15,8 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._guards import TracingContext  # front ends hand the fake mode and output strides over in it
@@ -27,48 +28,14 @@ from torch._subclasses.fake_tensor import FakeTensorConverter, in_kernel_invocat
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import UnsupportedFakeTensorException as UnsupportedFakeTensorException
 from torch._subclasses.fake_tensor import UnsupportedOperatorException as UnsupportedOperatorException
-from torch.fx.experimental import symbolic_shapes
-from torch.fx.experimental.symbolic_shapes import DimDynamic as DimDynamic
-from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv
-from torch.fx.experimental.symbolic_shapes import StatelessSymbolicContext
-from torch.fx.experimental.symbolic_shapes import free_symbols as free_symbols
 from torch.nested._internal import nested_tensor  # a fake mode loads it, and goes on with its numbers
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_traceable_wrapper_subclass
-from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy  # what bounds a symbolic size
 
 from .guards import Replaced, all_objects_count_as_old, disable_modes, garbage_collection_paused
 from .operators import without_function_modes
 
-_BETWEEN = frozenset({*sys.stdlib_module_names, "sympy", "mpmath"})  # who asks on behalf of others
-
-
-def _asking_code() -> types.CodeType | None:
-    """The code that asks for an attribute, past the library functions that it asks with."""
-    frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in _BETWEEN:
-        frame = frame.f_back
-    return None if frame is None else frame.f_code
-
-
-def _class_as_asked(plain: type, is_users: Callable[[types.CodeType], bool]) -> Callable[[Any, str], Any]:
-    def attribute(symbol: Any, name: str) -> Any:
-        if name == "__class__":
-            code = _asking_code()
-            if code is not None and is_users(code):
-                return plain
-        return object.__getattribute__(symbol, name)
-
-    return attribute
-
-
-@functools.cache
-def sizes_like_numbers(is_users: Callable[[types.CodeType], bool]) -> Sequence[contextlib.AbstractContextManager[Any]]:
-    """In these contexts `isinstance` takes symbolic numbers for plain ones, where the user's code asks.
-
-    It asks a value for its class. Torch itself must tell symbols from numbers.
-    """
-    kinds = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
-    return [Replaced(kind, "__getattribute__", _class_as_asked(plain, is_users)) for kind, plain in kinds]
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
 def new_fake_mode(shape_env: ShapeEnv | None, for_all_sizes: bool = False) -> FakeTensorMode:
@@ -101,8 +68,38 @@ def _static_mode() -> FakeTensorMode:
     """
     with garbage_collection_paused():
         all_objects_count_as_old()
-        mode = FakeTensorMode()
+        mode = _mode_without_dynamo() if "torch._dynamo.config" not in sys.modules else FakeTensorMode()
         gc.collect(0)  # what is new, and nothing of the user's
+    return mode
+
+
+class _TorchForAMode:
+    """What the constructor of a mode is given for `torch`: itself, but for two settings of Dynamo's."""
+
+    _dynamo = types.SimpleNamespace(
+        config=types.SimpleNamespace(fake_tensor_cache_enabled=False, fake_tensor_cache_crosscheck_enabled=False)
+    )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def _mode_without_dynamo() -> FakeTensorMode:
+    """A mode without a cache, made by torch's own constructor.
+
+    To read whether the cache is wanted, which a recording never has, the constructor imports Dynamo, Inductor and
+    sympy: 800 modules. The names that it looks for stay the same from torch 2.11 to 2.15.
+    """
+    stand_in = _TorchForAMode()
+
+    def import_or_stand_in(name: str, *args: Any) -> Any:
+        found = torch if name == "torch._dynamo.config" else __import__(name, *args)
+        return stand_in if found is torch else found
+
+    init: Any = FakeTensorMode.__init__
+    names = {**init.__globals__, "__builtins__": {**vars(builtins), "__import__": import_or_stand_in}}
+    mode = FakeTensorMode.__new__(FakeTensorMode)
+    types.FunctionType(init.__code__, names, init.__name__, None, init.__closure__)(mode, **init.__kwdefaults__)
     return mode
 
 
@@ -172,7 +169,7 @@ def fake_attributes(mode: FakeTensorMode, device: torch.device) -> dict[str, Any
 @functools.cache
 def fake_attribute_names() -> frozenset[str]:
     """The names of what torch itself puts on fake tensors."""
-    return frozenset(fake_attributes(FakeTensorMode(), torch.device("cpu")))
+    return frozenset(fake_attributes(_static_mode(), torch.device("cpu")))
 
 
 def fake_shell(meta: torch.Tensor, device: torch.device) -> Any:
@@ -426,11 +423,6 @@ def running_fake_mode() -> FakeTensorMode | None:
     return None if context is None else context.fake_mode
 
 
-def expression_of(value: Any) -> Any:
-    """The sympy expression of a symbolic number."""
-    return value.node.expr
-
-
 def mark_dynamic_dims(tensor: torch.Tensor, dims: set[int]) -> None:
     """Tell Dynamo not to specialise on these sizes; the attribute was renamed in 2.13."""
     for attribute in ("_dynamo_weak_dynamic_indices", "_dynamo_propagated_dynamic_indices"):
@@ -440,63 +432,6 @@ def mark_dynamic_dims(tensor: torch.Tensor, dims: set[int]) -> None:
 def is_static(tensor: torch.Tensor) -> bool:
     """Whether a tensor is known to have no symbolic sizes without looking at them one by one: most are."""
     return type(tensor) is FakeTensor and tensor.fake_mode.shape_env is None
-
-
-def hint_of(value: Any) -> int:
-    """The number that a symbolic integer had while recording; asking for it adds no guard."""
-    return int(value.node.hint) if isinstance(value, torch.SymInt) else int(value)
-
-
-def sympy_functions() -> Any:
-    """torch's own sympy functions: FloorDiv, Mod and the like."""
-    from torch.utils._sympy import functions
-
-    return functions
-
-
-def shape_guard_expression(shape_env: ShapeEnv, placeholders: Sequence[Any]) -> str | None:
-    """The guards that a recording added, as an expression over the placeholders."""
-    return shape_env.produce_guards_expression(placeholders)
-
-
-def shape_guard(expression: str, count: int) -> Callable[..., bool]:
-    """A function of the inputs that evaluates such an expression."""
-    names = [f"t{i}" for i in range(count)]
-    code = f"lambda {', '.join(names)}: (lambda L: {expression})({{{', '.join(f'{n!r}: {n}' for n in names)}}})"
-    return eval(code, dict(symbolic_shapes.SYMPY_INTERP))
-
-
-def symbolic_context(tensor: torch.Tensor) -> StatelessSymbolicContext[Any, Any]:
-    """Every size of the tensor is a symbol of its own unless it equals another one."""
-    return StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * tensor.dim())
-
-
-def local_source(name: str) -> Any:
-    """A name for an input, in the form in which a shape environment wants it."""
-    from torch._dynamo.source import ConstantSource
-
-    return ConstantSource(name)
-
-
-def named_symbol(shape_env: ShapeEnv, name: str, value: int, low: int | None, high: int | None) -> Any:
-    """A symbolic size between two bounds; sizes 0 and 1 are left out, as programs decide by them."""
-    source = local_source(name)
-    symbol = shape_env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)
-    known = shape_env.var_to_range[symbol]
-    bounds = ValueRanges(known.lower if low is None else max(low, 2), known.upper if high is None else high)
-    shape_env._update_var_to_range(symbol, known & bounds)
-    return shape_env.create_symintnode(symbol, hint=value, source=source)
-
-
-def symbol_range(shape_env: ShapeEnv, symbol: Any) -> Any:
-    """The values that a symbol may take, as the shape environment knows them now."""
-    return shape_env.var_to_range[symbol]
-
-
-def conditions_beside_ranges(shape_env: ShapeEnv) -> list[Any]:
-    """What a recording assumed about symbols that the ranges of the symbols do not say."""
-    conditions = [shape_env.replace(guard.expr) for guard in shape_env.guards]
-    return [c for c in conditions if not bool(bound_sympy(c, shape_env.var_to_range) == ValueRanges.wrap(True))]
 
 
 def python_kernels_first() -> Any:

@@ -8,19 +8,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import SymInt, Tensor
 
 from .._torch import (
-    DimDynamic,
     FakeTensor,
     FakeTensorMode,
     HigherOrderOperator,
     OpOverload,
-    ShapeEnv,
     Withheld,
+    argument_symbol,
     data_allowed,
     dispatch_with_symbols,
     is_static,
@@ -36,6 +35,9 @@ from ..ops import Kind, aten, op_info, tensors_in
 from ..slots import Primal
 from ..stack_traces import user_stack, where
 from ..subclasses.layout import is_wrapper, leaves_of, require_traceable
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 # Operators with one result whose meta kernels are exact on every device, and the kernel to run. They are most of what a
 # program runs, and FakeTensorMode asks many questions before it comes to the same kernels.
@@ -148,9 +150,7 @@ class Engine:
     def symbol(self, value: int, slot: Primal) -> int | SymInt:
         """A symbolic integer that stands for an argument."""
         assert self.shape_env is not None
-        source = local_source(str(slot))
-        symbol = self.shape_env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC, positive=None)
-        return self.shape_env.create_symintnode(symbol, hint=value, source=source)
+        return argument_symbol(self.shape_env, str(slot), value)
 
     def like(self, tensor: Tensor, dense: bool) -> Tensor:
         """A fresh abstract tensor with the geometry of another; `dense` makes it contiguous if that has holes."""

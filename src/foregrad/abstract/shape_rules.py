@@ -52,12 +52,34 @@ def _softmax_backward(grad: TensorMeta, out: TensorMeta, dim: int, dtype: torch.
     return grad.size if fits else None
 
 
-def _addmm(bias: TensorMeta, a: TensorMeta, b: TensorMeta) -> tuple[int, ...] | None:
+def _mm(a: TensorMeta, b: TensorMeta) -> tuple[int, ...] | None:
     """The factors may lie as they like."""
-    if len(a.size) != 2 or len(b.size) != 2 or a.size[1] != b.size[0] or 0 in (*a.size, *b.size):
+    fit = len(a.size) == 2 and len(b.size) == 2 and a.size[1] == b.size[0] and 0 not in (*a.size, *b.size)
+    common = a.dtype in _DTYPES and a.device.type in _DEVICES and _alike(a, b)
+    return (a.size[0], b.size[1]) if fit and common else None
+
+
+def _addmm(bias: TensorMeta, a: TensorMeta, b: TensorMeta) -> tuple[int, ...] | None:
+    size = _mm(a, b)
+    fits = size is not None and is_plain(bias) and _alike(bias, a) and bias.size in (size, size[1:])
+    return size if fits else None
+
+
+def _reduced(x: TensorMeta, dims: Sequence[int] | None = None, keep: bool = False) -> tuple[int, ...] | None:
+    """A sum, or a mean: no dimensions are all of them."""
+    rank = len(x.size)
+    gone = {dim % rank for dim in dims if -rank <= dim < rank} if dims and rank else set(range(rank))
+    if dims and len(gone) != len(dims):
+        return None  # one that is not there, or one twice
+    return tuple(1 if dim in gone else size for dim, size in enumerate(x.size) if keep or dim not in gone)
+
+
+def _embedding(weight: Any, indices: Any, padding: int = -1, *flags: bool) -> tuple[int, ...] | None:
+    fits = is_plain(weight) and len(weight.size) == 2 and -weight.size[0] <= padding < weight.size[0]
+    counted = hasattr(indices, "stride") and indices.dtype is torch.int64 and indices.device == weight.device
+    if not fits or not counted or 0 in indices.size or indices.stride != contiguous(indices.size):
         return None
-    size = a.size[0], b.size[1]
-    return size if is_plain(bias) and _alike(bias, a, b) and bias.size in (size, size[1:]) else None
+    return (*indices.size, weight.size[1])
 
 
 def _nll_loss(x: TensorMeta, target: TensorMeta, weight: Any, reduction: int, ignored: int) -> Sizes | None:
@@ -137,6 +159,10 @@ POINTWISE_OF_TWO = (
 RULES: dict[Any, Rule] = {
     **dict.fromkeys(POINTWISE, _like_first),
     **dict.fromkeys(POINTWISE_OF_TWO, _of_two),
+    aten.sum.default: _reduced,
+    aten.sum.dim_IntList: _reduced,
+    aten.mean.default: _reduced,
+    aten.mean.dim: _reduced,
     aten.threshold_backward.default: lambda grad, x, threshold: _of_two(grad, x),
     aten._softmax.default: _softmax,
     aten._log_softmax.default: _softmax,
@@ -149,7 +175,9 @@ RULES: dict[Any, Rule] = {
     aten.native_layer_norm_backward.default: _layer_norm_backward,
 }
 LOOSE_RULES: dict[Any, Rule] = {  # that see for themselves what is plain
+    aten.mm.default: _mm,
     aten.addmm.default: _addmm,
+    aten.embedding.default: _embedding,
     aten.nll_loss_forward.default: _nll_loss,
     aten.nll_loss_backward.default: _nll_loss_backward,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import SymInt, Tensor, nn
@@ -13,16 +13,19 @@ from torch import SymInt, Tensor, nn
 from .._torch import (
     FakeTensor,
     FakeTensorMode,
-    ShapeEnv,
     conditions_beside_ranges,
     expression_of,
     named_symbol,
     new_fake_mode,
+    new_shape_env,
     pytree,
     symbol_range,
 )
 from ..errors import ExportError
 from ..subclasses.layout import is_wrapper
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
 @dataclass
@@ -136,7 +139,7 @@ def with_symbolic_sizes(
     mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any], Symbols]:
     """The example call with fake tensors where `dynamic_shapes` says that a size may change."""
-    symbols = Symbols(new_fake_mode(ShapeEnv(duck_shape=False), for_all_sizes=True))
+    symbols = Symbols(new_fake_mode(new_shape_env(duck_shape=False), for_all_sizes=True))
     names, starred = _names(mod, args, kwargs)
     if isinstance(dynamic_shapes, (tuple, list)):
         if len(dynamic_shapes) != len(names):

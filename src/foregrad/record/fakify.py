@@ -13,13 +13,13 @@ from torch import Tensor
 from .._torch import (
     DATA_CAN_BE_FORBIDDEN,
     FakeTensor,
-    ShapeEnv,
     copy_creation,
     disable_modes,
     dispatch_mode_depth,
     fake_attribute_names,
     is_backward_state,
     new_fake_mode,
+    new_shape_env,
     running_fake_mode,
 )
 from ..abstract.engine import Engine
@@ -106,7 +106,7 @@ def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool) -> Engine:
     if mode is not None:
         return SymbolicEngine(mode, "a front end has a fake mode of its own")
     if dynamic:
-        return SymbolicEngine(new_fake_mode(ShapeEnv()), "sizes are symbols", own=True)
+        return SymbolicEngine(new_fake_mode(new_shape_env()), "sizes are symbols", own=True)
     if not DATA_CAN_BE_FORBIDDEN:
         return SymbolicEngine(
             new_fake_mode(None), "this build of torch has no storages that refuse to be read", own=True

@@ -1,0 +1,146 @@
+"""Symbolic sizes: their environment, the guards over them, and what a user's code sees of them.
+
+torch's own modules for them load sympy, which takes as long as all of Foregrad: they are loaded by the first function
+that needs them, and so not at all for a program whose sizes are numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .guards import Replaced
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv, StatelessSymbolicContext
+
+_BETWEEN = frozenset({*sys.stdlib_module_names, "sympy", "mpmath"})  # who asks on behalf of others
+
+
+def _asking_code() -> types.CodeType | None:
+    """The code that asks for an attribute, past the library functions that it asks with."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in _BETWEEN:
+        frame = frame.f_back
+    return None if frame is None else frame.f_code
+
+
+def _class_as_asked(plain: type, is_users: Callable[[types.CodeType], bool]) -> Callable[[Any, str], Any]:
+    def attribute(symbol: Any, name: str) -> Any:
+        if name == "__class__":
+            code = _asking_code()
+            if code is not None and is_users(code):
+                return plain
+        return object.__getattribute__(symbol, name)
+
+    return attribute
+
+
+@functools.cache
+def sizes_like_numbers(is_users: Callable[[types.CodeType], bool]) -> Sequence[contextlib.AbstractContextManager[Any]]:
+    """In these contexts `isinstance` takes symbolic numbers for plain ones, where the user's code asks.
+
+    It asks a value for its class. Torch itself must tell symbols from numbers.
+    """
+    kinds = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
+    return [Replaced(kind, "__getattribute__", _class_as_asked(plain, is_users)) for kind, plain in kinds]
+
+
+def new_shape_env(duck_shape: bool | None = None) -> ShapeEnv:
+    """An environment for symbolic sizes; `duck_shape` gives equal sizes one symbol, as torch does unless it is told."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return ShapeEnv(duck_shape=duck_shape)
+
+
+def free_symbols(value: Any) -> set[Any]:
+    """The symbols in the sizes of a value."""
+    from torch.fx.experimental.symbolic_shapes import free_symbols
+
+    return set(free_symbols(value))
+
+
+def expression_of(value: Any) -> Any:
+    """The sympy expression of a symbolic number."""
+    return value.node.expr
+
+
+def hint_of(value: Any) -> int:
+    """The number that a symbolic integer had while recording; asking for it adds no guard."""
+    return int(value.node.hint) if isinstance(value, torch.SymInt) else int(value)
+
+
+def sympy_functions() -> Any:
+    """torch's own sympy functions: FloorDiv, Mod and the like."""
+    from torch.utils._sympy import functions
+
+    return functions
+
+
+def shape_guard_expression(shape_env: ShapeEnv, placeholders: Sequence[Any]) -> str | None:
+    """The guards that a recording added, as an expression over the placeholders."""
+    return shape_env.produce_guards_expression(placeholders)
+
+
+def shape_guard(expression: str, count: int) -> Callable[..., bool]:
+    """A function of the inputs that evaluates such an expression."""
+    from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+    names = [f"t{i}" for i in range(count)]
+    code = f"lambda {', '.join(names)}: (lambda L: {expression})({{{', '.join(f'{n!r}: {n}' for n in names)}}})"
+    return eval(code, dict(SYMPY_INTERP))
+
+
+def symbolic_context(tensor: torch.Tensor) -> StatelessSymbolicContext[Any, Any]:
+    """Every size of the tensor is a symbol of its own unless it equals another one."""
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+    return StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * tensor.dim())
+
+
+def local_source(name: str) -> Any:
+    """A name for an input, in the form in which a shape environment wants it."""
+    from torch._dynamo.source import ConstantSource
+
+    return ConstantSource(name)
+
+
+def argument_symbol(shape_env: ShapeEnv, name: str, value: int) -> Any:
+    """A symbolic number that stands for an argument."""
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+    source = local_source(name)
+    symbol = shape_env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC, positive=None)
+    return shape_env.create_symintnode(symbol, hint=value, source=source)
+
+
+def named_symbol(shape_env: ShapeEnv, name: str, value: int, low: int | None, high: int | None) -> Any:
+    """A symbolic size between two bounds; sizes 0 and 1 are left out, as programs decide by them."""
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    source = local_source(name)
+    symbol = shape_env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)
+    known = shape_env.var_to_range[symbol]
+    bounds = ValueRanges(known.lower if low is None else max(low, 2), known.upper if high is None else high)
+    shape_env._update_var_to_range(symbol, known & bounds)
+    return shape_env.create_symintnode(symbol, hint=value, source=source)
+
+
+def symbol_range(shape_env: ShapeEnv, symbol: Any) -> Any:
+    """The values that a symbol may take, as the shape environment knows them now."""
+    return shape_env.var_to_range[symbol]
+
+
+def conditions_beside_ranges(shape_env: ShapeEnv) -> list[Any]:
+    """What a recording assumed about symbols that the ranges of the symbols do not say."""
+    from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+    conditions = [shape_env.replace(guard.expr) for guard in shape_env.guards]
+    return [c for c in conditions if not bool(bound_sympy(c, shape_env.var_to_range) == ValueRanges.wrap(True))]
