@@ -877,7 +877,7 @@ def scripted_function():
 
 @pattern
 def scripted_submodule():
-    part = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
+    part = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
     return nn.Sequential(nn.Linear(4, 4), part, nn.Linear(4, 2)), rand(3, 4)
 
 

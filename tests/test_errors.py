@@ -376,16 +376,6 @@ def test_torchscript_functions_are_recorded():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_torchscript_modules_are_refused():
-    inside, traced = torch.jit.script(nn.Linear(4, 4)), torch.jit.trace(nn.Linear(4, 4), plain(4))
-    with pytest.raises(UnsupportedError, match="TorchScript"):
-        grab(lambda x: inside(x) * 2)[0](leaf(4))
-    for module in (inside, traced):
-        with pytest.raises(UnsupportedError, match="TorchScript"):
-            foregrad.aot_module(module, nop)(leaf(4))
-
-
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("layer", [lambda: nn.LazyLinear(3), nn.LazyBatchNorm1d], ids=["weights", "buffers"])
 def test_lazy_modules_are_refused_until_they_have_run(layer):
     module = layer()

@@ -114,6 +114,7 @@ CASES = {
     "file": (sys.stdout, []),
     "generator of torch": (torch.Generator(), []),
     "operator": (torch.ops.aten.add, []),
+    "TorchScript module": (torch.jit.script(torch.nn.Tanh())._c, ["TorchScript module"]),
     "iterator": (iter([1]), None),
     "generator": ((i for i in ()), None),
     "counting": (itertools.count(), None),

@@ -9,4 +9,5 @@ from .errors import *
 from .fake import *
 from .guards import *
 from .operators import *
+from .script import *
 from .symbols import *

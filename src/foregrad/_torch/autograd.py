@@ -337,8 +337,16 @@ class AutogradWatch(Protocol):
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         """A functorch transform wraps a tensor; gives what it is to wrap."""
 
+    def call_script(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A module of TorchScript is called, which reads its tensors in C++."""
+
 
 _watches: dict[int, AutogradWatch] = {}  # by thread
+
+
+def running_watch() -> AutogradWatch | None:
+    """The watch of the running thread."""
+    return _watches.get(threading.get_ident())
 
 
 _applied: dict[int, type] = {}  # the custom function that autograd is about to run, by thread

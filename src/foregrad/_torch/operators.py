@@ -14,7 +14,7 @@ from torch._higher_order_ops.auto_functionalize import can_auto_functionalize
 from torch._higher_order_ops.effects import _EffectType, _get_op_qualname, has_effects
 from torch._higher_order_ops.effects import with_effects as with_effects
 from torch._higher_order_ops.print import print as print_in_graph
-from torch._higher_order_ops.torchbind import call_torchbind
+from torch._higher_order_ops.torchbind import call_torchbind as call_torchbind
 from torch._library import simple_registry
 from torch._library.fake_class_registry import FakeScriptMethod, FakeScriptObject, _is_script_object, find_fake_class
 from torch._logging import getArtifactLogger  # TORCH_LOGS=aot_joint_graph,aot_graphs
@@ -26,7 +26,7 @@ from torch._ops import TorchBindOpOverload
 from torch.fx._lazy_graph_module import _LazyGraphModule  # generates its code on the first call only
 from torch.utils import _pytree
 
-from .guards import Replaced, disable_modes, dispatch_mode_depth
+from .guards import disable_modes
 
 pytree = _pytree  # the tree flattening that torch itself uses: containers registered there count
 
@@ -135,20 +135,6 @@ def fake_script_object(real: Any, state: Any) -> Any:
 def script_object_identity(real: Any) -> int:
     """What tells one script object from another: Python may hold several wrappers of one, which hash alike."""
     return hash(real)
-
-
-_call_script_method = torch.ScriptMethod.__call__
-
-
-def _call_or_record(method: Any, *args: Any, **kwargs: Any) -> Any:
-    """A method of a script object, called as an operator where a mode listens."""
-    if dispatch_mode_depth() and is_script_object(method.raw_owner):
-        return call_torchbind(method.raw_owner, method.name, *args, **kwargs)
-    return _call_script_method(method, *args, **kwargs)
-
-
-# Methods of script objects run in C++, where no mode sees them; patching the call is what torch itself does.
-script_calls_seen = Replaced(torch.ScriptMethod, "__call__", _call_or_record)
 
 
 def effect_type(effect: str) -> Any:

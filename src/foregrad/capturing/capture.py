@@ -626,15 +626,10 @@ def state_of(module: nn.Module, dynamic: bool) -> list[tuple[Argument, Source]]:
     """Parameters, then buffers, each under every name that it has."""
     found: list[tuple[Argument, Source]] = []
     kinds: tuple[tuple[str, type[Param] | type[Buffer]], ...] = (("_parameters", Param), ("_buffers", Buffer))
-    if any(isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
-        raise UnsupportedError(
-            "a TorchScript module keeps its parameters where recording cannot see them. Compile the module that it was "
-            "made of, or use fallback='eager'."
-        )
-    modules = [(prefix, vars(child)) for prefix, child in module.named_modules(remove_duplicate=False)]
+    modules = [*module.named_modules(remove_duplicate=False)]
     for table_name, slot_type in kinds:
-        for prefix, attributes in modules:
-            table = attributes[table_name]
+        for prefix, child in modules:
+            table = getattr(child, table_name)  # of TorchScript's, no dict
             for key, tensor in list(table.items()):
                 if tensor is not None:
                     path = f"{prefix}.{key}" if prefix else key

@@ -26,7 +26,15 @@ from typing import Any, Literal
 
 import torch
 
-from .._torch import FakeTensor, dict_version
+from .._torch import (
+    ConcreteModuleType,
+    FakeTensor,
+    ScriptMethod,
+    ScriptModule,
+    dict_version,
+    restore_script_attributes,
+    script_attributes,
+)
 from ..subclasses.layout import is_wrapper
 from ..values import PLAIN
 from .code import is_library_class
@@ -566,6 +574,7 @@ RANDOM = Kind(
 )
 RANDOM_STATE = Kind("numpy random state", _read_state, _restore_random_state, is_attribute=True, compared="not at all")
 GENERATOR = Kind("numpy generator", _read_state, _restore_generator, is_attribute=True, compared="not at all")
+SCRIPT_MODULE = Kind("TorchScript module", script_attributes, restore_script_attributes)
 RANDOM_KINDS = (RANDOM, RANDOM_STATE, GENERATOR)
 
 # ----------------------------------------------------------------------------------------------------- the table
@@ -603,6 +612,7 @@ KINDS: dict[type, Kind] = {
     operator.itemgetter: GETTER,
     operator.attrgetter: GETTER,
     operator.methodcaller: GETTER,
+    ScriptModule: SCRIPT_MODULE,
     **dict.fromkeys(PLAIN_PARTS, VALUE),
 }
 """Builtin types that hold state, and the kind of each; instances of subclasses are of that kind too."""
@@ -631,6 +641,8 @@ OPAQUE: tuple[type, ...] = (
     # Random state and objects in C++ that are followed while recording.
     torch.Generator,
     torch.ScriptObject,
+    ScriptMethod,
+    ConcreteModuleType,
 )
 """Objects whose state is not looked into, on purpose; those of some modules of torch come on top."""
 

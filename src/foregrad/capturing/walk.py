@@ -21,7 +21,7 @@ from typing import Any, TypeVarTuple
 
 from torch import Tensor, nn
 
-from .._torch import cached_parametrizations, global_module_hooks
+from .._torch import cached_parametrizations, global_module_hooks, script_part
 from ..errors import UnsupportedError
 from ..values import PLAIN, SETTLED, are_settled, is_plain, weakly
 from . import kinds
@@ -416,6 +416,9 @@ class Walk(FreeVariables):
         for name, child in module.named_modules():
             if id(child) not in self.modules and id(child) not in known:
                 self._seen[id(child)] = child
+                script = script_part(child)
+                if script is not None:
+                    self._visit(Source(script, "held", None, path), script)
                 parts = known[id(child)] = ModuleParts(".".join(part for part in (path, name) if part), child)
                 self._enter_class(type(child))
                 self._enter_module_parts(parts)

@@ -21,12 +21,14 @@ from .._torch import (
     BackwardHook,
     CheckpointFrame,
     below_autograd,
+    changes_its_module,
     counts_versions,
     disable_modes,
     function_that_asks,
     is_about_inference_tensors,
     is_functorch_wrapped,
     outside_transforms,
+    run_on_stand_ins,
     set_version,
     without_function_modes,
 )
@@ -256,6 +258,20 @@ class LiftedTensors(TorchFunctionMode):
         """A functorch transform wraps a tensor, past all modes: no operator may find a real one inside."""
         with without_function_modes():
             return tensor if self._abstract(tensor) or is_functorch_wrapped(tensor) else self.fake_of(tensor)
+
+    def call_script(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A module of TorchScript is called, which reads its tensors in C++."""
+        assigned = changes_its_module(method)
+        if assigned is not None:
+            raise self._recorder.refuse(
+                UnsupportedError(
+                    f"a TorchScript module assigns to its attribute {assigned!r}, or calls a method of that name which "
+                    f"an interface hides, at {where(user_stack(3))}: this cannot be compiled yet. Call the module that "
+                    "TorchScript was made of, or compile with fallback='eager'."
+                )
+            )
+        given, named = self._swap(args), {name: self._swap(value) for name, value in kwargs.items()}
+        return run_on_stand_ins(method, given, named, self.stand_in)
 
     def _swap(self, value: Any) -> Any:
         if type(value) in PLAIN or self._abstract(value):

@@ -32,6 +32,7 @@ from .._torch import (
     overrides_told_as_in_eager,
     recording_autograd,
     script_calls_seen,
+    script_functions_seen,
     shares_version_counter,
     sizes_like_numbers,
     storages_asked_first,
@@ -378,6 +379,7 @@ class Session:
                 with (
                     recording_autograd(),
                     script_calls_seen,
+                    script_functions_seen,
                     storages_asked_first,
                     self.engine.withheld.while_running(),
                     dynamo_aside(),
