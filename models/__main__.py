@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import gc
 import json
 import subprocess
 import sys
@@ -47,6 +48,7 @@ def main() -> int:
         for case in chosen:
             print(json.dumps({"starts": case.name}), flush=True)
             print(json.dumps(asdict(compare(case))), flush=True)
+            gc.collect()  # a model and its compiled programs refer to each other
         return 0
     outcomes = list(_tried(chosen))
     counts = collections.Counter(outcome.verdict for outcome in outcomes)

@@ -21,9 +21,9 @@ TORCHVISION: dict[str, tuple[int, dict[str, Any]]] = {
     "efficientnet_v2_s": (32, {}),
     "fcn_resnet50": (32, {}),
     "googlenet": (64, {"init_weights": False}),
-    "inception_v3": (96, {"init_weights": False}),
+    "inception_v3": (96, {"init_weights": False, "aux_logits": False}),
     "lraspp_mobilenet_v3_large": (64, {}),
-    "maxvit_t": (64, {"input_size": (64, 64), "partition_size": 2}),
+    "maxvit_t": (224, {}),
     "mnasnet0_5": (32, {}),
     "mobilenet_v2": (32, {}),
     "mobilenet_v3_small": (32, {}),
@@ -40,7 +40,7 @@ TORCHVISION: dict[str, tuple[int, dict[str, Any]]] = {
     "vit_b_32": (32, {"image_size": 32}),
     "wide_resnet50_2": (32, {}),
 }
-VIDEO = ("mc3_18", "r2plus1d_18", "r3d_18", "s3d")
+VIDEO = ("mc3_18", "r2plus1d_18", "r3d_18")
 DETECTION = (
     "fasterrcnn_mobilenet_v3_large_320_fpn",
     "fcos_resnet50_fpn",
