@@ -18,6 +18,7 @@ from foregrad.errors import (
     EagerFallbackWarning,
     EscapeError,
     FakeModeError,
+    FirstCallError,
     InternalError,
     MissingInputError,
     StateChangeError,
@@ -377,14 +378,15 @@ def test_torchscript_functions_are_recorded():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("layer", [lambda: nn.LazyLinear(3), nn.LazyBatchNorm1d], ids=["weights", "buffers"])
-def test_lazy_modules_are_refused_until_they_have_run(layer):
+def test_lazy_modules_are_recorded_once_they_have_run(layer):
+    """The first call gives them their shapes (see capturing/test_first_calls.py); recording alone cannot."""
     module = layer()
-    with pytest.raises(UnsupportedError, match=r"weight has no shape yet\. Run the module once"):
-        foregrad.aot_module(module, nop)(plain(2, 4))
-    with pytest.raises(UnsupportedError, match="has no shape yet"):
-        grab(lambda x: module(x))[0](plain(2, 4))
+    with pytest.raises(FirstCallError, match=r"weight of the module has no shape yet: call it once before"):
+        foregrad.capture(module, plain(2, 4))
+    with pytest.raises(FirstCallError, match="has no shape yet"):
+        foregrad.capture(lambda x: module(x), plain(2, 4))
     module(plain(2, 4))
-    assert foregrad.aot_module(module, nop)(plain(2, 4)).shape[0] == 2
+    assert foregrad.capture(module, plain(2, 4)).joint.is_training
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,14 @@ class StateChangeError(CaptureError):
     """Recording changed Python state that a compiled call would not change again."""
 
 
+class FirstCallError(StateChangeError):
+    """The program changes Python state at its first call, and not again at the next: call it once before."""
+
+    def __init__(self, change: str) -> None:
+        super().__init__(f"{change}: call it once before it is recorded.")
+        self.change = change
+
+
 class MissingInputError(ForegradError, RuntimeError):
     """An input of a compiled program is gone: its storage was freed, or its name was deleted."""
 

@@ -39,3 +39,8 @@ class Lock:
 # Held while a program runs on abstract tensors, which it may put into modules until that is undone, and while a
 # compiled call puts tensors there.
 recording_lock = Lock()
+
+# Held while a program is recorded, and while one runs as it was written to change what only its first call changes:
+# that must not be taken for what a recording did. It is taken before the other lock, which a backward in another thread
+# may need meanwhile.
+state_lock = Lock()

@@ -10,16 +10,25 @@ from typing import Any, NamedTuple, ParamSpec
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 
 from .._torch import FakeTensor, garbage_collection_paused
 from ..abstract.engine import Engine, EngineReport
 from ..abstract.lean_tensors import to_fake_tensors
 from ..codegen.pytree import Flat, Items, Leaf, Tree, flatten, unflatten
-from ..errors import EscapeError, ForegradError, GraphOutputError, InternalError, StateChangeError, UnsupportedError
+from ..errors import (
+    EscapeError,
+    FirstCallError,
+    ForegradError,
+    GraphOutputError,
+    InternalError,
+    StateChangeError,
+    UnsupportedError,
+)
 from ..joint.build import Joint, build_joint
 from ..joint.inputs import InputFacts, Resized
 from ..joint.side_effects import Assigned
-from ..locks import recording_lock
+from ..locks import recording_lock, state_lock
 from ..options import AOTConfig
 from ..record.alias_groups import (
     SharedMemory,
@@ -45,8 +54,9 @@ from ..values import loosely
 from .ahead import Ahead
 from .backward_guards import ReadInBackward, calls_of_users
 from .code import AnyName, can_see_code_that_runs
+from .first_calls import NextCall
 from .free_variables import FreeVariables, refuse_inputs_as_keys, refuse_unknown
-from .snapshot import Snapshot, assigned_buffers, refuse_private_state
+from .snapshot import Refused, Snapshot, assigned_buffers, refuse_private_state
 from .sources import Source
 from .walk import Walk
 
@@ -123,7 +133,7 @@ def _serialized(capture: Callable[P, Capture]) -> Callable[P, Capture]:
 
     @functools.wraps(capture)
     def locked(*args: P.args, **kwargs: P.kwargs) -> Capture:
-        with recording_lock:
+        with state_lock, recording_lock:
             try:
                 return capture(*args, **kwargs)
             except BaseException as error:
@@ -216,6 +226,11 @@ class ProgramCall:
     given: Given | None = None  # None if the program cannot change the containers of its arguments
 
     @property
+    def held(self) -> tuple[Any, ...]:
+        """What the program was last called with."""
+        return () if self.given is None else self.given.held
+
+    @property
     def named_arguments(self) -> list[tuple[str, Any]]:
         """Each leaf, by its path in the user's words."""
         return [(str(argument.slot), argument.value) for argument in self.inputs]
@@ -223,7 +238,7 @@ class ProgramCall:
 
 def _capture(call: ProgramCall, exact_guards: bool = False) -> Capture:
     """Look at everything around the program, record until nothing new shows, and keep what each call compares."""
-    recordings = _Recordings(call, _reachable(call, exact_guards))
+    recordings = _Recordings(call, exact_guards)
     with garbage_collection_paused():
         recorded, shared = recordings.until_stable()
     free_variables = recordings.free_variables_read()
@@ -414,9 +429,10 @@ class _BackwardGuards:
 class _Recordings:
     """The recordings of one call. Each starts from the same objects of the user's, and leaves them as they were."""
 
-    def __init__(self, call: ProgramCall, reachable: Walk) -> None:
+    def __init__(self, call: ProgramCall, exact_guards: bool) -> None:
         self._call = call
-        self._reachable = reachable
+        self._exact_guards = exact_guards
+        self._reachable = reachable = _reachable(call, exact_guards)
         self._compared = set(self._found_elsewhere())
         self._sessions: list[Session] = []
         self.free_tensors = _FreeTensors(reachable)
@@ -464,8 +480,8 @@ class _Recordings:
             try:
                 session.run(call.run, arguments, state, shown.shared, shown.late, shown.with_grads)
             finally:
-                session.arguments = () if call.given is None else call.given.held
-            recorded = self._differentiated(session, snapshot)
+                session.arguments = call.held
+            recorded = self._differentiated(session, snapshot, arguments)
         except Exception as error:
             return Attempt(session, self._undone(error, session, snapshot))
         refusal = snapshot.undo(session)
@@ -491,7 +507,7 @@ class _Recordings:
         self._sessions.append(session)
         return session
 
-    def _differentiated(self, session: Session, snapshot: Snapshot) -> Recorded:
+    def _differentiated(self, session: Session, snapshot: Snapshot, arguments: Sequence[Argument]) -> Recorded:
         """The joint graph of a program that has run, if each call can do what it did."""
         call = self._call
         if self._reachable.refusal is not None:  # the program has caught it
@@ -500,7 +516,8 @@ class _Recordings:
             raise Retrace(ArgumentsElsewhere())
         survivors = snapshot.survivors(session)
         if survivors:
-            raise escape_error(survivors[0], session)
+            refused = Refused(show(survivors[0]), escape_error(survivors[0], session))
+            raise self._unless_first(refused, session, arguments)
         with session.noting_code():  # classes may bring functions of their own that take them apart
             result = flatten(session.result, "output")
         escapes = snapshot.assigned(session)
@@ -508,11 +525,23 @@ class _Recordings:
         if call.config.is_export:
             buffers = [source for argument, source in call.state if isinstance(argument.slot, Buffer)]
             escapes = assigned_buffers(escapes, buffers)
+        change = snapshot.refused(session)
+        if change is not None:
+            raise self._unless_first(change, session, arguments)
         joint = build_joint(Recording.of(session), result.leaves, result.paths, escapes, call.config)
         if call.given is not None:  # the backward has run as well
             call.given.require_unchanged()
         refuse_private_state(joint.hooks, self._reachable, session)
         return Recorded(joint, result)
+
+    def _unless_first(self, refused: Refused, session: Session, arguments: Sequence[Argument]) -> Exception:
+        """The error for a change: whether the next call would make it as well shows where that can be told."""
+        call = self._call
+        try:
+            reachable = _reachable(call, self._exact_guards)
+        except ForegradError:
+            return refused.error
+        return NextCall(session, reachable, lambda: call.held).decide(refused, call.run, arguments)
 
     def _undone(self, error: Exception, session: Session, snapshot: Snapshot) -> Raised | Reason:
         """What comes of a recording that did not get to its end; it leaves nothing behind."""
@@ -526,8 +555,10 @@ class _Recordings:
         left = snapshot.survivors(session, error)
         disown(session)
         session.end()
+        if isinstance(error, FirstCallError):
+            left = [survivor for survivor in left if not snapshot.has_forgotten(survivor)]
         if left and not isinstance(error, EscapeError):
-            if isinstance(error, Retrace):
+            if isinstance(error, (Retrace, FirstCallError)):
                 raise escape_error(left[0], session)
             error.add_note(f"A tensor without data, of no use to anybody, is left in {show(left[0])}.")
         match error:
@@ -631,7 +662,7 @@ def state_of(module: nn.Module, dynamic: bool) -> list[tuple[Argument, Source]]:
         for prefix, child in modules:
             table = getattr(child, table_name)  # of TorchScript's, no dict
             for key, tensor in list(table.items()):
-                if tensor is not None:
+                if tensor is not None and not is_lazy(tensor):  # a lazy one is refused where it is met
                     path = f"{prefix}.{key}" if prefix else key
                     found.append((Argument(slot_type(path), tensor, dynamic), Source(table, "item", key, path)))
     return found

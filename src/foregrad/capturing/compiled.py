@@ -26,8 +26,8 @@ from .._torch import (
 )
 from ..codegen.pytree import flatten
 from ..compat import ViewAndMutationMeta
-from ..errors import EagerFallbackWarning, ForegradError
-from ..locks import Lock, recording_lock
+from ..errors import EagerFallbackWarning, FirstCallError, ForegradError, StateChangeError
+from ..locks import Lock, recording_lock, state_lock
 from ..options import AOTConfig
 from ..runtime.assemble import Program, assemble
 from ..runtime.saved_tensors import SavedValue
@@ -118,6 +118,7 @@ class Compiled:
         self.config = dataclasses.replace(config, name=self._name)
         self._lock = Lock()
         self._eager = False
+        self._first_calls = 0  # in a row, after which the program was to be recorded
         self.specializations: list[Specialization] = []
         self._calls: tuple[Callable[..., Any], ...] = ()
 
@@ -134,7 +135,7 @@ class Compiled:
     def _on_guard_miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that no program is for: compile one, or run the original where that is the only right thing."""
         for _ in range(_TRIES):
-            if self._eager or recording_lock.is_mine or _inside_another_transform(args, kwargs):
+            if self._eager or state_lock.is_mine or recording_lock.is_mine or _inside_another_transform(args, kwargs):
                 return self._function(*args, **kwargs)
             result = self._compile_and_call(args, kwargs)
             if result is not MISS:
@@ -163,16 +164,39 @@ class Compiled:
                     kwargs,
                 )
             try:
-                call = self._specialize(args, kwargs)
+                call = self._specialize_or_not(args, kwargs)
             except ForegradError as error:
                 if self.config.options.fallback != "eager":
                     raise
                 self._eager = True
                 return self._give_up(f"cannot be compiled and runs eagerly: {error}", args, kwargs)
+            if call is None:
+                with state_lock:
+                    return self._function(*args, **kwargs)
         result = call(args, kwargs)
         if result is MISS:  # the guards may have met a tensor of a recording in another thread: none runs now
             with recording_lock:
                 return self._try_programs(args, kwargs)
+        return result
+
+    def _note_first_call(self, change: FirstCallError) -> None:
+        """The program changes what only its first call changes, which is made as it was written; so may others be."""
+        self._first_calls += 1
+        if self._first_calls > self.config.options.max_specializations:
+            raise StateChangeError(
+                f"{self._first_calls - 1} calls in a row ran as they were written, since each found something that "
+                f"no call before it had changed. Now {change.change}. Change it outside the program, or compile with "
+                "fallback='eager'."
+            ) from None
+        log.debug("%r is called once as it was written: %s", self, change)
+        self._calls = tuple([functools.partial(self._ends_first_calls, call) for call in self._calls])
+
+    def _ends_first_calls(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = call(args, kwargs)
+        if result is not MISS:
+            with self._lock:
+                self._first_calls = 0
+                self._forget_those_gone()
         return result
 
     def _try_programs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -182,6 +206,14 @@ class Compiled:
                 return result
         return MISS
 
+    def _specialize_or_not(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
+        """A program for a call; None if the call must be made as it was written, which changes what no program can."""
+        try:
+            return self._specialize(args, kwargs)
+        except FirstCallError as change:
+            self._note_first_call(change)
+            return None
+
     def _specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         with garbage_collection_paused():
             capture = self._capture(args, kwargs)
@@ -189,6 +221,7 @@ class Compiled:
             program = assemble(capture.joint, self.config, GuardedEntry(capture))
             capture.joint.recording.session.release_arguments()
             capture.free_variables.release()
+        self._first_calls = 0
         self.specializations.append(Specialization(program, capture.free_variables.lifetime))
         self._calls = (program.call, *self._calls)
         return program.call
@@ -209,6 +242,8 @@ class Compiled:
             capture = capture_call(self._function, args, kwargs, self._module, self.config, again)
             if not any(map(is_about_symbols, capture.joint.backward.refused.values())):
                 return capture
+        except FirstCallError:
+            raise
         except Exception as error:  # one that is not about symbols comes again with fixed numbers
             log.debug("recording with symbolic sizes failed, fixed ones are tried: %s", error)
         fixed = dataclasses.replace(self.config, dynamic_shapes=False)

@@ -714,23 +714,23 @@ def _hides_state(kind: type, base: type) -> bool:
 class CacheBefore:
     """The calls that a cached function remembers, as it was."""
 
-    __slots__ = ("_before", "_cache", "_keys")
+    __slots__ = ("_before", "_keys", "of")
 
     def __init__(self, cache: Any) -> None:
-        self._cache = cache
+        self.of = cache
         self._before = cache.cache_info()
         self._keys = [*_table_of(cache)]
 
     def forget_later_calls(self) -> None:
         """Make it as it was: tensors of a recording are among what it remembers since then."""
-        now = self._cache.cache_info()
+        now = self.of.cache_info()
         if now == self._before:
             return
         before = self._before
         if before.currsize == before.hits == before.misses == 0:
-            self._cache.cache_clear()
+            self.of.cache_clear()
             return
-        known, table = {*map(id, self._keys)}, _table_of(self._cache)
+        known, table = {*map(id, self._keys)}, _table_of(self.of)
         for key in [key for key in table if id(key) not in known]:
             del table[key]
 

@@ -30,7 +30,7 @@ from ..errors import AssignedAttributeError, EscapeError, StateChangeError, Unsu
 from ..joint.hooks import HookAdded, HookEffect
 from ..joint.side_effects import Escape
 from ..record.fakify import MARKS
-from ..record.session import Session
+from ..record.session import RunAgain, Session
 from ..record.survivors import Survivor, held_by_frames, origin_of, suspects
 from ..values import PLAIN, is_plain, is_unchanged
 from . import kinds
@@ -280,6 +280,13 @@ class Change:
         return noted.kind.put if noted.kind is not kinds.VARIABLE and _is_the_same_key(key) else None
 
 
+class Refused(NamedTuple):
+    """A change that a compiled call would not make again."""
+
+    path: str
+    error: Exception
+
+
 def _is_the_same_key(key: Any) -> bool:
     """Whether each call would use this key: one that the program has made would be another one."""
     if is_plain(key):
@@ -377,36 +384,49 @@ class Snapshot:
                 escapes.append(escape)
         return escapes
 
-    def survivors(self, session: Session, error: Exception | None = None) -> list[Survivor]:
-        """Tensors that are held by something that was not noted, and not by the recording or by its error."""
+    def survivors(
+        self, session: Session, error: Exception | None = None, again: RunAgain | None = None
+    ) -> list[Survivor]:
+        """Tensors that are held by something that was not noted, and not by the recording or by its error.
+
+        Where the program was run once more, only what it made then is looked at.
+        """
         if session.beginning is None:
             return []
         changes = self.changes()
+        made = session if again is None else again
         found = session.beginning.survivors(
-            lambda: suspects(session, chain((change.value for change in changes), held_by_frames(error)))
+            lambda: suspects(made, chain((change.value for change in changes), held_by_frames(error)))
         )
         known = Counter((holder, id(change.value)) for change in changes for holder in change.noted.holders)
         return [survivor for survivor in found if _references(survivor) > known[id(survivor.holder), survivor.held]]
 
+    def refused(self, session: Session) -> Refused | None:
+        """What a compiled call would not repeat of what has changed, if there is anything."""
+        for change in self.changes():
+            if self._performed.get((id(change.noted.owner), change.key)) != id(change.value):
+                return Refused(change.path, _refusal(change, session))
+        return None
+
     def undo(self, session: Session) -> Exception | None:
         """Put back what the recording changed; gives the error for what a compiled call would not repeat."""
-        looked_at = [(noted, noted.changed()) for noted in self._perhaps_changed()]
-        error: Exception | None = None
-        for change in [Change(noted, key) for noted, keys in looked_at for key in keys]:
-            performed = self._performed.get((id(change.noted.owner), change.key))
-            if error is None and performed != id(change.value):
-                error = _refusal(change, session)
-        for noted, keys in looked_at:
-            if keys or not noted.holds_the_same:
+        refused = self.refused(session)
+        for noted in self._perhaps_changed():
+            if noted.changed() or not noted.holds_the_same:
                 noted.restore()
-        if error is not None:
-            self.forget_calls()
-        return error
+        if refused is None:
+            return None
+        self.forget_calls()
+        return refused.error
 
     def forget_calls(self) -> None:
         """Take out of caches what the recording has put there."""
         for cache in self._caches:
             cache.forget_later_calls()
+
+    def has_forgotten(self, survivor: Survivor) -> bool:
+        """Whether a cache holds a tensor that it does not give to anybody any more."""
+        return any(cache.of is survivor.holder for cache in self._caches)
 
 
 def _references(survivor: Survivor) -> int:

@@ -25,7 +25,7 @@ from .._torch import (
 from ..abstract.engine import Engine
 from ..abstract.lean_engine import LeanEngine
 from ..abstract.symbolic_engine import SymbolicEngine
-from ..errors import FakeModeError, StateChangeError, UnsupportedError
+from ..errors import FakeModeError, FirstCallError, StateChangeError, UnsupportedError
 from ..ops import ViewStep, aten
 from ..slots import Primal, ViewRoot
 from ..subclasses.layout import Layout, is_wrapper, leaves_of, wrappers_in
@@ -208,9 +208,9 @@ def _as_leaf_or_not(real: Tensor, fake: Tensor, again: Callable[[], Tensor]) -> 
 
 
 def require_shape(value: Tensor, slot: Primal) -> None:
-    """Refuse a lazy parameter: nothing else may be asked of it."""
+    """Refuse a lazy parameter, which gets its shape at the first call: nothing else may be asked of it."""
     if type(value) is not Tensor and torch.nn.parameter.is_lazy(value):
-        raise UnsupportedError(f"{slot} has no shape yet. Run the module once before you compile it.")
+        raise FirstCallError(f"{slot} of the module has no shape yet")
 
 
 def fakify(engine: Engine, argument: Argument) -> RecordedInput:

@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -87,6 +88,32 @@ class RecordedBackward(NamedTuple):
     late: tuple[Tensor, ...]  # real tensors that it has found by itself, and the forward has not
     state: BackwardState | None  # that code of the user's has read in it
     emptied: frozenset[int]  # selective checkpoints that it has run through
+
+
+@dataclass(frozen=True)
+class RunAgain:
+    """A program that was run once more after it was recorded, on other tensors: what it had, and what came of it."""
+
+    session: Session
+    start: int  # the number of its first step
+    inputs: list[RecordedInput]
+    memories: tuple[RecordedInput, ...] = ()
+
+    @property
+    def steps(self) -> list[Step]:
+        return self.session.steps[self.start :]
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        return self.session.arguments
+
+    @property
+    def result(self) -> Any:
+        return self.session.result
+
+    @property
+    def held_beside(self) -> Iterator[Tensor]:
+        return self.session.held_beside
 
 
 class Session:
@@ -170,6 +197,31 @@ class Session:
         self.lifted.finish({id(recorded.seen) for recorded in self.inputs})
         self.require_known_grads()
         self.finished = True
+
+    def run_again(self, program: Callable[[list[Any]], Any], arguments: Sequence[Argument]) -> RunAgain:
+        """Run the program as the next call would: on other tensors like those that it was given.
+
+        Nothing can be made of the recording afterwards; it shows what a later call does to the user's objects.
+        """
+        start = len(self.steps)
+        others: dict[int, RecordedInput] = {}  # by id of the real tensor
+        seen = [self._seen_again(argument, others) for argument in arguments]
+        self._run(program, seen)
+        return RunAgain(self, start, list(others.values()))
+
+    def _seen_again(self, argument: Argument, others: dict[int, RecordedInput]) -> Any:
+        """What the next call would be given in the place of an argument; of a wrapper, what the first one was given."""
+        value = argument.value
+        first = next(recorded for recorded in self.inputs if recorded.slot == argument.slot)
+        if not first.is_tensor:
+            return value if isinstance(first.seen, (Object, set, frozenset)) else first.seen
+        if id(value) in self._found_elsewhere:
+            return value
+        if first.layout is None and id(value) not in others:
+            others[id(value)] = another = fakify(self.engine, argument)
+            self.inputs.append(another)
+            self.lifted.note_argument(value, another.seen)
+        return others.get(id(value), first).seen
 
     def _adopt_arguments(self, arguments: Sequence[Argument]) -> list[Any]:
         """What the program is called with."""
