@@ -80,11 +80,10 @@ def functional_variant(op: OpOverload) -> Variant | None:
     found = _BY_HAND.get(op)
     if found is None:
         namespace, name = schema.name.split("::")
-        packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-        if packet is None:
-            return None
+        plain = name.removesuffix("_")
+        packets = [getattr(getattr(torch.ops, namespace), known, None) for known in (plain, f"{plain}_functional")]
         wanted = [(a.name, str(a.type)) for a in schema.arguments if a.name not in outs]
-        overloads = [getattr(packet, overload) for overload in packet.overloads()]
+        overloads = [getattr(packet, name) for packet in packets if packet is not None for name in packet.overloads()]
         overloads.sort(key=lambda o: o._overloadname != op._overloadname)
         found = next((o for o in overloads if _fits(o, wanted)), None)
         if found is None:

@@ -31,7 +31,7 @@ def are_settled(values: Iterable[Any]) -> bool:
 _BY_EQUALITY: frozenset[type] = frozenset(
     {
         *(int, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented)),
-        *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme, torch.Size),
         *(fractions.Fraction, uuid.UUID, re.Pattern, datetime.date, datetime.timedelta, datetime.timezone),
         *(pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath),
     }

@@ -533,7 +533,7 @@ def _same_context(writer: Writer, name: str, value: Any) -> str:
 def equality(writer: Writer, name: str, value: Any) -> str:
     """A condition that holds if a Python value is what it was while recording."""
     kind = type(value)
-    if value is None or kind in (bool, torch.dtype, torch.layout, torch.memory_format):
+    if value is None or kind in (bool, torch.dtype, torch.layout, torch.memory_format, torch.qscheme):
         return f"{name} is {literal(writer, value)}"
     if kind in (int, str):
         return f"type({name}) is {kind.__name__} and {name} == {value!r}"

@@ -16,7 +16,7 @@ from torch import SymInt, Tensor
 from .._torch import OpOverload, disable_modes, is_refused_cast, pytree, without_function_modes
 from ..abstract.engine import Engine
 from ..abstract.kernel_checks import ask_eager, may_self_overlap, overlap_in_part, reads_what_it_writes, storage_of
-from ..errors import UnsupportedError
+from ..errors import FirstCallError, UnsupportedError
 from ..graph.graph import Step
 from ..ops import Kind, aten, op_info, tensors_in, written_arguments
 from ..stack_traces import Stack, where
@@ -66,6 +66,8 @@ class MutationChecks:
             self._before_reshape(op, args[0], stack)
             return ()
         written = written_arguments(op, args, kwargs)
+        if op is _OBSERVES:
+            _refuse_first_observation(args, stack)
         if self._noted.detached:
             self._refuse_write_behind_views(op, written, stack)
         if self._reshaped_views and torch.is_grad_enabled():
@@ -164,6 +166,15 @@ def _refuse_overlap(
                 f"{op}, at {where(stack)}, writes to memory that it reads as another argument: what comes out depends "
                 "on the order in which it does so, and cannot be compiled. Pass a clone."
             )
+
+
+_OBSERVES = aten._fused_moving_avg_obs_fq_helper.default
+
+
+def _refuse_first_observation(args: tuple[Any, ...], stack: Stack) -> None:
+    """An observer of channels that has observed nothing yet gives its buffers their size, if its data says it is on."""
+    if not args[3].numel():
+        raise FirstCallError(f"an observer of channels, at {where(stack)}, gives its buffers their size")
 
 
 def _refuse_narrowing(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
