@@ -11,6 +11,7 @@ from torch import nn
 from ._torch import FakeTensor, boxed_graph_wrapper_type, first_call_is_fake, garbage_collection_paused
 from .capturing.capture import Capture, capture_call, capture_flat, state_of
 from .capturing.compiled import Compiled, Specialization
+from .capturing.data_parallel import DataParallelCall
 from .capturing.kinds import Lifetime
 from .errors import ConfigError, PartitionError
 from .options import AOTConfig, Compiler, Partitioner, config, next_aot_id
@@ -123,7 +124,7 @@ compiled_function = aot_function
 class AOTModule(nn.Module):
     """A module whose forward is compiled; the original is `orig_module`, and its parameters are this module's too."""
 
-    def __init__(self, module: nn.Module, compiled: Compiled) -> None:
+    def __init__(self, module: nn.Module, compiled: Compiled | DataParallelCall) -> None:
         super().__init__()
         self.orig_module = module
         self._compiled = compiled
@@ -164,6 +165,9 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AOTModule:
                 if isinstance(tensor, FakeTensor):
                     path = f"{prefix}.{name}" if prefix else name
                     raise ConfigError(f"Unexpected fake {kind} {path}: a module to compile must hold real tensors.")
+    if isinstance(mod, nn.parallel.DistributedDataParallel):
+        inner = Compiled(mod.module, mod.module, aot_function(mod.module, *args, **kwargs).config)
+        return AOTModule(mod, DataParallelCall(mod, inner, AOTModule(mod.module, inner)))
     return AOTModule(mod, Compiled(mod, mod, aot_function(mod, *args, **kwargs).config))
 
 

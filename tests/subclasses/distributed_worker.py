@@ -1,15 +1,18 @@
 """One of two processes of the distributed tests: `python distributed_worker.py RANK FILE CASE`."""
 
+import contextlib
 import copy
 import datetime
 import os
 import sys
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -264,6 +267,55 @@ def data_parallel(mesh):
             optimizer.step()
     for a, b in zip(eager.parameters(), module.parameters(), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def whole_data_parallel(mesh):
+    """A compiled DistributedDataParallel module trains as eager does, `no_sync` and unused parameters included"""
+    for options in ({}, {"static_graph": True}, {"find_unused_parameters": True}):
+        torch.manual_seed(3)
+        eager = MLP()
+        if "find_unused_parameters" in options:
+            eager.unused = nn.Linear(2, 2)
+        module = copy.deepcopy(eager)
+        reference, parallel = (DistributedDataParallel(m, **options) for m in (eager, module))
+        compiled = foregrad.aot_module(parallel, keep)
+        torch.manual_seed(10 + dist.get_rank())
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (eager, module)]
+        for step in range(4):
+            x = torch.randn(4, 8)
+            for called, owner, optimizer in zip((reference, compiled), (reference, parallel), optimizers, strict=True):
+                alone = step == 1 and not options
+                with owner.no_sync() if alone else contextlib.nullcontext():
+                    called(x).square().mean().backward()
+                if not alone:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        assert len(compiled.specializations) == 1
+        for a, b in zip(eager.parameters(), module.parameters(), strict=True):
+            assert torch.equal(a, b)
+    with pytest.raises(foregrad.errors.UnsupportedError, match=r"DistributedDataParallel\(aot_module\("):
+        foregrad.aot_function(lambda x: parallel(x), keep)(torch.randn(4, 8))
+
+
+def fully_sharded(mesh):
+    """fully_shard around compiled modules trains as around eager ones; the other way round is refused"""
+    trained = []
+    for compile in (lambda module: module, lambda module: foregrad.aot_module(module, keep)):
+        torch.manual_seed(3)
+        model = nn.Sequential(compile(nn.Linear(8, 8)), nn.ReLU(), compile(nn.Linear(8, 2)))
+        for module in (model[0], model[2], model):
+            fully_shard(module, mesh=mesh)
+        torch.manual_seed(10 + dist.get_rank())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        trained.append([parameter.full_tensor() for parameter in model.parameters()])
+    assert all(map(torch.equal, *trained))
+    sharded = fully_shard(nn.Linear(8, 2), mesh=mesh)
+    with pytest.raises(foregrad.errors.UnsupportedError, match=r"aot_module\(model, ...\); fully_shard\(model\)"):
+        foregrad.aot_module(sharded, keep)(torch.randn(4, 8))
 
 
 def failing(mesh):

@@ -45,6 +45,12 @@ def test_distributed_tensors(tmp_path):
     assert codes == [0, 0], "\n".join(outputs)
 
 
+def test_data_parallel_and_sharded_modules(tmp_path):
+    """A compiled DistributedDataParallel module, and fully_shard around compiled modules, equal eager ones"""
+    codes, outputs = run_two("whole_data_parallel,fully_sharded", tmp_path)
+    assert codes == [0, 0], "\n".join(outputs)
+
+
 def test_a_rank_that_fails(tmp_path):
     """A clear error on the rank where it happened, and no hang"""
     codes, outputs = run_two("failing", tmp_path)

@@ -43,6 +43,7 @@ from ..graph.graph import Step
 from ..ops import Kind, OpInfo, aten, op_info, tensors_in, written_arguments
 from ..stack_traces import (
     GRADIENT_SUM,
+    Called,
     KnownOrigins,
     ModuleCalls,
     Origin,
@@ -54,7 +55,7 @@ from ..stack_traces import (
 )
 from ..subclasses.layout import is_wrapper
 from .mutation_checks import ForeignMemory, MutationChecks, Mutations, lists_share_memory, one_after_another
-from .refusals import explained
+from .refusals import communicating, explained
 from .rng import Generators
 from .script_objects import ScriptObjects
 from .subclasses import PLAIN_TYPES, WrapperCalls
@@ -96,6 +97,20 @@ class _LastNode:
         self.number = number
 
 
+class _Calls(ModuleCalls):
+    """Notes the modules that are called, and refuses those whose work no operator shows."""
+
+    def __init__(self, refuse: Callable[[Exception], Exception]) -> None:
+        super().__init__()
+        self._refuse = refuse
+
+    def enter(self, module: torch.nn.Module) -> Called | None:
+        refusal = communicating(module)
+        if refusal is not None:
+            raise self._refuse(refusal)
+        return super().enter(module)
+
+
 class Recorder(TorchDispatchMode):
     """Writes down every operator that the program and autograd run."""
 
@@ -115,7 +130,7 @@ class Recorder(TorchDispatchMode):
         self._decomposed = {id(op) for op in self._decompositions}  # to hash an operator takes longer
         self._plain: set[int] = set()  # ids of operators that only have to be run and written down
         self._from_nodes = from_nodes  # the program is a graph whose nodes know the user's lines better than frames do
-        self.calls = ModuleCalls()
+        self.calls = _Calls(self.refuse)
         self._known = KnownOrigins()  # of the forward
         self._origin: Origin | None = None  # of the operator that runs now
         self.generators = Generators(lambda: where(user_stack(2)))

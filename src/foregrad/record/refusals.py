@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import sys
+
+from torch import nn
 
 from .._torch import AboutFakes, said_of_fakes
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
-from ..stack_traces import errors_behind, source_of
+from ..stack_traces import errors_behind, source_of, user_stack, where
 
 WAY_OUT = (
     "Compute with the tensor instead of reading it (torch.where for a condition), pass the value as a plain Python "
@@ -65,6 +68,28 @@ def explained(error: BaseException) -> ForegradError | None:
         return None
     kind, message = _REFUSALS[about]
     return kind(message.format(place=source_of(error)))
+
+
+def communicating(module: nn.Module) -> UnsupportedError | None:
+    """The refusal of a module that works together with other processes around its call, in hooks and in C++."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        return UnsupportedError(
+            f"DistributedDataParallel averages gradients in C++, which cannot be recorded, at {where(user_stack(3))}. "
+            "Compile it by aot_module, which compiles the module in it, or compile that module first: "
+            "DistributedDataParallel(aot_module(model, ...))."
+        )
+    sharded = sys.modules.get("torch.distributed.fsdp")
+    if sharded is not None and isinstance(module, sharded.FSDPModule):
+        return UnsupportedError(
+            f"a module of fully_shard gathers its parameters around each call, which cannot be recorded, at "
+            f"{where(user_stack(3))}. Compile it first: model = aot_module(model, ...); fully_shard(model)."
+        )
+    if sharded is not None and isinstance(module, sharded.FullyShardedDataParallel):
+        return UnsupportedError(
+            f"FullyShardedDataParallel gathers parameters around each call, which cannot be recorded, at "
+            f"{where(user_stack(3))}. Compile the module in it: FullyShardedDataParallel(aot_module(model, ...))."
+        )
+    return None
 
 
 def without_frames(error: Exception) -> Exception:
