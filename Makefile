@@ -4,7 +4,8 @@
 # GRAMMAR=state draws one of them, FIRST=10000 continues a run.
 #
 # An interpreter that already has torch (in range) and pytest is used as it is, and nothing is installed: this is
-# how the targets run where there is no network. Any other interpreter only serves to make .venv.
+# how the targets run where there is no network. Any other interpreter only serves to make .venv, with the torch of
+# constraints.txt, or another one: make TORCH=2.15.0 test.
 
 PYTHON ?= python3
 N      ?= 10000
@@ -12,11 +13,15 @@ SEED   ?= 0
 FIRST  ?= 0
 GRAMMAR ?= both
 VENV   := .venv
-STAMP  := $(VENV)/.installed
+
+WANTED := $(TORCH)
+TORCH  ?= $(shell sed -n 's/^torch==//p' constraints.txt)
+STAMP  := $(VENV)/.installed-torch-$(TORCH)
 
 READY := $(shell $(PYTHON) -c 'import sys; from importlib.metadata import version; version("pytest"); \
-	torch = tuple(map(int, version("torch").split(".")[:2])); \
-	sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12) or not (2, 11) <= torch <= (2, 13))' \
+	full = version("torch").split("+")[0]; torch = tuple(map(int, full.split(".")[:2])); \
+	sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12) or not (2, 11) <= torch <= (2, 15) \
+	or "$(WANTED)" not in ("", full))' \
 	2>/dev/null && echo yes)
 
 ifeq ($(READY),yes)
@@ -61,13 +66,16 @@ format: $(SETUP)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3, 12) else \
 		"Foregrad needs Python 3.11 or 3.12: make PYTHON=/path/to/python3.11")'
 	@# Some systems ship Python without ensurepip; their own pip can fill the environment from outside.
 	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) \
 		&& $(PYTHON) -m pip --python $(VENV)/bin/python install pip; }
-	$(VENV)/bin/python -m pip install --editable '.[dev,demo]'
+	@# The torch that was asked for, and the rest as constraints.txt says.
+	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(VENV)/constraints.txt
+	$(VENV)/bin/python -m pip install --constraint $(VENV)/constraints.txt --editable '.[dev,demo]'
+	@rm -f $(VENV)/.installed*
 	@touch $@
 
 clean:
