@@ -2,11 +2,13 @@
 
 import functools
 import pathlib
+import traceback
 
 import pytest
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
+from torch.nn import functional as F
 
 import foregrad
 from foregrad import ForegradError, errors
@@ -401,3 +403,116 @@ def test_lazy_modules_are_recorded_once_they_have_run(layer):
 def test_sparse_intermediates_are_recorded(program):
     compiled = foregrad.aot_function(program, nop, enable_log=False)  # torch's printer of graphs asks for strides
     assert torch.equal(compiled(leaf(4)), program(leaf(4)))
+
+
+# ---------------------------------------------------------------------------------- where an error came about
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 5), nn.LayerNorm(6)
+
+    def forward(self, x):
+        return self.norm(self.linear(x))
+
+
+class Stack(nn.Module):
+    def __init__(self, block):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Identity(), block])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Reads(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+def raised_by(call):
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        call()
+    return caught.value
+
+
+def raises_in_eager(fn, *args, dynamic=False):
+    """What a compiled call raises, which is what eager raises."""
+    expected = raised_by(lambda: fn(*args))
+    error = raised_by(lambda: compile_and_call(fn, *args, dynamic=dynamic))
+    assert type(error) is type(expected) and str(error) == str(expected)
+    return error
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_error_in_a_module_of_torch_names_the_module_and_the_line_that_calls_it(dynamic):
+    error = raises_in_eager(Stack(Block()), plain(2, 4), dynamic=dynamic)
+    (note,) = error.__notes__
+    assert note.startswith("in layers.1.norm (LayerNorm), called at ") and HERE in note and "self.norm(" in note
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_shape_error_is_short(dynamic, caplog):
+    """One error, without what led to it; nothing of FakeTensorMode's, in the log either."""
+    error = raises_in_eager(lambda a, b: a @ b, plain(2, 3), plain(2, 3), dynamic=dynamic)
+    assert error.__suppress_context__ or error.__context__ is None
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    text = "".join(traceback.format_exception(error))
+    assert text.count("Traceback") == 1 and "fake_tensor" not in text and "FakeTensor" not in text
+    assert "recorder.py" not in text and text.rstrip().endswith("plain(2, 3), plain(2, 3), dynamic=dynamic)")
+    assert len(error.__notes__) == 1 and HERE in error.__notes__[0]
+
+
+def test_the_module_that_was_compiled_is_named_by_its_class_and_the_call():
+    error = raises_in_eager(nn.Linear(3, 4), plain(2, 5))
+    (note,) = error.__notes__
+    assert note.startswith("in Linear, called at ") and HERE in note
+
+
+def test_a_refusal_names_the_module_and_its_line_once():
+    error = raised_by(lambda: compile_and_call(Stack(Reads()), plain(2)))
+    assert isinstance(error, DataDependentError) and f"{HERE}:" in str(error)
+    assert error.__notes__ == ["in layers.1 (Reads)"]
+
+
+def test_what_the_users_own_code_raises_is_left_as_it_is():
+    kept = ValueError("mine")
+
+    def program(x):
+        raise kept
+
+    assert raised_by(lambda: compile_and_call(program, plain(2))) is kept
+    assert not hasattr(kept, "__notes__")
+
+
+def test_a_note_is_not_added_twice():
+    """The program raises the same error again: one that it keeps."""
+    errors = []
+
+    def program(x):
+        try:
+            return x @ x
+        except RuntimeError as error:
+            errors.append(error)
+            raise
+
+    kept = raised_by(lambda: compile_and_call(program, plain(2, 3)))
+    assert len(kept.__notes__) == 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: torch.bernoulli(x, 7.0),
+        lambda x: torch.multinomial(x.long(), 7),
+        lambda x: F.dropout(x, 3.0),
+        lambda x: x.view(7),
+        lambda x: torch.cat([x, x[0]]),
+        lambda x: F.cross_entropy(x, torch.zeros(5, dtype=torch.long)),
+        lambda x: x.scatter(5, x.long(), x),
+        lambda x: x.long().mean(),
+    ],
+)
+def test_a_call_that_eager_refuses_is_refused_in_its_words(program):
+    raises_in_eager(program, plain(2, 3))

@@ -14,13 +14,16 @@ import os
 import sys
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import nn
+
+from ._torch import CALL_OF_A_MODULE
+from .errors import ForegradError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -168,6 +171,58 @@ def source_of(error: BaseException) -> str:
         if is_users_code(step.tb_frame.f_code):
             place = _place(step.tb_frame.f_code, step.tb_lineno)
     return place or where(user_stack(2))
+
+
+def note_place(error: BaseException) -> None:
+    """Say in one line where an error came about that torch or Foregrad raises; the user's own is left alone.
+
+    The line names the module that was being called, for the line that failed may be torch's own, and the innermost line
+    of the user's that calls it: one of their own files, if there is one, rather than of a package that they installed.
+    """
+    modules: list[nn.Module] = []
+    lines: list[tuple[CodeType, int]] = []
+    last = None
+    for step in tracebacks_of(error):
+        last = step.tb_frame.f_code
+        if last is CALL_OF_A_MODULE and isinstance(module := step.tb_frame.f_locals.get("self"), nn.Module):
+            modules.append(module)
+        elif is_users_code(last):
+            lines.append((last, step.tb_lineno))
+    if last is None or is_users_code(last):
+        return
+    own = [line for line in lines if not _is_installed(line[0])] or lines
+    place = _place(*own[-1]) if own else where(user_stack(2))
+    told = place in str(error) or (not own and isinstance(error, ForegradError))  # which says what it is about
+    note = "" if told else f"at {place}"
+    if modules:
+        path, kind = _path_of(modules), type(modules[-1]).__name__
+        note = (f"in {path} ({kind})" if path else f"in {kind}") + (note and f", called {note}")
+    if note and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+def _is_installed(code: CodeType) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(code.co_filename.split(os.sep))
+
+
+def _path_of(modules: Sequence[nn.Module]) -> str:
+    """The name of the last of some modules in the first, each of which calls the next."""
+    called = Called(None, modules[0], "")
+    for module in modules[1:]:
+        called = Called(called, module, None)
+    return called.find_path()
+
+
+def drop_own_frames(error: BaseException) -> None:
+    """Leave the frames of Foregrad out of the traceback of an error that torch raises: it is eager's own."""
+    steps = list(tracebacks_of(error))
+    if isinstance(error, ForegradError) or not steps or is_own_code(steps[-1].tb_frame.f_code):
+        return
+    kept = None
+    for step in reversed(steps):
+        if not is_own_code(step.tb_frame.f_code):
+            kept = TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    error.__traceback__ = kept
 
 
 def passes_through(error: Exception, package: str) -> bool:

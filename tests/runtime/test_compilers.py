@@ -69,6 +69,21 @@ def test_functions_and_compilers_are_made_boxed():
     assert foregrad.aot_function(lambda x: x + 1, compiler)(plain(1)).item() == 2
 
 
+def test_a_boxed_result_of_a_compiler_is_left_alone():
+    """A compiler may be made boxed whatever it gives: twice, or one that boxes by itself."""
+
+    def boxing(graph, inputs):
+        return foregrad.make_boxed_func(graph.forward)
+
+    for compiler in (boxing, foregrad.make_boxed_compiler(boxing)):
+        made = foregrad.make_boxed_compiler(compiler)
+        x = leaf(3)
+        foregrad.aot_function(lambda x: x.sin(), made)(x).sum().backward()
+        assert torch.equal(x.grad, leaf(3).detach().cos())
+    kept = foregrad.make_boxed_func(len)
+    assert foregrad.make_boxed_compiler(lambda graph, inputs: kept)(None, ()) is kept
+
+
 def test_a_compiler_that_draws_random_numbers_does_not_shift_the_stream():
     """F-12"""
 

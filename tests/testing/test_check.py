@@ -587,3 +587,39 @@ def test_attributes_and_inference_tensors():
 
     assert aspects_of(marked, lambda x: x * 2, torch.ones(2)) == {"Python attributes"}
     assert aspects_of(inference, lambda x: x * 2, torch.ones(2)) == {"inference tensor or not", "writing to results"}
+
+
+# ------------------------------------------------------------------------------------------- keyword arguments
+def scaled(x, *, by=1.0, seed=0):
+    return x * by + seed
+
+
+def test_keyword_arguments_are_passed_as_they_are():
+    seen = []
+
+    def program(x, **keywords):
+        seen.append(keywords)
+        return x * 2
+
+    check(program, plain(2), by=3.0, kwargs={"seed": 4})
+    assert all(keywords == {"by": 3.0, "seed": 4} for keywords in seen) and seen
+    assert check(scaled, leaf(3), by=2.0).ok
+    assert check(torch.softmax, leaf(3), dim=0).ok
+    assert check(nn.Linear(3, 2), input=plain(4, 3)).ok
+
+
+@pytest.mark.parametrize(
+    ("keywords", "text"),
+    [
+        (
+            {"bitwize": False},
+            "bitwize is neither an argument of scaled nor an option of check, which are kwargs",
+        ),
+        ({"kwargs": plain(2)}, "kwargs is a Tensor, and must be a dict"),
+        ({"by": 2.0, "kwargs": {"by": 3.0}}, "given twice, and in kwargs: by"),
+    ],
+)
+def test_a_keyword_argument_that_is_not_there(keywords, text):
+    """Otherwise both sides would refuse it in the same words, and nothing would differ."""
+    with pytest.raises(TypeError, match=text):
+        check(scaled, plain(2), **keywords)

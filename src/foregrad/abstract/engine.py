@@ -26,6 +26,7 @@ from .._torch import (
     local_source,
     make_fake,
     put_gate,
+    quiet_inference,
     run_on_meta,
     set_lazy_bits,
     symbolic_context,
@@ -185,7 +186,8 @@ class Engine:
             device = _common_device(args)
             if device is not None:
                 return make_fake(self.mode, run_on_meta(self.mode, DIRECT[op], args, kwargs), device)
-        return self._dispatch(op, types, args, kwargs)
+        with quiet_inference():  # who keeps logs would keep the recorded tensors in their tracebacks
+            return self._dispatch(op, types, args, kwargs)
 
     def run_higher_order(self, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The abstract result of an operator that has no schema."""

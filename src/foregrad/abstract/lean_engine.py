@@ -28,7 +28,6 @@ from .._torch import (
     backend_settings,
     deterministic_enabled,
     put_gate,
-    quiet_inference,
     without_own_cache,
 )
 from ..ops import Kind, op_info, tensors_in
@@ -332,8 +331,7 @@ class LeanEngine(Engine):
         if ruled is not None:
             return self._build(self.results.add(key, ruled), tensors)
         try:
-            with quiet_inference():  # who keeps logs would keep the recorded tensors in their tracebacks
-                out = self._direct(op, types, args, kwargs)
+            out = self._direct(op, types, args, kwargs)
         except NO_SHAPES:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):

@@ -270,7 +270,8 @@ def tried(case: Case) -> Answer:
     kind, text = said[-1]
     if mixture(case.op, case.metas) is not None and len(set(said)) == 1 and kind in _PLAIN_ERRORS:
         raise kind(text)
-    raise UnsupportedError(_unknown(case.op, f"{kind.__name__}: {next(iter(text.splitlines()), '')}"))
+    same = kind(text) if len(set(said)) == 1 and kind in _PLAIN_ERRORS else None  # it may be what eager says
+    raise UnsupportedError(_unknown(case.op, f"{kind.__name__}: {next(iter(text.splitlines()), '')}")) from same
 
 
 def tried_twice(case: Case) -> Answer | None:

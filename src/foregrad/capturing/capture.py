@@ -49,7 +49,7 @@ from ..record.retrace import ArgumentsElsewhere, GradientBefore, LateInputs, Rea
 from ..record.session import Session
 from ..record.survivors import Beginning, disown, escape_error, show
 from ..slots import Buffer, FreeTensor, Input, Param, Primal, Tangent
-from ..stack_traces import clear_own_frames, starts_programs
+from ..stack_traces import clear_own_frames, drop_own_frames, note_place, starts_programs
 from ..values import loosely
 from .ahead import Ahead
 from .backward_guards import ReadInBackward, calls_of_users
@@ -137,7 +137,9 @@ def _serialized(capture: Callable[P, Capture]) -> Callable[P, Capture]:
             try:
                 return capture(*args, **kwargs)
             except BaseException as error:
+                note_place(error)
                 clear_own_frames(error)
+                drop_own_frames(error)
                 raise
 
     return locked

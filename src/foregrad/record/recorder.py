@@ -267,18 +267,22 @@ class Recorder(TorchDispatchMode):
         try:
             with without_function_modes():  # in backward, operators come straight from C++, with the modes still on
                 return self._run(op, types, args, kwargs)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        except (DataDependentOutputException, DynamicOutputShapeException):
             raise DataDependentError(
                 f"{op}, at {where(stack)}: its result depends on the data of a recorded tensor, which has none. "
                 "Rewrite it with an operator of fixed output size (torch.where, masked_fill), or compile with "
                 "fallback='eager'."
-            ) from error
-        except UnsupportedOperatorException as error:
+            ) from None
+        except UnsupportedOperatorException:
             raise CaptureError(
                 f"{op}, at {where(stack)}, has no shape inference. Register one (torch.library.register_fake), or "
                 "compile with fallback='eager'."
-            ) from error
-        except ForegradError:
+            ) from None
+        except ForegradError as refusal:
+            said = refusal.__cause__  # by the kernel, to tensors that stand in for these
+            told = None if said is None else error_of_eager(op, args, kwargs)
+            if told is not None and (type(told), str(told)) == (type(said), str(said)):
+                raise told from None
             raise
         except Exception as error:
             told = error_of_eager(op, args, kwargs) if op.namespace == "aten" else None
@@ -287,7 +291,7 @@ class Recorder(TorchDispatchMode):
                 return self._result(twin[0], types, twin[1], {}, stack)
             if told is not None and not is_without_kernel(told):  # eager was asked with plain tensors
                 try:
-                    raise told from error
+                    raise told from None
                 finally:
                     del told  # it leads to this frame
             if explained(error) is not None:

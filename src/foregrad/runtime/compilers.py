@@ -46,12 +46,15 @@ def make_boxed_func(f: Callable[..., Any]) -> Boxed:
 def make_boxed_compiler(compiler: Compiler) -> Compiler:
     """A compiler whose result takes one list, from a compiler whose result takes separate arguments.
 
+    A result that takes one list already, and says so by its `_boxed_call`, is left as it is.
+
     >>> make_boxed_compiler(lambda graph, inputs: lambda a, b: a + b)(None, ())([1, 2])
     3
     """
 
     def boxed_compiler(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
-        return make_boxed_func(compiler(graph, example_inputs))
+        compiled: Any = compiler(graph, example_inputs)
+        return compiled if getattr(compiled, "_boxed_call", False) else make_boxed_func(compiled)
 
     return boxed_compiler
 

@@ -1,6 +1,7 @@
 """`check`: eager PyTorch against a compiled callable, in everything that a user can observe."""
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +28,7 @@ def check(
     seed: int = 0,
     bitwise: bool = True,
     raise_on_difference: bool = True,
+    **keywords: Any,
 ) -> CheckReport:
     """Compare a compiled callable with eager PyTorch in everything that a user can observe.
 
@@ -36,6 +38,8 @@ def check(
     >>> report = check(torch.sin, torch.ones(2), compile=lambda fn: torch.cos, raise_on_difference=False)
     >>> report.differences[0].aspect, report.differences[0].where
     ('value', 'output')
+    >>> check(torch.softmax, torch.ones(2), dim=0).ok
+    True
 
     Nothing that is passed in is changed: arguments and modules are cloned, what a function closes over is put
     back, and so is the state of the random generators.
@@ -43,7 +47,8 @@ def check(
     Args:
         fn: A function or a module.
         *args: Its positional arguments.
-        kwargs: Its keyword arguments.
+        **keywords: Its keyword arguments.
+        kwargs: More of them: those that have the name of an option.
         compile: Turns `fn` into the callable under test; Foregrad with a compiler that compiles nothing if
             it is left out.
         training: Also compare gradients. If False, both sides run under `torch.no_grad()`.
@@ -51,7 +56,7 @@ def check(
         bitwise: Compare values bit by bit, all NaNs taken as one, rather than within a tolerance.
         raise_on_difference: Raise `CheckFailed`, whose message is the report.
     """
-    program = Program.of(fn, args, kwargs or {})
+    program = Program.of(fn, args, _keywords_of(fn, keywords, kwargs))
     differences: list[Difference] = []
     runs: list[Run] = []
     causes: list[Exception] = []
@@ -69,6 +74,30 @@ def check(
     if raise_on_difference and not report.ok:
         raise CheckFailed(report) from (causes[0] if causes else None)
     return report
+
+
+def _keywords_of(fn: Callable[..., Any], keywords: Mapping[str, Any], more: Any) -> dict[str, Any]:
+    """The keyword arguments of the program. One that it does not take is refused: both sides would agree about it."""
+    if more is not None and not isinstance(more, Mapping):
+        raise TypeError(
+            f"kwargs is a {type(more).__name__}, and must be a dict: the keyword arguments that have the name of an "
+            "option of check. All others are passed as they are: check(fn, x, scale=2)."
+        )
+    given = {**keywords, **(more or {})}
+    if len(given) < len(keywords) + len(more or {}):
+        raise TypeError(f"given twice, and in kwargs: {', '.join(sorted({*keywords} & {*more}))}.")
+    try:
+        taken = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters
+    except (TypeError, ValueError):  # it has none: a function in C
+        return given
+    unknown = [name for name in keywords if name not in taken]
+    if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+        options = [name for name, it in inspect.signature(check).parameters.items() if it.kind is it.KEYWORD_ONLY]
+        raise TypeError(
+            f"{unknown[0]} is neither an argument of {getattr(fn, '__name__', type(fn).__name__)} nor an option of "
+            f"check, which are {', '.join(options)}."
+        )
+    return given
 
 
 def _unexpected(seen: Observation, aspects: list[str]) -> list[Exception]:
