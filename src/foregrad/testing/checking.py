@@ -85,7 +85,7 @@ def _keywords_of(fn: Callable[..., Any], keywords: Mapping[str, Any], more: Any)
         )
     given = {**keywords, **(more or {})}
     if len(given) < len(keywords) + len(more or {}):
-        raise TypeError(f"given twice, and in kwargs: {', '.join(sorted({*keywords} & {*more}))}.")
+        raise TypeError(f"given twice, and in kwargs: {', '.join(sorted(keywords.keys() & (more or {})))}.")
     try:
         taken = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters
     except (TypeError, ValueError):  # it has none: a function in C
