@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import random
 import traceback
 
 import pytest
@@ -516,3 +517,49 @@ def test_a_note_is_not_added_twice():
 )
 def test_a_call_that_eager_refuses_is_refused_in_its_words(program):
     raises_in_eager(program, plain(2, 3))
+
+
+# --------------------------------------------------------------------------------------- the way out was tried
+def detaches_an_input(x):
+    return x.detach_() * 2
+
+
+def draws_from_pythons_generator(x):
+    return x * random.random()
+
+
+def makes_a_view_longer(x):
+    return x[:2].resize_(6)[:3] * 2
+
+
+def writes_through_overlapping_elements(x):
+    return x.as_strided((2, 2), (1, 1)).add_(1)
+
+
+WAYS_OUT = {
+    "reads": lambda: (lambda x: x * 2 if x.sum() > 0 else x, leaf(3)),
+    "result of unknown size": lambda: (lambda x: x[x > 0] * 2, leaf(3)),
+    "draw": lambda: (draws_from_pythons_generator, leaf(3)),
+    "detached input": lambda: (detaches_an_input, leaf(3)),
+    "longer view": lambda: (makes_a_view_longer, plain(3)),
+    "overlapping elements": lambda: (writes_through_overlapping_elements, plain(3)),
+    "data of another dtype": lambda: (lambda x: setattr(x, "data", x.data.double()) or x * 2, plain(3)),
+    "sparse": lambda: (lambda x: x.to_dense() * 2, plain(3, 3).to_sparse()),
+    "given list": lambda: (lambda given: given.append(1) or given[0] * 2, [leaf(3)]),
+}
+
+
+@pytest.mark.parametrize("name", WAYS_OUT)
+def test_a_refused_program_runs_with_the_fallback_that_its_error_names(name):
+    """In the text, or in the note that is added where the text names another way."""
+    program, argument = WAYS_OUT[name]()
+    error = raised_by(lambda: compile_and_call(program, argument))
+    assert isinstance(error, CaptureError)
+    assert "fallback='eager'" in "".join([str(error), *getattr(error, "__notes__", ())])
+    program, argument = WAYS_OUT[name]()
+    other = WAYS_OUT[name]()[1]
+    random.seed(0)
+    with pytest.warns(EagerFallbackWarning, match="runs eagerly"):
+        ours = compile_and_call(program, argument, fallback="eager")
+    random.seed(0)
+    assert torch.equal(ours, program(other)) and ours.requires_grad == program(other).requires_grad

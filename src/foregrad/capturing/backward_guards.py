@@ -76,7 +76,7 @@ class ReadInBackward:
             if _read_if_there(source) is not tensor:
                 raise BackwardError(
                     f"The backward of a compiled program reads {source.path}, in which the tensor that was there in "
-                    "the forward is no more. Pass the tensor as an argument, or compile with fallback='eager'."
+                    "the forward is no more. Pass the tensor as an argument, or call the original function."
                 )
 
 

@@ -26,7 +26,7 @@ from .._torch import (
 )
 from ..codegen.pytree import flatten
 from ..compat import ViewAndMutationMeta
-from ..errors import EagerFallbackWarning, FirstCallError, ForegradError, StateChangeError
+from ..errors import CaptureError, EagerFallbackWarning, FirstCallError, ForegradError, StateChangeError
 from ..locks import Lock, recording_lock, state_lock
 from ..options import AOTConfig
 from ..runtime.assemble import Program, assemble
@@ -167,6 +167,7 @@ class Compiled:
                 call = self._specialize_or_not(args, kwargs)
             except ForegradError as error:
                 if self.config.options.fallback != "eager":
+                    _tell_of_fallback(error)
                     raise
                 self._eager = True
                 return self._give_up(f"cannot be compiled and runs eagerly: {error}", args, kwargs)
@@ -283,6 +284,12 @@ class Compiled:
             self._warned = True
             warnings.warn(f"{self!r} {why}", EagerFallbackWarning, stacklevel=5)
         return self._function(*args, **kwargs)
+
+
+def _tell_of_fallback(error: ForegradError) -> None:
+    """A program that is refused may always run as it is: say so, where the error itself does not."""
+    if isinstance(error, CaptureError) and "fallback=" not in str(error):
+        error.add_note("Or compile with fallback='eager', which runs the program as it is.")
 
 
 def _inside_another_transform(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

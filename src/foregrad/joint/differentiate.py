@@ -664,7 +664,7 @@ def _named(error: Exception) -> Exception:
     return BackwardError(
         "autograd itself fails when it is asked for single gradients of this program, as it is where a program is "
         f"compiled ({str(error).splitlines()[0]}). Does one operator write to a list of tensors that share memory? "
-        "Write to one after another, or compile with fallback='eager'."
+        "Write to one after another, or call the original function."
     )
 
 

@@ -154,7 +154,7 @@ def _find(reference: weakref.ref[Any]) -> Any:
     if value is None:
         raise BackwardError(
             "The backward of a compiled program runs code of an object that is gone. Keep the object until backward "
-            "has run, or compile with fallback='eager'."
+            "has run, or call the original function."
         )
     return value
 

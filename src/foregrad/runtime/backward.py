@@ -367,7 +367,7 @@ class Backward:
             raise BackwardError(
                 f"The backward of a compiled program finds a tensor (of shape {shapes}) that it did not find when the "
                 "program was compiled, because something that it reads has changed. Pass the tensor as an argument, or "
-                "compile with fallback='eager'."
+                "call the original function."
             ) from None
         # It has effects of its own: a custom function may do something else where a tangent is missing.
         given = for_compiler(part.graph)
