@@ -19,6 +19,7 @@ WITH_EXAMPLES = [
     "docs/check.md",
     "docs/effects.md",
     "docs/mutation.md",
+    "docs/objects.md",
     "docs/running.md",
     "docs/subclasses.md",
 ]

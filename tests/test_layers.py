@@ -95,6 +95,7 @@ CALLBACKS = {
     ("_torch", "abstract"),
     ("_torch", "record"),
     ("logs", "runtime"),
+    ("codegen", "capturing"),
     ("runtime", "capturing"),
 }
 """Calls to a layer below; docs/architecture.md says why there are any."""

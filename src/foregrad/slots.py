@@ -22,6 +22,16 @@ class Input(NamedTuple):
         return self.path
 
 
+class Part(NamedTuple):
+    """A list, dict, tuple or object in the user's arguments, by its number among them."""
+
+    number: int
+    kind: Literal["part"] = "part"
+
+    def __str__(self) -> str:
+        return f"part {self.number}"
+
+
 class Param(NamedTuple):
     """A parameter of the compiled module."""
 
@@ -222,7 +232,7 @@ class Size(NamedTuple):
         return f"size {self.name}"
 
 
-Slot = Primal | RandomState | Returned | Tangent | LowerTangent | Grad | BackwardUpdate | Token | Saved | Size
+Slot = Primal | Part | RandomState | Returned | Tangent | LowerTangent | Grad | BackwardUpdate | Token | Saved | Size
 
 
 def outermost(slot: Slot | None) -> Slot | None:

@@ -26,13 +26,15 @@ from .walk import Ts, Walk
 class Ahead(Walk):
     """What the functions of a program lead to, each looked at before it first runs."""
 
-    def __init__(self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]]) -> None:
+    def __init__(
+        self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]], classes: Sequence[type] = ()
+    ) -> None:
         self._code: dict[int, types.CodeType] = {}  # of the user's functions that have run, or are about to, by id
         self._waiting: dict[int, list[types.FunctionType]] = {}  # by the id of their code
         self._told = dict.fromkeys(Reached._fields, 0)  # how many of each were told of
         self._tell: Callable[[Reached], None] = lambda reached: None
         self._ran = CodeThatRan(self._look)
-        super().__init__(root, arguments, AboutToRun())
+        super().__init__(root, arguments, AboutToRun(), classes)
         self._new()
 
     @property
@@ -88,7 +90,7 @@ class Ahead(Walk):
     def _refuse_what_is_used_up(self) -> None:
         """Refuse what the functions that have run lead to by names that stand in them, as far as these tell."""
         with looked_at(), without_function_modes():
-            named = Walk(self._root, self._arguments, _NamedInCode(self._code))
+            named = Walk(self._root, self._arguments, _NamedInCode(self._code), self._classes)
         try:
             refuse_unknown([found for found in named._hidden_state if found.is_used_up])
         except UnsupportedError as error:

@@ -15,19 +15,18 @@ from torch.nn.parameter import is_lazy
 from .._torch import FakeTensor, garbage_collection_paused
 from ..abstract.engine import Engine, EngineReport
 from ..abstract.lean_tensors import to_fake_tensors
-from ..codegen.pytree import Flat, Items, Leaf, Tree, flatten, unflatten
+from ..codegen.pytree import Around, Flat, Items, Leaf
 from ..errors import (
     EscapeError,
     FirstCallError,
     ForegradError,
     GraphOutputError,
     InternalError,
-    StateChangeError,
     UnsupportedError,
 )
 from ..joint.build import Joint, build_joint
 from ..joint.inputs import InputFacts, Resized
-from ..joint.side_effects import Assigned
+from ..joint.side_effects import Assigned, Owner
 from ..locks import recording_lock, state_lock
 from ..options import AOTConfig
 from ..record.alias_groups import (
@@ -56,6 +55,8 @@ from .backward_guards import ReadInBackward, calls_of_users
 from .code import AnyName, can_see_code_that_runs
 from .first_calls import NextCall
 from .free_variables import FreeVariables, refuse_inputs_as_keys, refuse_unknown
+from .given import Copies, Opening, OpenOtherwise, TakenArguments, user_path
+from .results import Results
 from .snapshot import Refused, Snapshot, assigned_buffers, refuse_private_state
 from .sources import Source
 from .walk import Walk
@@ -155,22 +156,31 @@ def capture_call(
     once_more: bool = False,
 ) -> Capture:
     """Record a function on the user's own arguments; once more, where no guards fit, with guards as exact as can be."""
-    flat = flatten((args, kwargs), "")
+    opening = Opening(closed=config.is_export)
+    while True:
+        try:
+            call = _program_call(function, opening.take((args, kwargs)), module, config)
+            return _capture(call, once_more)
+        except OpenOtherwise as otherwise:
+            opening = otherwise.opening
+
+
+def _program_call(
+    function: Callable[..., Any], taken: TakenArguments, module: nn.Module | None, config: AOTConfig
+) -> ProgramCall:
     fixed = config.num_params_buffers if config.options.static_weight_shapes else 0
     inputs = [
-        Argument(Input(_name(path)), leaf, dynamic=config.dynamic_shapes and i >= fixed)
-        for i, (path, leaf) in enumerate(zip(flat.paths, flat.leaves, strict=True))
+        Argument(Input(user_path(path)), leaf, dynamic=config.dynamic_shapes and i >= fixed)
+        for i, (path, leaf) in enumerate(zip(taken.flat.paths, taken.flat.leaves, strict=True))
     ]
     dynamic_state = config.dynamic_shapes and not config.options.static_weight_shapes
     state = state_of(module, dynamic_state) if module is not None else []
-    given = Given(flat.tree)
+    given = Copies(taken, [argument.slot for argument in inputs if isinstance(argument.slot, Input)])
 
     def run(seen: list[Any]) -> Any:
-        result = _run(function, *given.put_together(seen))
-        given.require_unchanged()
-        return result
+        return _run(function, *given.put_together(seen))
 
-    return _capture(ProgramCall(function, run, flat, inputs, state, config, given), once_more)
+    return ProgramCall(function, run, taken.flat, inputs, state, config, given)
 
 
 @_serialized
@@ -191,30 +201,6 @@ def capture_flat(module: nn.Module, args: Sequence[Any], config: AOTConfig) -> C
     return _capture(ProgramCall(module, run, flat, inputs, state_of(module, dynamic=False), config))
 
 
-class Given:
-    """The arguments that a program was given: the lists and dicts among them are not for it to change."""
-
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
-        self.held: tuple[Any, ...] = ()  # the leaves, and the arguments
-
-    def put_together(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments and keyword arguments."""
-        arguments: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(self._tree, leaves)
-        self.held = leaves, arguments
-        return arguments
-
-    def require_unchanged(self) -> None:
-        """Refuse a program that has changed them."""
-        leaves, arguments = self.held
-        after = flatten(arguments, "")
-        if after.tree != self._tree or any(a is not b for a, b in zip(after.leaves, leaves, strict=True)):
-            raise StateChangeError(
-                "the program changes a list or dict that it was given: a compiled call would not change it again. "
-                "Return the new container instead, or compile with fallback='eager'."
-            )
-
-
 @dataclass(frozen=True)
 class ProgramCall:
     """A program and the arguments to record it on."""
@@ -225,7 +211,7 @@ class ProgramCall:
     inputs: Sequence[Argument]  # its leaves
     state: Sequence[tuple[Argument, Source]]  # parameters and buffers
     config: AOTConfig
-    given: Given | None = None  # None if the program cannot change the containers of its arguments
+    given: Copies | None = None  # None if the program gets its arguments flat
 
     @property
     def held(self) -> tuple[Any, ...]:
@@ -237,6 +223,11 @@ class ProgramCall:
         """Each leaf, by its path in the user's words."""
         return [(str(argument.slot), argument.value) for argument in self.inputs]
 
+    @property
+    def classes(self) -> list[type]:
+        """Of the objects in the arguments that were taken apart."""
+        return [] if self.given is None else [type(value) for value in self.given.taken.opened()]
+
 
 def _capture(call: ProgramCall, exact_guards: bool = False) -> Capture:
     """Look at everything around the program, record until nothing new shows, and keep what each call compares."""
@@ -245,7 +236,7 @@ def _capture(call: ProgramCall, exact_guards: bool = False) -> Capture:
         recorded, shared = recordings.until_stable()
     free_variables = recordings.free_variables_read()
     refuse_unknown(free_variables.unknown)
-    _hold_owners(recorded.joint, free_variables)
+    _hold_owners(recorded, free_variables)
     state = tuple((argument.slot, source) for argument, source in call.state)
     free_tensors = recordings.free_tensors.sources
     return Capture(recorded.joint, call.arguments, recorded.result, state, free_tensors, free_variables, tuple(shared))
@@ -253,25 +244,29 @@ def _capture(call: ProgramCall, exact_guards: bool = False) -> Capture:
 
 def _reachable(call: ProgramCall, exact_guards: bool) -> Walk:
     """What the program can reach, as it is before anything runs."""
-    function, arguments = call.function, call.named_arguments
-    found = Walk(function, arguments)
+    function, arguments, classes = call.function, call.named_arguments, call.classes
+    found = Walk(function, arguments, classes=classes)
     refuse_unknown(found.changed_for_good())  # an iterator would be used up by the recording
     if exact_guards or found.needs_code_that_runs:
         if can_see_code_that_runs():
-            found = Ahead(function, arguments)
+            found = Ahead(function, arguments, classes)
         else:
-            found = Walk(function, arguments, AnyName())
+            found = Walk(function, arguments, AnyName(), classes)
             refuse_unknown(found.changed_for_good())
+    if call.given is not None:
+        call.given.taken.require_unknown(found.seen)
     refuse_unknown(found.unknown_arguments)
     refuse_inputs_as_keys(found.holders, call.arguments.leaves)
     found.note_state()
     return found
 
 
-def _hold_owners(joint: Joint, free_variables: FreeVariables) -> None:
-    """The objects that calls write to must be the very same ones, and are let go with the program."""
-    owners = [effect.owner for effect in joint.effects if isinstance(effect, Assigned)]
+def _hold_owners(recorded: Recorded, free_variables: FreeVariables) -> None:
+    """The objects that calls write to, or give back, must be the very same ones, and are let go with the program."""
+    assigned = [effect.owner for effect in recorded.joint.effects if isinstance(effect, Assigned)]
+    owners: list[Owner | Around] = [*assigned, *recorded.around]
     free_variables.fix(owner.find() for owner in owners)
+    free_variables.require(owner.find() for owner in recorded.around)
     for owner in owners:
         free_variables.lifetime.when_gone(owner.release)
 
@@ -284,6 +279,7 @@ class Recorded:
 
     joint: Joint
     result: Flat
+    around: tuple[Around, ...]  # objects of the user's in the result
 
 
 @dataclass(frozen=True)
@@ -435,6 +431,7 @@ class _Recordings:
         self._call = call
         self._exact_guards = exact_guards
         self._reachable = reachable = _reachable(call, exact_guards)
+        self._known_before = frozenset(reachable.seen)
         self._compared = set(self._found_elsewhere())
         self._sessions: list[Session] = []
         self.free_tensors = _FreeTensors(reachable)
@@ -459,7 +456,7 @@ class _Recordings:
         """What the program can reach, as each call compares it: of the code that ran, where that is known."""
         call, found, ran = self._call, self._reachable, self._reachable.code_that_ran
         if ran is not None:
-            found = Walk(call.function, call.named_arguments, ran)
+            found = Walk(call.function, call.named_arguments, ran, call.classes)
             found.note_state()
             refuse_inputs_as_keys(found.holders, call.arguments.leaves)
         self.free_tensors.settle(found)
@@ -516,25 +513,32 @@ class _Recordings:
             raise self._reachable.refusal
         if not self._found_elsewhere() <= self._compared:
             raise Retrace(ArgumentsElsewhere())
+        if call.given is not None:
+            call.given.taken.require_unknown(self._reachable.seen)
         survivors = snapshot.survivors(session)
         if survivors:
             refused = Refused(show(survivors[0]), escape_error(survivors[0], session))
             raise self._unless_first(refused, session, arguments)
         with session.noting_code():  # classes may bring functions of their own that take them apart
-            result = flatten(session.result, "output")
+            results = Results(call.given, self._reachable, self._known_before)
+            result, changes = results.take(session)
+            session.result = None  # which may lead to objects of the user's
         escapes = snapshot.assigned(session)
-        session.adopt_results([*result.leaves, *(leaf for escape in escapes for leaf in escape.leaves)])
+        put = [leaf for escape in escapes for leaf in escape.leaves]
+        session.adopt_results([*result.leaves, *put, *changes.leaves])
         if call.config.is_export:
             buffers = [source for argument, source in call.state if isinstance(argument.slot, Buffer)]
             escapes = assigned_buffers(escapes, buffers)
         change = snapshot.refused(session)
         if change is not None:
+            if change.in_argument and call.given is not None:
+                call.given.taken.require_others()
             raise self._unless_first(change, session, arguments)
-        joint = build_joint(Recording.of(session), result.leaves, result.paths, escapes, call.config)
-        if call.given is not None:  # the backward has run as well
-            call.given.require_unchanged()
+        joint = build_joint(Recording.of(session), result.leaves, result.paths, escapes, call.config, changes)
+        if call.given is not None:
+            call.given.require_unchanged("in its backward")
         refuse_private_state(joint.hooks, self._reachable, session)
-        return Recorded(joint, result)
+        return Recorded(joint, result, results.around)
 
     def _unless_first(self, refused: Refused, session: Session, arguments: Sequence[Argument]) -> Exception:
         """The error for a change: whether the next call would make it as well shows where that can be told."""
@@ -568,7 +572,7 @@ class _Recordings:
                 return error.reason
             case EscapeError() if isinstance(refusal, EscapeError):  # which knows the user's name for the place
                 raise refusal
-            case ForegradError():
+            case ForegradError() | OpenOtherwise():
                 raise error
             case _:
                 return Raised(error)
@@ -648,11 +652,6 @@ def _in_larger_memory(session: Session) -> set[Primal]:
 
 def _with_fixed_sizes(arguments: Sequence[Argument]) -> list[Argument]:
     return [argument._replace(dynamic=False) if argument.dynamic else argument for argument in arguments]
-
-
-def _name(path: str) -> str:
-    """The place of a leaf in (args, kwargs), as the user would write it."""
-    return f"args{path.removeprefix('[0]')}" if path.startswith("[0]") else f"kwargs{path.removeprefix('[1]')}"
 
 
 def state_of(module: nn.Module, dynamic: bool) -> list[tuple[Argument, Source]]:

@@ -24,7 +24,6 @@ from .._torch import (
     is_functorch_wrapped,
     under_functorch_transform,
 )
-from ..codegen.pytree import flatten
 from ..compat import ViewAndMutationMeta
 from ..errors import CaptureError, EagerFallbackWarning, FirstCallError, ForegradError, StateChangeError
 from ..locks import Lock, recording_lock, state_lock
@@ -33,6 +32,7 @@ from ..runtime.assemble import Program, assemble
 from ..runtime.saved_tensors import SavedValue
 from ..stack_traces import user_stack, where
 from .capture import Capture, capture_call, show_joint
+from .given import Opening
 from .guards import MISS, GuardedEntry
 from .kinds import Lifetime
 
@@ -296,7 +296,7 @@ def _inside_another_transform(args: Sequence[Any], kwargs: dict[str, Any]) -> bo
     """Whether the call happens inside another recording or a transform, which must see the original operators."""
     if dispatch_mode_depth() or foreign_function_mode() or under_functorch_transform() or forward_ad_level() >= 0:
         return True
-    leaves = flatten((args, kwargs), "").leaves
+    leaves = Opening().take((tuple(args), kwargs)).flat.leaves
     return any(
         isinstance(leaf, Tensor) and (is_functorch_wrapped(leaf) or isinstance(leaf, FakeTensor)) for leaf in leaves
     )

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -132,6 +132,17 @@ class FreeVariables:
         """What a recording may change."""
         modules, in_arguments = [*self.modules.values()], [*self.modules_in_arguments.values()]
         return Reached(self.holders, self.tensors, self.stored_globals, modules, in_arguments)
+
+    @property
+    def seen(self) -> Mapping[int, Any]:
+        """All objects that were found, by id."""
+        return self._seen
+
+    @property
+    def in_arguments(self) -> frozenset[int]:
+        """The ids of objects that are reached through the leaves of arguments only."""
+        holders = [id(holder.owner) for holder in self.holders if holder.in_argument]
+        return frozenset((*holders, *self.modules_in_arguments))
 
     def note_state(self) -> None:
         """Note what each call compares, as it is now: before the program changes anything."""

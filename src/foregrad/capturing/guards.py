@@ -33,9 +33,10 @@ from .._torch import (
     tensor_guard,
 )
 from ..abstract.lean_engine import chosen_by_backends
-from ..codegen.pytree import build_expression, write_take_apart
+from ..codegen.pytree import Object, build_expression, numbered, write_take_apart, write_told_apart
 from ..codegen.writer import FEW, Writer, literal, tuple_of
 from ..joint.inputs import InputFacts
+from ..joint.side_effects import Changed
 from ..record.alias_groups import root_of
 from ..record.fakify import has_hooks
 from ..runtime.call import (
@@ -46,7 +47,7 @@ from ..runtime.call import (
     write_inner_tensors,
     write_shared_memory,
 )
-from ..slots import GradOf, Inner, Input, Output, Primal, Slot
+from ..slots import GradOf, Inner, Input, Output, Part, Primal, Slot
 from ..subclasses.layout import Fixed, FromLeaf, Layout
 from ..values import Remembered, is_plain, same_value, weakly
 from .capture import Capture
@@ -69,7 +70,7 @@ class GuardedEntry:
         self.inputs = [
             f.recorded.slot for f in capture.joint.inputs if isinstance(f.recorded.slot, Input)
         ]  # its leaves
-        self.result = capture.result.tree
+        self.result = capture.result
         self.state = capture.state
         self.free_tensors = capture.free_tensors
         self.free_variables = capture.free_variables
@@ -93,7 +94,7 @@ class GuardedEntry:
 
     def leave(self, writer: Writer, results: int) -> None:
         names = [writer.variable(Output(i)) for i in range(results)]
-        writer.line(f"return {build_expression(writer, self.result, names)}")
+        writer.line(f"return {build_expression(writer, self.result.tree, names, self.result.shared)}")
 
     # -------------------------------------------------------------------------------------------- checks
     def _check_ambient(self, writer: Writer, miss: str) -> None:
@@ -127,6 +128,14 @@ class GuardedEntry:
         positional, keywords = self.arguments.items  # type: ignore[union-attr]
         write_take_apart(writer, positional, "args", names, miss)
         write_take_apart(writer, keywords, "kwargs", names, miss)
+        opened = [node for _, node in numbered(self.arguments) if isinstance(node, Object)]
+        if opened or any(isinstance(effect, Changed) for effect in self.joint.effects):
+            write_told_apart(writer, self.arguments, miss)
+        classes = {node.shape.kind for node in opened}
+        found = frozenset(key for key, value in self.free_variables.seen.items() if type(value) in classes)
+        if found:  # the program finds others of the kind by itself: none of those may be given
+            ids = [f"id({writer.variable(Part(node.number))})" for node in opened]
+            writer.line(f"if not {writer.bind(found, 'found_by_itself')}.isdisjoint({tuple_of(ids)}): {miss}")
 
     def _look_around(self, writer: Writer, miss: str) -> None:
         """What the program finds by itself; a place that no longer exists is another fact too."""

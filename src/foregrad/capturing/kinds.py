@@ -35,6 +35,18 @@ from .._torch import (
     restore_script_attributes,
     script_attributes,
 )
+from ..codegen.objects import (
+    OPAQUE_MODULES,
+    filled_slots,
+    hides_state,
+    put_dict,
+    read_dict,
+    slot_members,
+)
+from ..codegen.objects import attributes_of as attributes_of
+from ..codegen.objects import has_attributes as has_attributes
+from ..codegen.objects import is_a as is_a
+from ..codegen.objects import restore_dict as restore_dict
 from ..subclasses.layout import is_wrapper
 from ..values import PLAIN
 from .code import is_library_class
@@ -146,32 +158,6 @@ def _restore_list(owner: list[Any], items: Items) -> None:
     list.__setitem__(owner, slice(None), items.values())
 
 
-def _dict_methods(owner: dict[Any, Any]) -> Any:
-    """The class whose methods store plainly, whatever a subclass of the user's does beside that."""
-    return collections.OrderedDict if isinstance(owner, collections.OrderedDict) else dict
-
-
-def _read_dict(owner: dict[Any, Any]) -> Items:
-    return dict(_dict_methods(owner).items(owner))
-
-
-def restore_dict(owner: dict[Any, Any], items: Items) -> None:
-    """Make a dict hold just these items, in this order."""
-    methods = _dict_methods(owner)
-    for key in [key for key in methods.keys(owner) if key not in items]:
-        methods.__delitem__(owner, key)
-    for key, value in items.items():  # another thread that looks at the dict finds nothing missing
-        methods.__setitem__(owner, key, value)
-    if list(methods.keys(owner)) != list(items):
-        methods.clear(owner)
-        for key, value in items.items():
-            methods.__setitem__(owner, key, value)
-
-
-def _put_dict(owner: dict[Any, Any], key: Any, value: Any) -> None:
-    _dict_methods(owner).__setitem__(owner, key, value)
-
-
 def _restore_set(owner: set[Any], items: Items) -> None:
     set.clear(owner)
     set.update(owner, items)
@@ -187,7 +173,7 @@ def _read_in_order(iterate: Callable[[Any], Iterator[Any]]) -> Callable[[Any], I
 
 
 LIST = Kind("list", _read_in_order(list.__iter__), _restore_list, list.__setitem__, compared="sequence")
-DICT = Kind("dict", _read_dict, restore_dict, _put_dict, compared="table")
+DICT = Kind("dict", read_dict, restore_dict, put_dict, compared="table")
 FACTORY = Kind(  # of a defaultdict
     "default factory",
     lambda owner: {"default_factory": owner.default_factory},
@@ -273,15 +259,6 @@ def size_of(owner: Any, kind: Kind) -> int:
 
 
 # --------------------------------------------------------------------------------------------------- objects
-def _slot_names(kind: type) -> tuple[tuple[str, Any], ...]:
-    return tuple(
-        (name, member)
-        for base in kind.__mro__
-        for name, member in vars(base).items()
-        if type(member) is types.MemberDescriptorType and "__slots__" in vars(base)
-    )
-
-
 def has_slots(kind: type) -> bool:
     """Whether a class or a base of it names its attributes."""
     return any("__slots__" in vars(base) for base in kind.__mro__)
@@ -289,26 +266,7 @@ def has_slots(kind: type) -> bool:
 
 def slots_of(owner: Any) -> Items:
     """The filled slots of an object."""
-    found = {}
-    for name, member in _slot_names(type(owner)):
-        try:
-            found[name] = member.__get__(owner)
-        except AttributeError:
-            continue
-    return found
-
-
-def has_attributes(kind: type) -> bool:
-    """Whether objects of a type have a dict of attributes."""
-    return kind.__dictoffset__ != 0 or issubclass(kind, threading.local)
-
-
-def attributes_of(owner: Any) -> dict[str, Any]:
-    """The dict of an object's attributes, an empty one if it has none; none of its code runs."""
-    if not has_attributes(type(owner)):
-        return {}
-    found = owner.__dict__ if is_a(owner, threading.local) else object.__getattribute__(owner, "__dict__")
-    return found if type(found) is dict else {}
+    return filled_slots(slot_members(type(owner)), owner)
 
 
 def _read_object(owner: Any) -> Items:
@@ -318,7 +276,7 @@ def _read_object(owner: Any) -> Items:
 def _restore_object(owner: Any, items: Items) -> None:
     if type(owner) is not items["__class__"]:
         object.__setattr__(owner, "__class__", items["__class__"])
-    slots = dict(_slot_names(type(owner)))
+    slots = dict(slot_members(type(owner)))
     for name in slots_of(owner).keys() - items.keys():
         slots[name].__delete__(owner)
     for name in slots.keys() & items.keys():
@@ -329,7 +287,7 @@ def _restore_object(owner: Any, items: Items) -> None:
 
 
 def _put_attribute(owner: Any, name: str, value: Any) -> None:
-    slot = dict(_slot_names(type(owner))).get(name)
+    slot = dict(slot_members(type(owner))).get(name)
     if slot is not None:
         slot.__set__(owner, value)
     else:
@@ -647,15 +605,6 @@ OPAQUE: tuple[type, ...] = (
 """Objects whose state is not looked into, on purpose; those of some modules of torch come on top."""
 
 _IN_MEMORY = (io.StringIO, io.BytesIO)  # files that only the program can see
-_OPAQUE_MODULES = (
-    *("torch._", "torch.cuda.", "torch.distributed.", "torch.fx.", "torch.jit.", "torch.library.", "torch.utils."),
-    *("foregrad.", "typing."),
-)
-
-
-def is_a(value: Any, kind: type | tuple[type, ...]) -> bool:
-    """Whether a value is of a type, whatever it says of itself: to ask an object for its class may run its code."""
-    return issubclass(type(value), kind)
 
 
 def kinds_of(value: Any) -> tuple[Kind, ...] | None:
@@ -671,13 +620,13 @@ def kinds_of(value: Any) -> tuple[Kind, ...] | None:
     if is_a(value, type):
         return (CLASS,)
     is_opaque = is_a(value, OPAQUE) and not is_a(value, _IN_MEMORY)
-    if kind is object or is_opaque or f"{kind.__module__}.".startswith(_OPAQUE_MODULES):
+    if kind is object or is_opaque or f"{kind.__module__}.".startswith(OPAQUE_MODULES):
         return ()
     base, found = _builtin_kind(kind)
-    if _hides_state(kind, base):
+    if hides_state(kind, base, len(slot_members(kind))):
         is_function = callable(value) and type(getattr(value, "__name__", None)) is str  # one written in C
         return () if is_function else None
-    if (has_attributes(kind) or _slot_names(kind)) and found not in ((LOGGER,), (THREAD,)):
+    if (has_attributes(kind) or slot_members(kind)) and found not in ((LOGGER,), (THREAD,)):
         found = (*found, OBJECT)
     return found or None
 
@@ -697,13 +646,6 @@ def _builtin_kind(kind: type) -> tuple[type, tuple[Kind, ...]]:
 
 
 _TRANSPARENT = frozenset({threading.local})  # parts in C that show as attributes
-
-
-def _hides_state(kind: type, base: type) -> bool:
-    """Whether instances are larger than what Python can see of them: a class in C keeps something to itself."""
-    pointer = object.__basicsize__ // 2
-    seen = len(_slot_names(kind)) + (kind.__dictoffset__ != 0) + (kind.__weakrefoffset__ > 0)
-    return kind is not base and kind.__basicsize__ - base.__basicsize__ > seen * pointer
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -285,6 +285,7 @@ class Refused(NamedTuple):
 
     path: str
     error: Exception
+    in_argument: bool = False  # of an object in an argument
 
 
 def _is_the_same_key(key: Any) -> bool:
@@ -405,7 +406,7 @@ class Snapshot:
         """What a compiled call would not repeat of what has changed, if there is anything."""
         for change in self.changes():
             if self._performed.get((id(change.noted.owner), change.key)) != id(change.value):
-                return Refused(change.path, _refusal(change, session))
+                return Refused(change.path, _refusal(change, session), change.noted.in_argument)
         return None
 
     def undo(self, session: Session) -> Exception | None:

@@ -68,10 +68,15 @@ class Walk(FreeVariables):
     refusal: UnsupportedError | None = None  # what a program that runs was told, and may have caught
 
     def __init__(
-        self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]] = (), scope: Scope | None = None
+        self,
+        root: Callable[..., Any],
+        arguments: Sequence[tuple[str, Any]] = (),
+        scope: Scope | None = None,
+        classes: Sequence[type] = (),
     ) -> None:
+        """Walk from a function, from the leaves of its arguments, and from the classes of objects in those."""
         super().__init__()
-        self._root, self._arguments = root, arguments
+        self._root, self._arguments, self._classes = root, arguments, classes
         self._scope = scope or Scope()
         self._hidden_state: list[Unfollowed] = []  # what a recording may change, and nothing can see or put back
         self._computes_names = False
@@ -115,7 +120,7 @@ class Walk(FreeVariables):
         if self._is_of_no_use:
             return []
         named = ReadByName(Names(attributes=frozenset(self._names)))
-        return Walk(self._root, self._arguments, named)._hidden_state
+        return Walk(self._root, self._arguments, named, self._classes)._hidden_state
 
     def source_of(self, tensor: Tensor) -> Source:
         """Where a tensor was found; one that is nowhere to be found is held as it is."""
@@ -131,7 +136,7 @@ class Walk(FreeVariables):
     def release(self) -> None:
         """Let go of everything that only a recording needs; no argument stays alive."""
         super().release()
-        self._root, self._arguments = len, ()
+        self._root, self._arguments, self._classes = len, (), ()
         for held in (self._unnamed, self._later, self._functions, self._namespaces):
             held.clear()
 
@@ -162,6 +167,8 @@ class Walk(FreeVariables):
             elif looked_into is not None:
                 self._note_containers(path, value)
         self._in_argument = False
+        for kind in self._classes:
+            self._enter_class(kind)
         self._look_at_functions()
         if not self.modules:
             self._guard(StateGuard.add_hooks, global_module_hooks())

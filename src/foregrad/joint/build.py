@@ -46,7 +46,17 @@ from .hooks import HookEffect, HookEffects
 from .inputs import InputFacts, Reshaped, Resized, StorageReplaced, WrittenBack, WrittenInGraph, input_facts, is_stale
 from .outputs import Constant, Number, OutputClassifier, OutputFacts, SameAsInput
 from .regenerated_views import refuse_regenerated_views
-from .side_effects import AttributeSet, Effect, Effects, Escape, InnerResult, attributes_of_results, inner_results
+from .side_effects import (
+    NO_CHANGES,
+    ArgumentChanges,
+    AttributeSet,
+    Effect,
+    Effects,
+    Escape,
+    InnerResult,
+    attributes_of_results,
+    inner_results,
+)
 from .subclasses import refuse_related_wrappers, wrapper_facts
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -220,11 +230,16 @@ class Joint:
 # ---------------------------------------------------------------------------------------------------------------------
 # How it is built.
 def build_joint(
-    recording: Recording, leaves: Sequence[Any], paths: Sequence[str], escapes: Sequence[Escape], config: AOTConfig
+    recording: Recording,
+    leaves: Sequence[Any],
+    paths: Sequence[str],
+    escapes: Sequence[Escape],
+    config: AOTConfig,
+    changes: ArgumentChanges = NO_CHANGES,
 ) -> Joint:
     """The joint graph of a recording whose flat results are `leaves`, found at `paths` in the user's result.
 
-    `escapes` are tensors that the program put somewhere else.
+    `escapes` are tensors that the program put somewhere else, `changes` what it did to the objects in its arguments.
     """
     functionalizer = _functionalized_forward(recording, config)
     graph, tokens = functionalizer.graph, functionalizer.chain()
@@ -233,6 +248,7 @@ def build_joint(
         facts = _facts(recording, functionalizer, config.keep_inference_input_mutations)
         hidden.add_inputs(recording, functionalizer, [facts[recorded.slot] for recorded in recording.inputs])
         hidden.add_escapes(escapes)
+        hidden.add_changes(changes)
         hooks = HookEffects(recording, hidden) if recording.hooks.on_inputs or recording.hooks.inside else None
         attributes = attributes_of_results(hidden, recording)
         outputs = _classified(recording, functionalizer, hidden, config)

@@ -713,8 +713,8 @@ def _is_locked(view: Tensor) -> bool:
 def _constant(value: Any, path: str) -> Constant:
     if not isinstance(value, KNOWN_CONSTANTS):
         raise UnknownOutputError(
-            f"Found {type(value)} in output, which is not a known type, at {path}. If it holds tensors, register it "
-            "with torch.utils._pytree.register_pytree_node, or return its tensors in a tuple, list or dict."
+            f"Found {type(value)} in output, which is not a known type, at {path}: its state cannot be seen, so that "
+            "no call could make it again. Return the tensors in it instead, or make it outside of the program."
         )
     return Constant(value)
 

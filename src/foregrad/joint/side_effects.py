@@ -13,6 +13,7 @@ from typing import Any
 from torch import SymFloat, SymInt, Tensor
 
 from .._torch import disable_modes
+from ..codegen.changes import Change
 from ..errors import UnsupportedError
 from ..functionalize.functionalizer import Functionalizer
 from ..ops import ViewStep, aten
@@ -89,7 +90,29 @@ class Moved:
     leaf: bool  # it requires grad and was a leaf
 
 
-Effect = Assigned | GradAssigned | Moved
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Hidden results that go into the lists, dicts and objects of the arguments."""
+
+    outputs: tuple[int, ...]
+    changes: tuple[Change, ...]
+    shared: frozenset[int]  # numbers of new objects that something else leads to as well
+
+
+Effect = Assigned | GradAssigned | Moved | Changed
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentChanges:
+    """What a program does to the lists, dicts and objects that it was given."""
+
+    changes: tuple[Change, ...] = ()
+    leaves: tuple[Any, ...] = ()
+    paths: tuple[str, ...] = ()
+    shared: frozenset[int] = frozenset()
+
+
+NO_CHANGES = ArgumentChanges()
 
 
 class Effects:
@@ -111,6 +134,12 @@ class Effects:
         for escape in escapes:
             outputs = tuple(map(self.add, escape.leaves, escape.paths))
             self.effects.append(Assigned(outputs, Owner(escape.owner), escape.put, escape.key, escape.build))
+
+    def add_changes(self, made: ArgumentChanges) -> None:
+        """New values in the arguments."""
+        if made.changes:
+            outputs = tuple(map(self.add, made.leaves, made.paths))
+            self.effects.append(Changed(outputs, made.changes, made.shared))
 
     def add_leaves(self, recording: Recording, functionalizer: Functionalizer) -> None:
         """Leaves that the program made, where it gives out views of them alone."""

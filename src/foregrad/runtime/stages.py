@@ -23,13 +23,14 @@ from .._torch import (
     set_version,
     shares_version_counter,
 )
+from ..codegen.changes import write_change
 from ..codegen.writer import Stage, Writer, arguments_text, grad_mode, literal, op_name, tuple_of
 from ..errors import AssumptionError, UnsupportedError
 from ..graph.graph import Step
 from ..joint.build import Joint
 from ..joint.hooks import GradRetained, HookAdded, HookEffect, hook_over
 from ..joint.inputs import InputFacts, Reshaped, Resized, StorageReplaced, WrittenBack, WrittenInGraph, has_version
-from ..joint.side_effects import Assigned, AttributeSet, Effect, GradAssigned, InnerResult, Moved
+from ..joint.side_effects import Assigned, AttributeSet, Changed, Effect, GradAssigned, InnerResult, Moved
 from ..locks import recording_lock
 from ..slots import Grown, Inner, Output, Primal, Returned, Updated
 from ..subclasses.layout import is_wrapper
@@ -354,6 +355,11 @@ class Escapes(Stage):
                     self._assign(writer, effect)
                 case GradAssigned(output, of):
                     writer.line(f"{writer.variable(of)}.grad = {writer.variable(Output(output))}")
+                case Changed(outputs, changes, shared):
+                    names = [writer.variable(Output(output)) for output in outputs]
+                    with writer.block(f"with {writer.bind(recording_lock, 'recording_lock')}:"):
+                        for change in changes:
+                            write_change(writer, change, names, shared)
 
     def _assign(self, writer: Writer, effect: Assigned) -> None:
         """Put a result where the program put it; no recording in another thread takes it for one of its own."""
