@@ -11,7 +11,7 @@ from torch import nn
 from ._torch import FakeTensor, boxed_graph_wrapper_type, first_call_is_fake, garbage_collection_paused
 from .capturing.capture import Capture, capture_call, capture_flat, state_of
 from .capturing.compiled import Compiled, Specialization
-from .capturing.data_parallel import DataParallelCall
+from .capturing.compiled_module import AOTModule, made_of
 from .capturing.kinds import Lifetime
 from .errors import ConfigError, PartitionError
 from .options import AOTConfig, Compiler, Partitioner, config, next_aot_id
@@ -121,28 +121,6 @@ def aot_function(
 compiled_function = aot_function
 
 
-class AOTModule(nn.Module):
-    """A module whose forward is compiled; the original is `orig_module`, and its parameters are this module's too."""
-
-    def __init__(self, module: nn.Module, compiled: Compiled | DataParallelCall) -> None:
-        super().__init__()
-        self.orig_module = module
-        self._compiled = compiled
-
-    @property
-    def specializations(self) -> list[Specialization]:
-        """The programs compiled so far."""
-        return self._compiled.specializations
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the compiled module. Hooks of all modules run for the original, inside of it, and not once more here."""
-        own = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
-        return super().__call__(*args, **kwargs) if own else self._compiled(*args, **kwargs)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._compiled(*args, **kwargs)
-
-
 def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AOTModule:
     """Compile a module: parameters and buffers are inputs of its graphs, looked up at each call.
 
@@ -159,16 +137,14 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AOTModule:
     """
     if not isinstance(mod, nn.Module):
         raise ConfigError(f"aot_module compiles a torch.nn.Module, not {mod!r}; for a function there is aot_function.")
+    mod = mod.orig_module if isinstance(mod, AOTModule) else mod
     for prefix, module in mod.named_modules():
         for kind, tensors in (("param", module._parameters), ("buffer", module._buffers)):
             for name, tensor in tensors.items():
                 if isinstance(tensor, FakeTensor):
                     path = f"{prefix}.{name}" if prefix else name
                     raise ConfigError(f"Unexpected fake {kind} {path}: a module to compile must hold real tensors.")
-    if isinstance(mod, nn.parallel.DistributedDataParallel):
-        inner = Compiled(mod.module, mod.module, aot_function(mod.module, *args, **kwargs).config)
-        return AOTModule(mod, DataParallelCall(mod, inner, AOTModule(mod.module, inner)))
-    return AOTModule(mod, Compiled(mod, mod, aot_function(mod, *args, **kwargs).config))
+    return made_of(mod, aot_function(mod, *args, **kwargs).config)
 
 
 compiled_module = aot_module

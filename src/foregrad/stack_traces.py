@@ -288,10 +288,16 @@ class ModuleCalls:
     def __init__(self) -> None:
         self.innermost: Called | None = None
         self.root: nn.Module | None = None  # the program, if it is one
+        self.root_is_called = False
+
+    def begin_in(self, module: nn.Module) -> None:
+        """The program is the forward of a module, which is being called."""
+        self.root, self.innermost = module, Called(None, module, "")
 
     def enter(self, module: nn.Module) -> Called | None:
         """A module is called; gives what was innermost before."""
         before = self.innermost
+        self.root_is_called |= module is self.root
         self.innermost = Called(before, module, "" if module is self.root else None)
         return before
 

@@ -298,13 +298,21 @@ def whole_data_parallel(mesh):
 
 
 def fully_sharded(mesh):
-    """fully_shard around compiled modules trains as around eager ones; the other way round is refused"""
+    """fully_shard around compiled modules, or compiled itself, trains as eager does; inside a program it is refused"""
     trained = []
-    for compile in (lambda module: module, lambda module: foregrad.aot_module(module, keep)):
+
+    def same(module):
+        return module
+
+    def compiled(module):
+        return foregrad.aot_module(module, keep)
+
+    for before, after in ((same, same), (compiled, same), (same, compiled)):
         torch.manual_seed(3)
-        model = nn.Sequential(compile(nn.Linear(8, 8)), nn.ReLU(), compile(nn.Linear(8, 2)))
-        for module in (model[0], model[2], model):
-            fully_shard(module, mesh=mesh)
+        model = nn.Sequential(before(nn.Linear(8, 8)), nn.ReLU(), before(nn.Linear(8, 2)))
+        for i in (0, 2):
+            model[i] = after(fully_shard(model[i], mesh=mesh))
+        fully_shard(model, mesh=mesh)
         torch.manual_seed(10 + dist.get_rank())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(3):
@@ -312,8 +320,8 @@ def fully_sharded(mesh):
             optimizer.step()
             optimizer.zero_grad()
         trained.append([parameter.full_tensor() for parameter in model.parameters()])
-    assert all(map(torch.equal, *trained))
-    sharded = fully_shard(nn.Linear(8, 2), mesh=mesh)
+    assert all(map(torch.equal, trained[0], trained[1])) and all(map(torch.equal, trained[0], trained[2]))
+    sharded = nn.Sequential(fully_shard(nn.Linear(8, 2), mesh=mesh))
     with pytest.raises(foregrad.errors.UnsupportedError, match=r"aot_module\(model, ...\); fully_shard\(model\)"):
         foregrad.aot_module(sharded, keep)(torch.randn(4, 8))
 

@@ -315,6 +315,21 @@ def _call_and_note(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         watch.innermost = before
 
 
+_Module = torch.nn.Module
+
+
+_module_call, _module_call_impl = _Module.__call__, _Module._call_impl
+
+
+_called_for_all = (*global_module_hooks(), _module_calls)  # empty as long as nobody wants to know of any module
+
+
+def calls_modules_plainly() -> bool:
+    """Whether a call of a module is nothing but that of its own hooks and its forward, as nearly always."""
+    plainly = _Module.__call__ is _module_call and _Module._call_impl is _module_call_impl
+    return plainly and not any(_called_for_all)
+
+
 @contextlib.contextmanager
 def module_calls_seen(watch: ModuleWatch) -> Iterator[None]:
     """Tell a watch which modules the running thread calls; hooks on all modules would make each call take longer."""

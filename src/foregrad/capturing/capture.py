@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, ParamSpec
 
 import torch
@@ -54,6 +54,7 @@ from .ahead import Ahead
 from .backward_guards import ReadInBackward, calls_of_users
 from .code import AnyName, can_see_code_that_runs
 from .first_calls import NextCall
+from .forward import Forward
 from .free_variables import FreeVariables, refuse_inputs_as_keys, refuse_unknown
 from .given import Copies, Opening, OpenOtherwise, TakenArguments, user_path
 from .results import Results
@@ -160,9 +161,15 @@ def capture_call(
     while True:
         try:
             call = _program_call(function, opening.take((args, kwargs)), module, config)
-            return _capture(call, once_more)
+            captured = _capture(call, once_more)
         except OpenOtherwise as otherwise:
             opening = otherwise.opening
+            continue
+        session = captured.joint.recording.session
+        if not (isinstance(function, Forward) and session.recorder.calls.root_is_called) or function.calls_itself:
+            return captured
+        session.abandon()
+        function = replace(function, calls_itself=True)
 
 
 def _program_call(
@@ -393,7 +400,7 @@ class _BackwardGuards:
     """Guards what code of the user's does in the backwards of one program, those included that are recorded later."""
 
     def __init__(self, call: ProgramCall, free_tensors: Mapping[FreeTensor, Source], reachable: Walk) -> None:
-        self._function = loosely(call.function)
+        self._function = loosely(call.function.module if isinstance(call.function, Forward) else call.function)
         self._state = {argument.slot: source for argument, source in call.state}
         self._free_tensors = free_tensors
         self._reachable: Walk | None = reachable
@@ -493,8 +500,11 @@ class _Recordings:
     def _new_session(self, engine: Engine, beginning: Beginning) -> Session:
         function, config = self._call.function, self._call.config
         kind = AboveAutograd if config.pre_dispatch else Recorder
-        recorder = kind(engine, dict(config.decompositions or {}), isinstance(function, fx.GraphModule))
-        recorder.calls.root = function if isinstance(function, nn.Module) else None
+        program = function.module if isinstance(function, Forward) else function
+        recorder = kind(engine, dict(config.decompositions or {}), isinstance(program, fx.GraphModule))
+        if isinstance(function, Forward):
+            recorder.calls.begin_in(function.module)
+        recorder.calls.root = function if isinstance(function, nn.Module) else recorder.calls.root
         session = Session(
             recorder,
             self.free_tensors.slot_of,
@@ -672,7 +682,8 @@ def state_of(module: nn.Module, dynamic: bool) -> list[tuple[Argument, Source]]:
 @starts_programs
 def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the program; a graph is interpreted, so that its nodes tell which line of the user they come from."""
-    if isinstance(function, fx.GraphModule) and not kwargs:
+    graph = function.module if isinstance(function, Forward) and function.patched is None else function
+    if isinstance(graph, fx.GraphModule) and not kwargs:
         with fx_traceback.preserve_node_meta():
-            return fx.Interpreter(function).run(*args)
+            return fx.Interpreter(graph).run(*args)
     return function(*args, **kwargs)

@@ -32,6 +32,7 @@ from ..runtime.assemble import Program, assemble
 from ..runtime.saved_tensors import SavedValue
 from ..stack_traces import user_stack, where
 from .capture import Capture, capture_call, show_joint
+from .forward import Forward
 from .given import Opening
 from .guards import MISS, GuardedEntry
 from .kinds import Lifetime
@@ -114,7 +115,7 @@ class Compiled:
         functools.update_wrapper(self, function, updated=())
         self._function = function
         self._module = module
-        self._name = getattr(function, "__qualname__", type(function).__name__)
+        self._name = getattr(function, "__qualname__", type(function if module is None else module).__name__)
         self.config = dataclasses.replace(config, name=self._name)
         self._lock = Lock()
         self._eager = False
@@ -131,6 +132,18 @@ class Compiled:
 
     def __repr__(self) -> str:
         return f"<compiled {self._name}, {len(self.specializations)} programs>"
+
+    @property
+    def original(self) -> nn.Module:
+        """The module that was compiled."""
+        assert self._module is not None
+        return self._module
+
+    @property
+    def forward(self) -> Forward:
+        """The forward of the module that was compiled."""
+        assert isinstance(self._function, Forward)
+        return self._function
 
     def _on_guard_miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that no program is for: compile one, or run the original where that is the only right thing."""

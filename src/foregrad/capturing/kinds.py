@@ -294,6 +294,16 @@ def _put_attribute(owner: Any, name: str, value: Any) -> None:
         attributes_of(owner)[name] = value
 
 
+def _restore_slots(owner: Any, items: Items) -> None:
+    for name, member in slot_members(type(owner)):
+        if name in items:
+            member.__set__(owner, items[name])
+        elif name in slots_of(owner):
+            member.__delete__(owner)
+
+
+SLOTS = Kind("slots", slots_of, _restore_slots, _put_attribute, is_attribute=True)
+"""Of a module, whose other attributes are compared apart."""
 OBJECT = Kind("object", _read_object, _restore_object, _put_attribute, is_attribute=True, compared="object")
 
 

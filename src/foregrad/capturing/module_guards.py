@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .._torch import dict_version, global_module_hooks
 from ..values import PLAIN, Remembered, are_settled, is_plain
+from .forward import OWN_HOOKS
 from .kinds import Lifetime
 from .state_guards import ABSENT, note, still
 
@@ -27,11 +28,12 @@ class ModuleParts:
     them: its own dict, and those of its parameters, buffers and children.
     """
 
-    __slots__ = ("containers", "empty", "filled", "module", "others", "path")
+    __slots__ = ("containers", "empty", "filled", "module", "others", "own_hooks", "path")
 
-    def __init__(self, path: str, module: nn.Module) -> None:
+    def __init__(self, path: str, module: nn.Module, own_hooks: bool = True) -> None:
         self.path = path
         self.module = module
+        self.own_hooks = own_hooks  # whether the program calls them
         attributes = vars(module)
         # Versions come first: what another thread changes from then on shows.
         self.filled: list[tuple[str, dict[Any, Any], int]] = [("", attributes, dict_version(attributes))]
@@ -53,6 +55,18 @@ class ModuleParts:
                 self.empty.append(value)
             else:
                 self.containers.append((name, value))
+
+    def called_hooks(self) -> list[dict[Any, Any]]:
+        """Hooks that the program may call."""
+        return [table for name, table, _ in self.filled if name and (self.own_hooks or name not in OWN_HOOKS)]
+
+    def compared(self) -> tuple[list[tuple[dict[Any, Any], int]], list[dict[Any, Any] | set[Any]]]:
+        """The dicts that a program depends on, with their versions, and the empty ones."""
+        filled = [(table, version) for _, table, version in self.filled]
+        if self.own_hooks:
+            return filled, self.empty
+        apart = {id(vars(self.module).get(name)) for name in OWN_HOOKS}
+        return [one for one in filled if id(one[0]) not in apart], [t for t in self.empty if id(t) not in apart]
 
     def name_of(self, table: dict[Any, Any] | set[Any]) -> str:
         """The name of a container that was empty."""
@@ -84,7 +98,7 @@ class _Facts:
             else:
                 self._attributes[name] = note(value, lifetime)
         self._children = noted_items(module._modules, lifetime)
-        self._hooks = [noted_items(table, lifetime) for table in _hooks(parts)]
+        self._hooks = [noted_items(table, lifetime) for table in parts.called_hooks()]
         self._state = _state(module)
 
     def hold(self, parts: ModuleParts) -> bool:
@@ -93,7 +107,7 @@ class _Facts:
         now = vars(module)
         if len(now) != len(self._attributes) + len(self._containers) + len(self._tensors):
             return False
-        hooks = _hooks(parts)
+        hooks = parts.called_hooks()
         return (
             all(now.get(name) is before for name, before in self._containers.items())
             and all(still(now.get(name, ABSENT), before) for name, before in self._attributes.items())
@@ -103,10 +117,6 @@ class _Facts:
             and all(map(still_holds, hooks, self._hooks))
             and _state(module) == self._state
         )
-
-
-def _hooks(parts: ModuleParts) -> list[dict[Any, Any]]:
-    return [dict(table) for name, table, _ in parts.filled if name]
 
 
 def _state(module: nn.Module) -> list[tuple[str, bool]]:
@@ -140,6 +150,7 @@ class ModuleGuard:
         for parts in modules:
             lifetime.hold(type(parts.module))
         self._modules = [lifetime.hold(parts.module) for parts in modules]
+        self._own_hooks = [parts.own_hooks for parts in modules]
         self._types = [id(type(parts.module)) for parts in modules]
         self._attributes = [vars(parts.module) for parts in modules]
         self._tables: list[dict[Any, Any]] = []
@@ -160,11 +171,12 @@ class ModuleGuard:
         hooks = global_module_hooks()
         self._global_hooks = [noted_items(table, self._lifetime) for table in hooks]
         filled = [(table, dict_version(table)) for table in hooks if table]
-        filled += [(table, version) for parts in modules for _, table, version in parts.filled]
-        self._tables, self._versions = [table for table, _ in filled], [version for _, version in filled]
         self._empty = [table for table in hooks if not table]
         for parts in modules:
-            self._empty += parts.empty
+            own, empty = parts.compared()
+            filled += own
+            self._empty += empty
+        self._tables, self._versions = [table for table, _ in filled], [version for _, version in filled]
 
     def holds(self) -> bool:
         """Whether every fact is as it was."""
@@ -183,7 +195,7 @@ class ModuleGuard:
         return list(map(dict_version, self._tables)) == self._versions or self._look_again()
 
     def _look_again(self) -> bool:
-        modules = [ModuleParts("", find()) for find in self._modules]
+        modules = [ModuleParts("", find(), own) for find, own in zip(self._modules, self._own_hooks, strict=True)]
         same_hooks = all(map(still_holds, global_module_hooks(), self._global_hooks))
         if not same_hooks or not all(map(_Facts.hold, self._facts, modules)):
             return False

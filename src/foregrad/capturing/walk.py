@@ -39,11 +39,13 @@ from .code import (
     methods_of,
     names_in,
 )
+from .forward import Forward
 from .free_variables import FreeVariables, Holder, Reached, Unfollowed, looked_at
 from .kinds import (
     Kind,
     attributes_of,
     class_dict,
+    has_slots,
     is_a,
     is_users_wrapper,
     kinds_of,
@@ -142,7 +144,9 @@ class Walk(FreeVariables):
 
     def _walk(self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]]) -> None:
         self._guard(StateGuard.add_library, class_dict(Tensor))
-        if isinstance(root, nn.Module):
+        if isinstance(root, Forward):
+            self._enter_module(root.module, "", root.calls_itself)
+        elif isinstance(root, nn.Module):
             self._enter_module(root, "")
         else:
             self._visit(Source(root, "held", None, ""), root)
@@ -418,7 +422,7 @@ class Walk(FreeVariables):
             self._look_at_functions()
 
     # ------------------------------------------------------------------------------------------- modules
-    def _enter_module(self, module: nn.Module, path: str) -> None:
+    def _enter_module(self, module: nn.Module, path: str, own_hooks: bool = True) -> None:
         known = self.modules_in_arguments if self._in_argument else self.modules
         for name, child in module.named_modules():
             if id(child) not in self.modules and id(child) not in known:
@@ -426,7 +430,8 @@ class Walk(FreeVariables):
                 script = script_part(child)
                 if script is not None:
                     self._visit(Source(script, "held", None, path), script)
-                parts = known[id(child)] = ModuleParts(".".join(part for part in (path, name) if part), child)
+                place = ".".join(part for part in (path, name) if part)
+                parts = known[id(child)] = ModuleParts(place, child, own_hooks or child is not module)
                 self._enter_class(type(child))
                 self._enter_module_parts(parts)
 
@@ -437,17 +442,30 @@ class Walk(FreeVariables):
             for table in (module._parameters, module._buffers):
                 if table:
                     self.sources.add_table(path, table)
+        if has_slots(type(module)):
+            self._visit_slots(module, path)
         if "parametrizations" in module._modules:
             _refuse_cached_parametrizations(path)
             self._guard(StateGuard.add_setting, cached_parametrizations, 0)
         if len(parts.filled) > 1:
-            self._enter_hooks(path, [table for shown, table, _ in parts.filled if shown])
+            self._enter_hooks(path, parts.called_hooks())
         attributes, named = vars(module), self._scope.reads(type(module))
         others = [(key, attributes.get(key)) for key in parts.others]
         held = [(key, value) for key, value in others if type(value) is not tuple or not are_settled(value)]
         for key, value in (*parts.containers, *held):
             if named is None or key in named:
                 self._visit_attribute(attributes, key, value, _join(path, key))
+
+    def _visit_slots(self, module: nn.Module, path: str) -> None:
+        """What a module holds outside of its dict; a compiled one leads to its original, which runs in its place."""
+        self.holders.append(Holder(path, module, kinds.SLOTS, self._in_argument))
+        self._guard(StateGuard.add_holder, module, kinds.SLOTS)
+        for key, value in kinds.SLOTS.read(module).items():
+            program = attributes_of(value).get("__wrapped__")
+            if isinstance(program, Forward):
+                self._enter_module(program.module, path)
+            else:
+                self._visit(Source(weakly(module), "attribute", key, _join(path, key)), value)
 
     def _enter_hooks(self, path: str, tables: Iterable[dict[Any, Any]]) -> None:
         """Hooks are functions that the program calls."""
