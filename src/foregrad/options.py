@@ -117,6 +117,7 @@ class Loss:
     """The one result that an exported program differentiates, by its place among the flat results."""
 
     index: int
+    others_may_require_grad: bool = False  # they are returned as they are, and no gradient is taken for them
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import foregrad
@@ -497,3 +498,31 @@ def test_buffers_that_change_places(tmp_path):
     assert program.state["a"].tolist() == [1, 2] and program.state["b"].tolist() == [3, 4]
     assert [t.tolist() for t in module(torch.ones(2))] == [[1, 2], [[1, 2]], [3, 4]]
     assert [t.tolist() for t in load(tmp_path / "p.pt2")(torch.ones(2))] == [[1, 2], [[1, 2]], [3, 4]]
+
+
+class Predicting(torch.nn.Module):
+    """Returns, beside the loss, what it was computed from: a prediction, views of it, a parameter, another head."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.head = torch.nn.Linear(4, 2), torch.nn.Linear(2, 3)
+
+    def forward(self, x, y):
+        z = self.linear(x)
+        loss = (z - y).square().mean()
+        return {"loss": loss, "z": z, "views": (z[0], z.t()), "head": self.head(z), "weight": self.linear.weight}
+
+
+def test_other_results_that_require_grad_are_returned_as_they_are(tmp_path):
+    torch.manual_seed(0)
+    model, x, y = Predicting(), torch.randn(3, 4), torch.randn(3, 2)
+    save(export(model, (x, y), loss=0), tmp_path / "p.pt2")
+    expected = model(x, y)
+    expected["loss"].backward()
+    for program in (export(model, (x, y), loss=0), load(tmp_path / "p.pt2")):
+        result, gradients = program(x, y)
+        assert result.keys() == expected.keys()
+        found, wanted = pytree.tree_leaves(result), pytree.tree_leaves(expected)
+        assert all(map(torch.equal, found, wanted)) and not any(tensor.requires_grad for tensor in found)
+        assert gradients.keys() == {"linear.weight", "linear.bias"}  # the head is no part of the loss
+        assert all(torch.equal(gradients[name], model.get_parameter(name).grad) for name in gradients)

@@ -57,7 +57,7 @@ def export(
     Args:
         mod: the module. Its parameters and buffers become inputs of the graph.
         args, kwargs: example arguments.
-        loss: which of the flat results to differentiate; none if not given.
+        loss: which of the flat results to differentiate; none if not given. No gradient is taken for the others.
         dynamic_shapes: sizes that may change, as `torch.export` spells them.
         decompositions: operators and what to record in their place.
         pre_dispatch: record above autograd: composite operators and switches of the grad mode stay in the graph.
@@ -69,7 +69,8 @@ def export(
     symbols = None
     if dynamic_shapes is not None:
         args, kwargs, symbols = with_symbolic_sizes(mod, args, kwargs, dynamic_shapes)
-    resolved = export_config(Loss(loss) if loss is not None else False, decompositions, pre_dispatch)
+    wanted = Loss(loss, others_may_require_grad=True) if loss is not None else False
+    resolved = export_config(wanted, decompositions, pre_dispatch)
     with contextlib.nullcontext() if symbols is None else python_kernels_first():
         capture = _capture(mod, args, kwargs, resolved)
     graph, signature = export_graph(capture, mod.forward, loss)

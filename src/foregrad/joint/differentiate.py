@@ -250,8 +250,11 @@ def targets_of(
 ) -> dict[Returned, Tensor]:
     """What is differentiated, as the options ask for it; the first `visible` results are the user's."""
     match config.differentiate:
-        case Loss(index):
-            return _loss_target(index, outputs, visible)
+        case Loss(index, others_may_require_grad):
+            target = _loss_target(index, outputs, visible)
+            if not others_may_require_grad:
+                _refuse_other_targets(index, outputs, visible)
+            return target
         case False:
             return {}
         case _:
@@ -274,7 +277,7 @@ def _all_targets(facts: Sequence[InputFacts], outputs: OutputFacts) -> dict[Retu
 
 
 def _loss_target(index: int, outputs: OutputFacts, visible: int) -> dict[Returned, Tensor]:
-    """The loss among the first `visible` results, which must be the only one that requires grad."""
+    """The loss among the first `visible` results."""
     if not 0 <= index < visible:
         raise ExportError(f"output_loss_index={index}, but the program returns {visible} values.")
     loss = outputs.tensors[index]
@@ -292,14 +295,18 @@ def _loss_target(index: int, outputs: OutputFacts, visible: int) -> dict[Returne
         )
     if loss.is_complex():
         raise ExportError(f"the loss (at index {index}) is complex. Take a real number of it, as with abs().")
+    return {Output(index): loss}
+
+
+def _refuse_other_targets(index: int, outputs: OutputFacts, visible: int) -> None:
+    loss = outputs.tensors[index]
     for i, tensor in enumerate(outputs.tensors[:visible]):
         if i != index and tensor is not None and tensor is not loss and not is_stale(tensor) and tensor.requires_grad:
             raise ExportError(
                 "Found an output of the forward that requires gradients, that was not the scalar loss: it stands at "
                 f"index {i}, has shape {tuple(tensor.shape)}, and the loss is at {index}. A backward exists for the "
-                "loss alone: detach() the other outputs."
+                "loss alone: detach() the other outputs, or use foregrad.export.export, which returns them as they are."
             )
-    return {Output(index): loss}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
