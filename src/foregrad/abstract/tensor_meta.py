@@ -141,6 +141,10 @@ def rows_in(table: Mapping[str, Any]) -> dict[str, Row]:
     return rows
 
 
+# Operators that make a fresh, contiguous result, and whose kernels take no offsets but those that fit their sizes.
+_OF_OFFSETS = ("aten::_padded_dense_to_jagged_forward", "aten::_jagged_to_padded_dense_forward")
+
+
 # What the table does not name is tried, where there is a kernel to ask.
 def may_be_tried(op: OpOverload) -> bool:
     """Whether an operator can be run on tensors that stand in for its arguments: torch's own, without side effects.
@@ -152,7 +156,7 @@ def may_be_tried(op: OpOverload) -> bool:
     computes = info.kind is Kind.VIEW or (info.kind in (Kind.PURE, Kind.WRITE) and makes_something)
     # Results of as_strided and its like depend on the size of a storage, and on nothing that a kernel decides.
     special = info.traits & {"out", "identity", "objects"} or op._schema.name.startswith("aten::as_strided")
-    return op.namespace == "aten" and computes and not special
+    return op.namespace == "aten" and computes and not special and op._schema.name not in _OF_OFFSETS
 
 
 def can_be_tried(op: OpOverload, metas: Sequence[TensorMeta]) -> bool:

@@ -296,6 +296,7 @@ class OutputClassifier:
             return SameAsOutput(self._position[id(leaf)])
         if is_wrapper(leaf):
             return self._wrapper(leaf, path)
+        self._refuse_view_into_wrapper(leaf, path)
         self._refuse_untracked_view_of_moved(leaf, path)
         if (late := self._counts_with_moved(leaf)) is not None:
             return late
@@ -315,6 +316,14 @@ class OutputClassifier:
         return self._by_storage[id(self._state(tensor).storage)]
 
     # ------------------------------------------------------------------------------------------- wrappers
+    def _refuse_view_into_wrapper(self, leaf: Tensor, path: str) -> None:
+        owner = None if leaf._base is None or not is_wrapper(leaf._base) else self._state(leaf).owner
+        if owner is not None:
+            raise UnsupportedError(
+                f"{path} is a view of {owner.slot}, which lies in a wrapper subclass (nested.values()): this cannot be "
+                "compiled yet. Return a clone of it."
+            )
+
     def _wrapper(self, leaf: Tensor, path: str) -> Result:
         """A wrapper subclass: views of it are known from its own operators, what is inside from the record."""
         sources = [source for source, _ in self._recording.session.recorder.wrappers.chain(leaf)]
@@ -500,8 +509,8 @@ class OutputClassifier:
 
     def _view_of_intermediate(self, leaf: Tensor) -> Result | None:
         base = leaf._base
-        if base is None or not (leaf.requires_grad and base.requires_grad):
-            return None
+        if base is None or not (leaf.requires_grad and base.requires_grad) or is_wrapper(base):
+            return None  # what lies in a wrapper is not taken from it again: `nested.values()`
         if self._is_from_custom_function(leaf) and self._behind_views(leaf) is not base.grad_fn:
             return None
         if self._state(base).storage is not self._state(leaf).storage:  # it was moved to other memory since
@@ -580,6 +589,10 @@ class OutputClassifier:
     def _steps_to_replay(self, leaf: Tensor, base: Tensor, start: TensorState) -> list[ViewStep] | None:
         """The views to call again; None where they are not known, or not wanted."""
         steps = self._state(leaf).chain_from(start)
+        if (
+            steps is not None and leaf.grad_fn is not None
+        ):  # a wrapper gives what is inside without autograd's knowledge
+            steps = [replace(step, op=aten.alias.default) if step.op is aten.detach.default else step for step in steps]
         if steps is None or not any(map(_is_symbolic, steps)):
             return steps if self._replay or leaf.dtype != base.dtype else None
         if leaf.grad_fn is not None and not all(step.with_grad for step in steps):
@@ -671,6 +684,8 @@ def leaf_behind(recording: Recording, functionalizer: Functionalizer, view: Any)
     if base is None or not base.is_leaf or not base.requires_grad or creation_of(view) == "IN_CUSTOM_FUNCTION":
         return None
     if any(base is recorded.seen or base is recorded.leaf for recorded in recording.all_inputs):
+        return None
+    if is_wrapper(base):
         return None
     same_memory = functionalizer.state_of(view).storage is functionalizer.state_of(base).storage
     return base if same_memory else None

@@ -55,7 +55,7 @@ from ..stack_traces import (
 )
 from ..subclasses.layout import is_wrapper
 from .mutation_checks import ForeignMemory, MutationChecks, Mutations, lists_share_memory, one_after_another
-from .refusals import communicating, explained
+from .refusals import MAKES_STRIDED_NESTED, communicating, explained, strided_nested
 from .rng import Generators
 from .script_objects import ScriptObjects
 from .subclasses import PLAIN_TYPES, WrapperCalls
@@ -264,6 +264,8 @@ class Recorder(TorchDispatchMode):
         self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack
     ) -> Any:
         """The abstract result of an operator, or an error that says what the user can do."""
+        if op in MAKES_STRIDED_NESTED:
+            raise strided_nested(stack)
         try:
             with without_function_modes():  # in backward, operators come straight from C++, with the modes still on
                 return self._run(op, types, args, kwargs)

@@ -9,7 +9,8 @@ from torch import nn
 
 from .._torch import AboutFakes, said_of_fakes
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
-from ..stack_traces import errors_behind, source_of, user_stack, where
+from ..ops import aten
+from ..stack_traces import Stack, errors_behind, source_of, user_stack, where
 
 WAY_OUT = (
     "Compute with the tensor instead of reading it (torch.where for a condition), pass the value as a plain Python "
@@ -68,6 +69,24 @@ def explained(error: BaseException) -> ForegradError | None:
         return None
     kind, message = _REFUSALS[about]
     return kind(message.format(place=source_of(error)))
+
+
+MAKES_STRIDED_NESTED = frozenset(
+    {
+        *(aten._nested_tensor_from_tensor_list.default, aten._nested_tensor_from_mask.default),
+        *(aten._nested_tensor_from_mask_left_aligned.default, aten._nested_from_padded.default),
+    }
+)
+"""Operators that make a nested tensor whose sizes are data."""
+
+
+def strided_nested(stack: Stack) -> UnsupportedError:
+    """The refusal of a nested tensor of the strided layout."""
+    return UnsupportedError(
+        f"a nested tensor of the strided layout is made, at {where(stack)}: its sizes are data, which recorded tensors "
+        "do not have. Make one with layout=torch.jagged; of a TransformerEncoder, set enable_nested_tensor=False, or "
+        "compile with fallback='eager'."
+    )
 
 
 def communicating(module: nn.Module) -> UnsupportedError | None:
