@@ -6,6 +6,7 @@ Z: eager is the law. A row is a program, the arguments it is called with, and wh
 import functools
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -195,6 +196,46 @@ def nested_arguments(d, nothing):
 def registered_containers(point, ordered):
     """F-3"""
     return Point(point.x * 2, point.y), OrderedDict(c=ordered["b"] * ordered["a"])
+
+
+class Cache:
+    """As libraries have them: filled, grown and given back."""
+
+    def __init__(self, *keys):
+        self.keys, self.steps, self.whole = [*keys], 0, self
+
+    def update(self, i, new):
+        self.steps += 1
+        if len(self.keys) == i:
+            self.keys.append(new)
+        else:
+            self.keys[i] = torch.cat([self.keys[i], new])
+        return self.keys[i]
+
+
+@program(lambda: leaf(2), lambda: Cache(leaf(3)))
+def a_cache_that_grows(x, cache):
+    """F-4: it is changed, and comes back."""
+    return cache.update(0, x * 2).sum() * cache.update(1, x.sin()), cache
+
+
+@program(lambda: leaf(2), lambda: SimpleNamespace(w=leaf(2), box=Cache(leaf(3))))
+def objects_of_all_kinds(x, space):
+    """F-3, F-4: made, moved, taken apart, and written to."""
+    space.moved, space.box = space.box, Point(x * space.w, space.w[:1])
+    space.w.data.mul_(2)
+    made = SimpleNamespace(out=[x, x * 2], space=space, table=OrderedDict(b=space.moved, a=x.detach()))
+    made.again = made.out
+    return made
+
+
+@program(lambda: plain(2), lambda: [plain(2)], lambda: {"a": 1, "b": plain(2)})
+def changed_lists_and_dicts(x, items, table):
+    """F-4"""
+    items.insert(0, x * 2)
+    table["a"] = table.pop("b")
+    items[1].add_(1)
+    return items, len(table)
 
 
 @program(lambda: leaf(3), scale=lambda: plain(3), power=lambda: 2)
@@ -893,6 +934,9 @@ SERVED_BY_SYMBOLS = [
     "zero_elements",
     "transposed_leaf",
     "nested_arguments",
+    "a_cache_that_grows",
+    "objects_of_all_kinds",
+    "changed_lists_and_dicts",
     "dynamic_size_argument",
     "views_of_an_intermediate",
     "one_view_of_an_intermediate",

@@ -314,3 +314,61 @@ def _(right: Program) -> Program:
         return right(x)
 
     return wrong
+
+
+class Box:
+    def __init__(self, **held: Any) -> None:
+        vars(self).update(held)
+
+
+def _grow(x: Tensor, box: Box) -> Box:
+    box.w = torch.cat([box.w, x])
+    box.n += 1
+    box.log.append(box.w)
+    return box
+
+
+def _a_box() -> tuple[Tensor, Box]:
+    return leaf(2), Box(w=leaf(3), n=1, log=[])
+
+
+@fault("a copy of an argument that comes back", _grow, _a_box, "identity")
+def _(right: Program) -> Program:
+    return lambda x, box: Box(**vars(right(x, box)))
+
+
+@fault("a number in an argument that is not changed", _grow, _a_box, "non-tensor value")
+def _(right: Program) -> Program:
+    def wrong(x: Tensor, box: Box) -> Box:
+        n = box.n
+        right(x, box).n = n
+        return box
+
+    return wrong
+
+
+@fault("a list in an argument that is not changed", _grow, _a_box, "structure")
+def _(right: Program) -> Program:
+    def wrong(x: Tensor, box: Box) -> Box:
+        right(x, box).log.clear()
+        return box
+
+    return wrong
+
+
+@fault("another list in an argument", _grow, _a_box, "identity")
+def _(right: Program) -> Program:
+    def wrong(x: Tensor, box: Box) -> Box:
+        right(x, box).log = [*box.log]
+        return box
+
+    return wrong
+
+
+@fault("a tensor in an argument without its gradient", _grow, _a_box, "requires_grad")
+def _(right: Program) -> Program:
+    def wrong(x: Tensor, box: Box) -> Box:
+        right(x, box).w = box.w.detach()
+        return box
+
+    return wrong

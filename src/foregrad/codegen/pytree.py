@@ -127,6 +127,7 @@ class Look:
     knows: Callable[[Any], Given | Around | None] = lambda value: None  # what is not to be made anew
     same_objects: bool = False  # what is met twice is one
     makes_sets: bool = False  # sets of plain values are made anew
+    subscript: Callable[[Any], str] = lambda key: f"[{key!r}]"  # the place of an item of a dict, in words
 
 
 _PLAINLY = Look()
@@ -199,7 +200,8 @@ class TakingApart:
         return tuple([self.take(value, path) for value, path in zip(values, paths, strict=True)])
 
     def _take_dict(self, value: dict[Any, Any], path: str, number: int | None = None) -> Entries:
-        return Entries(tuple(value), self._take_all([*value.values()], [f"{path}[{key!r}]" for key in value]), number)
+        paths = [f"{path}{self._look.subscript(key)}" for key in value]
+        return Entries(tuple(value), self._take_all([*value.values()], paths), number)
 
     def take_named(self, values: dict[str, Any], path: str) -> Entries:
         """Attributes or slots of an object."""

@@ -4,18 +4,20 @@ Two observations can only be compared tensor by tensor, so each tensor needs a n
 sides and that the user recognises: `argument 1 (x)["a"]`, `output[0]`, `parameter fc.weight`.
 """
 
-import dataclasses
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+
+from ..capturing.given import can_be_opened
+from ..codegen import pytree
+from ..codegen.objects import shape_of
 
 Named = tuple[str, Tensor]
 
@@ -32,10 +34,20 @@ class Tree:
     Args:
         containers: The exact type and the keys of each container, by name.
         leaves: What is not a container, by name.
+        objects: The containers themselves, but for tuples, by name.
     """
 
     containers: Mapping[str, str]
     leaves: Mapping[str, object]
+    objects: Mapping[str, object] = field(default_factory=dict)
+
+    def tensors(self) -> list[Named]:
+        """The leaves that are tensors.
+
+        >>> unfold([1, torch.ones(1)], "output").tensors()
+        [('output[1]', tensor([1.]))]
+        """
+        return [(where, leaf) for where, leaf in self.leaves.items() if isinstance(leaf, Tensor)]
 
 
 def unfold(value: object, where: str) -> Tree:
@@ -50,6 +62,7 @@ def unfold(value: object, where: str) -> Tree:
     """
     containers: dict[str, str] = {}
     leaves: dict[str, object] = {}
+    objects: dict[str, object] = {}
     above: set[int] = set()
 
     def walk(value: object, where: str) -> None:
@@ -58,30 +71,34 @@ def unfold(value: object, where: str) -> Tree:
             leaves[where] = value
             return
         containers[where] = f"{type(value).__qualname__} of {', '.join(key for key, _ in children)}"
+        if type(value) is not tuple:
+            objects[where] = value
         above.add(id(value))
         for key, child in children:
             walk(child, where + key)
         above.discard(id(value))
 
     walk(value, where)
-    return Tree(containers, leaves)
+    return Tree(containers, leaves, objects)
 
 
 def _children(value: object) -> list[tuple[str, object]] | None:
     """The parts of a container with the way to write each, or None for a leaf."""
     if isinstance(value, (Tensor, torch.Size, type, ModuleType, nn.Module, str, bytes, torch.Generator)):
         return None
-    if isinstance(value, Mapping):
-        return [(_subscript(key), child) for key, child in value.items()]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return [(f".{field}", child) for field, child in zip(value._fields, value, strict=True)]
-    if isinstance(value, (list, tuple, deque)):
-        return [(f"[{index}]", child) for index, child in enumerate(value)]
-    if dataclasses.is_dataclass(value):
-        return [(f".{field.name}", getattr(value, field.name)) for field in dataclasses.fields(value)]
-    if hasattr(value, "__dict__") and vars(value) and not callable(value):
-        return [(f".{name}", child) for name, child in vars(value).items()]
-    return None
+    if isinstance(value, dict):
+        items = [(_subscript(key), child) for key, child in dict.items(value)]
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        items = [(f".{name}", child) for name, child in zip(value._fields, value, strict=True)]
+    elif isinstance(value, (list, tuple, deque)):
+        items = [(f"[{index}]", child) for index, child in enumerate(value)]
+    else:
+        items = []
+    shape = shape_of(type(value))
+    if shape is None:
+        return items if isinstance(value, (dict, list, tuple, deque)) else None
+    named = {**shape.attributes(value), **shape.filled(value)}
+    return items + [(f".{name}", child) for name, child in named.items()]
 
 
 def _subscript(key: object) -> str:
@@ -133,8 +150,8 @@ def _held_by(module: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
 
 def name_arguments(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[list[str], list[object], pytree.TreeSpec]:
-    """Flatten the arguments of a call and name each leaf.
+) -> tuple[list[str], list[object], pytree.Tree]:
+    """Take the arguments of a call apart, objects included, and name each leaf.
 
     >>> name_arguments(lambda x, y: x, (1, [2, 3]), {})[0]
     ['argument 0 (x)', 'argument 1 (y)[0]', 'argument 1 (y)[1]']
@@ -144,25 +161,27 @@ def name_arguments(
         args: The positional arguments.
         kwargs: The keyword arguments.
     """
-    parameters = _positional_names(fn)
-    paths, spec = pytree.tree_flatten_with_path((args, dict(kwargs)))
-    names = []
-    for path, _ in paths:
-        _, argument, *rest = path
-        names.append(_argument(argument, parameters) + "".join(_key(key) for key in rest))
-    return names, [leaf for _, leaf in paths], spec
+    taking = pytree.TakingApart(pytree.Look(can_be_opened, same_objects=True, subscript=_subscript))
+    names = argument_names(fn, len(args), kwargs)
+    trees = [taking.take(value, name) for name, value in zip(names, (*args, *kwargs.values()), strict=True)]
+    positional = pytree.Items(tuple, tuple(trees[: len(args)]))
+    tree = pytree.Items(tuple, (positional, pytree.Entries(tuple(kwargs), tuple(trees[len(args) :]))))
+    return taking.paths, taking.leaves, tree
 
 
-def _argument(key: object, parameters: list[str]) -> str:
-    match key:
-        case pytree.SequenceKey() if key.idx < len(parameters):
-            return f"argument {key.idx} ({parameters[key.idx]})"
-        case pytree.SequenceKey():
-            return f"argument {key.idx}"
-        case pytree.MappingKey():
-            return f"argument {key.key}"
-        case _:
-            return f"argument {key}"
+def argument_names(fn: Callable[..., Any], positional: int, keywords: Iterable[str]) -> list[str]:
+    """The name of each argument of a call.
+
+    >>> argument_names(lambda x, y: x, 1, ["y"])
+    ['argument 0 (x)', 'argument y']
+
+    Args:
+        fn: What will be called; its signature gives the names.
+        positional: How many positional arguments there are.
+        keywords: The names of the others.
+    """
+    names = [f" ({name})" for name in _positional_names(fn)] + [""] * positional
+    return [f"argument {i}{names[i]}" for i in range(positional)] + [f"argument {name}" for name in keywords]
 
 
 def _positional_names(fn: Callable[..., Any]) -> list[str]:
@@ -171,16 +190,6 @@ def _positional_names(fn: Callable[..., Any]) -> list[str]:
     except (TypeError, ValueError):
         return []
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-
-
-def _key(key: object) -> str:
-    match key:
-        case pytree.MappingKey():
-            return _subscript(key.key)
-        case pytree.GetAttrKey():
-            return f".{key.name}"
-        case _:
-            return str(key)
 
 
 def captured(fn: Callable[..., Any]) -> dict[str, object]:

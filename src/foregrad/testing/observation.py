@@ -112,12 +112,12 @@ class Observation:
 
     Args:
         forward_error: What the call raised.
-        containers: The exact type and keys of each container in the output.
-        values: The parts of the output that are not tensors.
-        outputs: The tensors in the output.
+        containers: The exact type and keys of each container in the output, and in the arguments after the call.
+        values: The parts of these that are not tensors.
+        outputs: The tensors in the output, and those that the call has put into arguments.
         held: The arguments and the state, after the call.
         versions: By how much each version counter grew, where there is one.
-        identity: For each tensor, the first one that is the same object.
+        identity: For each tensor and each container, the first one that is the same object.
         sharing: For each tensor, the first one in the same storage, and how many bytes behind it.
         random: The state of each random generator after forward and after backward.
         modes: Grad mode, autocast and the like after forward and after backward.
@@ -191,14 +191,20 @@ def observe(side: Side, arguments: Arguments, contents: Contents, scenario: Scen
     call = side.prepare(arguments, contents)
     before = side.state.tensors()
     versions = _versions([*call.tensors, *before])
+    given = call.unfolded("before the call").objects
     torch.manual_seed(seed)
     with _modes_kept():
         try:
-            output = unfold(side.target(*call.args, **call.kwargs), "output")
+            result = unfold(side.target(*call.args, **call.kwargs), "output")
         except Exception as error:
             return Observation(error, _modes("forward"))
+        after = call.unfolded("after the call")
+        output = _given_back(result, after, call)
         seen = _after_forward(side, call, before, versions, output)
-    returned = _tensors(output)
+        objects = {**given, **after.objects, **result.objects}
+        placed = [*call.tensors, *after.tensors()]
+        seen = replace(seen, identity={**seen.identity, **_identity(placed), **_identity(objects.items())})
+    returned = output.tensors()
     with _modes_kept():
         try:
             leaves = [*call.leaves, *side.state.tensors()]
@@ -217,6 +223,13 @@ def observe(side: Side, arguments: Arguments, contents: Contents, scenario: Scen
         )
     _overwrite([*(leaf.grad for _, leaf in arrived if _history(leaf) == "leaf"), *shown.values()])
     return replace(seen, writing=_writing(returned)) if scenario is FORWARD_ONLY else seen
+
+
+def _given_back(result: Tree, arguments: Tree, call: Call) -> Tree:
+    """What a call gives to its caller: its result, and what it has put into the arguments."""
+    known = {id(tensor) for _, tensor in call.tensors}
+    new = {where: leaf for where, leaf in arguments.leaves.items() if id(leaf) not in known}
+    return Tree({**result.containers, **arguments.containers}, {**result.leaves, **new})
 
 
 def _writing(named: Iterable[Named]) -> dict[str, str]:
@@ -248,14 +261,14 @@ def _after_forward(
 ) -> Observation:
     held = [*call.tensors, *side.state.tensors()]
     now = _versions([*call.tensors, *before])
-    everything = [*held, *_tensors(output), *((f"{where} before the call", t) for where, t in before)]
+    everything = [*held, *output.tensors(), *((f"{where} before the call", t) for where, t in before)]
     return Observation(
         forward_error=None,
         modes=_modes("forward"),
         random=_random("forward", call),
         containers=output.containers,
         values={where: leaf for where, leaf in output.leaves.items() if not isinstance(leaf, Tensor)},
-        outputs={where: TensorFacts.of(tensor) for where, tensor in _tensors(output)},
+        outputs={where: TensorFacts.of(tensor) for where, tensor in output.tensors()},
         held={where: TensorFacts.of(tensor) for where, tensor in held},
         versions={where: now[where] - version for where, version in versions.items()},
         identity=_identity(everything),
@@ -263,17 +276,13 @@ def _after_forward(
     )
 
 
-def _tensors(tree: Tree) -> list[Named]:
-    return [(where, leaf) for where, leaf in tree.leaves.items() if isinstance(leaf, Tensor)]
-
-
 def _versions(named: Iterable[Named]) -> dict[str, int]:
     return {where: tensor._version for where, tensor in named if not tensor.is_inference()}
 
 
-def _identity(named: Iterable[Named]) -> dict[str, str]:
+def _identity(named: Iterable[tuple[str, object]]) -> dict[str, str]:
     first: dict[int, str] = {}
-    return {where: first.setdefault(id(tensor), where) for where, tensor in named}
+    return {where: first.setdefault(id(value), where) for where, value in named}
 
 
 def _sharing(named: Iterable[Named]) -> dict[str, tuple[str, int]]:

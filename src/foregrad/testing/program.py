@@ -12,10 +12,19 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor, UntypedStorage, nn
-from torch.utils import _pytree as pytree
 
+from ..codegen import pytree
 from .cloning import Cloner, Contents, has_storage, plain_parts, storage_key
-from .naming import Named, captured, module_tensors, name_arguments, tensors_in, unfold
+from .naming import (
+    Named,
+    Tree,
+    argument_names,
+    captured,
+    module_tensors,
+    name_arguments,
+    tensors_in,
+    unfold,
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,7 @@ class Call:
         tensors: All tensors in the arguments, and the bases of those that are views.
         leaves: Where the gradient of each arrives.
         generators: The random generators in the arguments.
+        whole: The arguments themselves, by name.
     """
 
     args: tuple[Any, ...]
@@ -40,6 +50,24 @@ class Call:
     tensors: tuple[Named, ...]
     leaves: tuple[Named, ...]
     generators: tuple[tuple[str, Generator], ...]
+    whole: tuple[tuple[str, object], ...]
+
+    def unfolded(self, when: str) -> Tree:
+        """The arguments that are no tensors, taken apart as they are now.
+
+        >>> call = Arguments.of(lambda x: x, ([1],), {}).clone(Cloner(Contents({})))
+        >>> call.unfolded("now").leaves
+        {'argument 0 (x)[0] now': 1}
+
+        Args:
+            when: Stands after each name.
+        """
+        trees = [unfold(value, name) for name, value in self.whole if not isinstance(value, Tensor)]
+        containers, leaves, objects = (
+            {f"{where} {when}": it for tree in trees for where, it in getattr(tree, part).items()}
+            for part in ("containers", "leaves", "objects")
+        )
+        return Tree(containers, leaves, objects)
 
 
 @dataclass(frozen=True)
@@ -52,13 +80,15 @@ class Arguments:
     Args:
         names: The name of each leaf.
         values: The leaves.
-        spec: How the leaves nest.
+        tree: How they are put together.
+        arguments: The name of each argument.
         apart: Clone every leaf by itself, so that nothing is shared among arguments.
     """
 
     names: tuple[str, ...]
     values: tuple[object, ...]
-    spec: pytree.TreeSpec
+    tree: pytree.Tree
+    arguments: tuple[str, ...]
     apart: bool = False
 
     @staticmethod
@@ -73,8 +103,9 @@ class Arguments:
             args: The positional arguments.
             kwargs: The keyword arguments.
         """
-        names, values, spec = name_arguments(fn, args, kwargs)
-        return Arguments(tuple(names), tuple(values), spec)
+        names, values, tree = name_arguments(fn, args, kwargs)
+        arguments = argument_names(fn, len(args), kwargs)
+        return Arguments(tuple(names), tuple(values), tree, tuple(arguments))
 
     def tensors(self) -> list[Named]:
         """All tensors in the arguments.
@@ -117,10 +148,11 @@ class Arguments:
                 if tensor._is_view() and tensor._base is not None:
                     tensors.append((f"base of {where}", tensor._base))
                     leaves.append((f"base of {where}", own.leaf_behind(tensor._base)))
-        args, kwargs = pytree.tree_unflatten(values, self.spec)
+        args, kwargs = pytree.unflatten(self.tree, values)
+        whole = tuple(zip(self.arguments, (*args, *kwargs.values()), strict=True))
         pairs = zip(self.names, values, strict=True)
         generators = tuple((name, value) for name, value in pairs if isinstance(value, Generator))
-        return Call(args, kwargs, tuple(tensors), tuple(leaves), generators)
+        return Call(args, kwargs, tuple(tensors), tuple(leaves), generators, whole)
 
     def _leaves(self) -> list[tuple[str, object]]:
         return list(zip(self.names, self.values, strict=True))
