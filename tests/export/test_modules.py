@@ -3,9 +3,11 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import foregrad
 from foregrad import ForegradError, aot_export_module
+from foregrad.errors import ExportError, StateChangeError, UnknownOutputError
 from foregrad.export import GraphSignature
 
 
@@ -441,3 +443,44 @@ def test_signature_from_positions():
     ):
         with pytest.raises(AssertionError):
             GraphSignature.from_tracing_metadata(**{**given, **change})
+
+
+class Pair:
+    """Objects that a graph takes and returns only if pytree knows their class."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+
+class TakesPair(nn.Module):
+    def forward(self, pair):
+        return (pair.x * pair.y,)
+
+
+class ReturnsPair(nn.Module):
+    def forward(self, x):
+        return (Pair(x, x * 2),)
+
+
+class Appends(nn.Module):
+    def forward(self, x, items):
+        items.append(x)
+        return (x * 2,)
+
+
+def test_objects_that_hold_tensors_are_refused_by_name_until_pytree_knows_their_class():
+    """X-11"""
+    pair = Pair(torch.ones(2), torch.ones(2))
+    with pytest.raises(ExportError, match=r"args\[0\] is a Pair that holds tensors.*register_pytree_node"):
+        foregrad.aot_export_module(TakesPair(), (pair,), trace_joint=False)
+    with pytest.raises(UnknownOutputError, match=r"at output\[0\].*register_pytree_node"):
+        foregrad.aot_export_module(ReturnsPair(), (torch.ones(2),), trace_joint=False)
+    with pytest.raises(StateChangeError, match=r"args\[1\]"):
+        foregrad.aot_export_module(Appends(), (torch.ones(2), []), trace_joint=False)
+    pytree.register_pytree_node(Pair, lambda p: ([p.x, p.y], None), lambda items, _: Pair(*items))
+    try:
+        graph, _ = foregrad.aot_export_module(TakesPair(), (pair,), trace_joint=False)
+        assert torch.equal(graph(torch.full((2,), 3.0), torch.ones(2))[0], torch.full((2,), 3.0))
+        foregrad.aot_export_module(ReturnsPair(), (torch.ones(2),), trace_joint=False)
+    finally:
+        pytree._deregister_pytree_node(Pair)

@@ -91,6 +91,16 @@ class OpenOtherwise(Exception):
         self.opening = opening
 
 
+def holds_tensors(value: Any) -> bool:
+    """Whether an object that could be taken apart leads to a tensor.
+
+    >>> import torch, types
+    >>> holds_tensors(types.SimpleNamespace(w=[torch.ones(1)])), holds_tensors(torch.ones(1))
+    (True, False)
+    """
+    return can_be_opened(value) and id(value) in _leading_to_tensors(value)
+
+
 def _leading_to_tensors(value: Any) -> set[int]:
     """The ids of all objects in a value that lead to a tensor."""
     holders: dict[int, list[int]] = {}

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from ..codegen.pytree import Around, Flat, Given, Look, TakingApart
-from ..errors import StateChangeError
+from ..codegen.pytree import Around, Flat, Given, Look, TakingApart, flatten
+from ..errors import StateChangeError, UnknownOutputError
 from ..joint.side_effects import NO_CHANGES, ArgumentChanges
 from ..record.session import Session
 from ..values import PLAIN
@@ -66,8 +66,15 @@ class Results:
         """For export: what the program was given must be as it was."""
         if self._given is not None:
             self._given.require_unchanged("that it was given")
-        taking = TakingApart(Look())
-        return Flat(taking.take(session.result, "output"), taking.leaves, taking.paths)
+        flat = flatten(session.result, "output")
+        for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+            if can_be_opened(leaf):
+                raise UnknownOutputError(
+                    f"Found {type(leaf)} in output, which is not a known type, at {path}: a graph returns what pytree "
+                    "can take apart. Return its tensors in a tuple, list or dict, or register its class with "
+                    "torch.utils._pytree.register_pytree_node."
+                )
+        return flat
 
     def _knows(self, value: Any) -> Given | Around | None:
         kind = type(value)

@@ -209,7 +209,6 @@ class TakingApart:
 
     def _take_object(self, shape: Shape, value: Any, path: str) -> Object:
         number = self._number(value, path)
-        assert number is not None
         held = shape.contents(value)
         contents: Items | Entries | None = None
         if shape.is_mapping:
@@ -220,10 +219,8 @@ class TakingApart:
         slots = self.take_named(shape.filled(value), path) if shape.slots else None
         return Object(shape, contents, attributes, slots, number)
 
-    def _number(self, value: Any, path: str) -> int | None:
+    def _number(self, value: Any, path: str) -> int:
         """The number of something that is met for the first time."""
-        if not self._look.same_objects:
-            return None
         self._numbers[id(value)] = len(self.objects)
         self.objects.append((value, path))
         return len(self.objects) - 1

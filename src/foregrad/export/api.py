@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from .._torch import FakeTensor, deterministic_enabled, garbage_collection_paused, python_kernels_first, pytree
 from ..capturing.capture import Capture, capture_call
+from ..capturing.given import holds_tensors, user_path
 from ..codegen.pytree import Flat, Items, Leaf, Tree, flatten, unflatten
 from ..compat import ViewAndMutationMeta, describe
 from ..errors import ExportError, GraphOutputError, SignatureError
@@ -143,7 +144,19 @@ def _call_of(
         if nn.parameter.is_lazy(tensor):
             raise ExportError(f"{name} has no shape yet. Run the module once before you export it.")
     flat = flatten((tuple(args), dict(kwargs or {})), "")
+    _refuse_objects(flat)
     return without_duplicates(flat, [tensor for _, tensor in state])
+
+
+def _refuse_objects(flat: Flat) -> None:
+    """The graph would hold the tensors of the example for good."""
+    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+        if holds_tensors(leaf):
+            raise ExportError(
+                f"{user_path(path)} is a {type(leaf).__qualname__} that holds tensors, and a graph takes what pytree "
+                "can take apart. Pass its tensors, or register its class with "
+                "torch.utils._pytree.register_pytree_node."
+            )
 
 
 def without_duplicates(flat: Flat, state: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -270,6 +283,7 @@ def _capture_function(
     if not callable(func):
         raise ExportError(f"a function can be exported, not {func!r}.")
     flat = flatten((args, kwargs), "")
+    _refuse_objects(flat)
     refuse_subclasses(zip(flat.paths, flat.leaves, strict=True), "aot_export_joint_simple")
     args, kwargs = without_duplicates(flat, ())
     capture = _capture(func, args, kwargs, resolved)
