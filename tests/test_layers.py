@@ -35,8 +35,10 @@ LAYERS = (
     "compat",
     "partition",
     "runtime",
+    "backends",
     "capturing",
     "api",
+    "compiling",
     "export",
     "testing",
 )

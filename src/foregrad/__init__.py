@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ._torch import garbage_collection_paused
 
 with garbage_collection_paused():  # a collection amid the classes of torch takes as long as all that follows
+    from . import backends
     from .api import (
         aot_function,
         aot_module,
@@ -20,6 +21,7 @@ with garbage_collection_paused():  # a collection amid the classes of torch take
         explain_partition,
     )
     from .compat import InputAliasInfo, MutationType, OutputAliasInfo, OutputType, ViewAndMutationMeta
+    from .compiling import compile
     from .errors import ForegradError
     from .graph.verify import assert_functional_graph
     from .logs import get_aot_compilation_context, get_aot_graph_name, get_graph_being_compiled, set_model_name
@@ -48,8 +50,10 @@ __all__ = [
     "aot_module",
     "aot_module_simplified",
     "assert_functional_graph",
+    "backends",
     "capture",
     "check",
+    "compile",
     "compiled_function",
     "compiled_module",
     "config",

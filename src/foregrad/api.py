@@ -25,7 +25,7 @@ from .slots import GradOf, Inner, Input
 Decompositions = Mapping[Any, Callable[..., Any]]
 
 
-def _resolve(
+def resolve(
     fw_compiler: Compiler | None,
     bw_compiler: Compiler | None,
     inference_compiler: Compiler | None,
@@ -102,7 +102,7 @@ def aot_function(
     """
     if not callable(fn):
         raise ConfigError(f"aot_function compiles a function, not {fn!r}.")
-    resolved = _resolve(
+    resolved = resolve(
         fw_compiler,
         bw_compiler,
         inference_compiler,
@@ -137,6 +137,11 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AOTModule:
     """
     if not isinstance(mod, nn.Module):
         raise ConfigError(f"aot_module compiles a torch.nn.Module, not {mod!r}; for a function there is aot_function.")
+    return module_with(mod, aot_function(mod, *args, **kwargs).config)
+
+
+def module_with(mod: nn.Module, resolved: AOTConfig) -> AOTModule:
+    """A module that is compiled with these options."""
     mod = mod.orig_module if isinstance(mod, AOTModule) else mod
     for prefix, module in mod.named_modules():
         for kind, tensors in (("param", module._parameters), ("buffer", module._buffers)):
@@ -144,7 +149,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> AOTModule:
                 if isinstance(tensor, FakeTensor):
                     path = f"{prefix}.{name}" if prefix else name
                     raise ConfigError(f"Unexpected fake {kind} {path}: a module to compile must hold real tensors.")
-    return made_of(mod, aot_function(mod, *args, **kwargs).config)
+    return made_of(mod, resolved)
 
 
 compiled_module = aot_module
@@ -181,7 +186,7 @@ def aot_module_simplified(
     """
     if not isinstance(mod, nn.Module):
         raise ConfigError(f"aot_module_simplified compiles a torch.nn.Module, not {mod!r}.")
-    resolved = _resolve(
+    resolved = resolve(
         fw_compiler,
         bw_compiler,
         inference_compiler,
@@ -244,7 +249,7 @@ def capture(fn_or_module: Callable[..., Any], *args: Any, **kwargs: Any) -> Capt
         *args, **kwargs: what to record it on.
     """
     module = fn_or_module if isinstance(fn_or_module, nn.Module) else None
-    resolved = _resolve(
+    resolved = resolve(
         None,
         None,
         None,

@@ -19,6 +19,8 @@ from .errors import ConfigError, IgnoredOptionWarning
 
 Compiler = Callable[..., Any]
 Partitioner = Callable[..., Any]
+JointPass = Callable[[Any, Any], Any]  # of a graph module and the values of its inputs
+Changing = Mapping[str, Literal[True] | frozenset[int]]  # the dimensions of inputs, by their names; True for an int
 
 
 @dataclass
@@ -113,6 +115,16 @@ def next_aot_id() -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Compilers:
+    """What compiles the graphs of one program."""
+
+    forward: Compiler
+    backward: Compiler
+    inference: Compiler
+    joint_pass: JointPass | None = None  # what becomes of a joint graph before it is cut
+
+
+@dataclass(frozen=True, slots=True)
 class Loss:
     """The one result that an exported program differentiates, by its place among the flat results."""
 
@@ -146,6 +158,23 @@ class AOTConfig:
     options: Config = field(default_factory=config.copy)
     differentiate: bool | Loss = True  # everything that can be, nothing, or the loss alone
     name: str = "the program"  # what errors call it
+    joint_pass: JointPass | None = None
+    new_compilers: Callable[[], Compilers] | None = None  # for each program, where its graphs share something
+    symbols_once_changed: bool = False  # sizes and ints become symbols at the first recording that finds others
+    changing: Changing | None = None  # the only sizes and ints that become symbols; None for all
+
+    def for_program(self) -> AOTConfig:
+        """The options of one program, with compilers of its own where they are made anew for each."""
+        if self.new_compilers is None:
+            return self
+        made = self.new_compilers()
+        return dataclasses.replace(
+            self,
+            fw_compiler=made.forward,
+            bw_compiler=made.backward,
+            inference_compiler=made.inference,
+            joint_pass=made.joint_pass,
+        )
 
     def __post_init__(self) -> None:
         if self.pre_dispatch and not self.is_export:

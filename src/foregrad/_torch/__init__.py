@@ -8,6 +8,7 @@ from .autograd import *
 from .errors import *
 from .fake import *
 from .guards import *
+from .inductor import *
 from .nested import *
 from .operators import *
 from .script import *

@@ -97,11 +97,13 @@ def shape_guard(expression: str, count: int) -> Callable[..., bool]:
     return eval(code, dict(SYMPY_INTERP))
 
 
-def symbolic_context(tensor: torch.Tensor) -> StatelessSymbolicContext[Any, Any]:
-    """Every size of the tensor is a symbol of its own unless it equals another one."""
+def symbolic_context(tensor: torch.Tensor, dims: bool | frozenset[int]) -> StatelessSymbolicContext[Any, Any]:
+    """The sizes of the tensor, all or these, are symbols of their own unless they equal others."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
-    return StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * tensor.dim())
+    changing = range(tensor.dim()) if isinstance(dims, bool) else dims
+    kinds = [DimDynamic.DUCK if dim in changing else DimDynamic.STATIC for dim in range(tensor.dim())]
+    return StatelessSymbolicContext(dynamic_sizes=kinds)
 
 
 def local_source(name: str) -> Any:

@@ -119,7 +119,7 @@ class Engine:
         """Whether a value is one of this engine's tensors."""
         return type(value) is FakeTensor or (is_wrapper(value) and all(map(self.is_abstract, leaves_of(value))))
 
-    def fake(self, real: Tensor, slot: Primal, dynamic: bool) -> Tensor:
+    def fake(self, real: Tensor, slot: Primal, dynamic: bool | frozenset[int]) -> Tensor:
         """An abstract tensor like `real`, in storage of its own, that autograd sees as a fresh leaf."""
         if type(real) is not Tensor and type(real) is not torch.nn.Parameter:
             require_traceable(real, str(slot))
@@ -140,7 +140,7 @@ class Engine:
         offset: Any = real.storage_offset()
         if dynamic and self.shape_env is not None and not isinstance(real, FakeTensor):
             size, stride, offset = self.shape_env.create_symbolic_sizes_strides_storage_offset(
-                real, local_source(str(slot)), symbolic_context=symbolic_context(real)
+                real, local_source(str(slot)), symbolic_context=symbolic_context(real, dynamic)
             )
         fake = self._strided(size, stride, offset, real.dtype, device)
         if real.is_conj() or real.is_neg():

@@ -177,8 +177,8 @@ def _program_call(
 ) -> ProgramCall:
     fixed = config.num_params_buffers if config.options.static_weight_shapes else 0
     inputs = [
-        Argument(Input(user_path(path)), leaf, dynamic=config.dynamic_shapes and i >= fixed)
-        for i, (path, leaf) in enumerate(zip(taken.flat.paths, taken.flat.leaves, strict=True))
+        Argument(Input(name), leaf, config.dynamic_shapes and i >= fixed and _symbols(name, config))
+        for i, (name, leaf) in enumerate(zip(map(user_path, taken.flat.paths), taken.flat.leaves, strict=True))
     ]
     dynamic_state = config.dynamic_shapes and not config.options.static_weight_shapes
     state = state_of(module, dynamic_state) if module is not None else []
@@ -662,6 +662,11 @@ def _in_larger_memory(session: Session) -> set[Primal]:
 
 def _with_fixed_sizes(arguments: Sequence[Argument]) -> list[Argument]:
     return [argument._replace(dynamic=False) if argument.dynamic else argument for argument in arguments]
+
+
+def _symbols(name: str, config: AOTConfig) -> bool | frozenset[int]:
+    """What of an input becomes symbols: everything, or what was seen to change."""
+    return True if config.changing is None else config.changing.get(name, False)
 
 
 def state_of(module: nn.Module, dynamic: bool) -> list[tuple[Argument, Source]]:

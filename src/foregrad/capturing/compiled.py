@@ -10,7 +10,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, fx, nn
 
@@ -27,13 +27,13 @@ from .._torch import (
 from ..compat import ViewAndMutationMeta
 from ..errors import CaptureError, EagerFallbackWarning, FirstCallError, ForegradError, StateChangeError
 from ..locks import Lock, recording_lock, state_lock
-from ..options import AOTConfig
+from ..options import AOTConfig, Changing
 from ..runtime.assemble import Program, assemble
 from ..runtime.saved_tensors import SavedValue
 from ..stack_traces import user_stack, where
 from .capture import Capture, capture_call, show_joint
 from .forward import Forward
-from .given import Opening
+from .given import Opening, user_path
 from .guards import MISS, GuardedEntry
 from .kinds import Lifetime
 
@@ -105,6 +105,40 @@ class Specialization:
         return f"<{kind} program: {joint.op_count} operators, {len(joint.inputs)} inputs>"
 
 
+class SeenSizes:
+    """The sizes and ints that a callable was recorded with, by the place of each input."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int | tuple[int, ...]] = {}
+        self._changing: dict[str, Literal[True] | frozenset[int]] = {}
+
+    def changing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Changing:
+        """The dimensions, and ints, that were others in an earlier recording; those of this one are noted too.
+
+        >>> sizes = SeenSizes()
+        >>> sizes.changing((torch.ones(2, 4), 2), {}), sizes.changing((torch.ones(3, 4), 3), {})
+        ({}, {'args[0]': frozenset({0}), 'args[1]': True})
+        """
+        flat = Opening().take((args, kwargs)).flat
+        for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+            name = user_path(path)
+            if type(leaf) is int:
+                if self._seen.setdefault(name, leaf) != leaf:
+                    self._changing[name] = True
+            elif isinstance(leaf, Tensor):
+                self._note(name, tuple(leaf.shape))
+        return dict(self._changing)
+
+    def _note(self, name: str, shape: tuple[int, ...]) -> None:
+        before = self._seen.setdefault(name, shape)
+        if isinstance(before, int) or len(before) != len(shape):
+            return
+        dims = frozenset(dim for dim, (one, other) in enumerate(zip(before, shape, strict=True)) if one != other)
+        known = self._changing.get(name, frozenset())
+        if dims and known is not True:
+            self._changing[name] = known | dims
+
+
 class Compiled:
     """A function that is compiled when it is called, once for all calls that pass the same guards.
 
@@ -122,6 +156,7 @@ class Compiled:
         self._first_calls = 0  # in a row, after which the program was to be recorded
         self.specializations: list[Specialization] = []
         self._calls: tuple[Callable[..., Any], ...] = ()
+        self._sizes = SeenSizes()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for call in self._calls:
@@ -232,7 +267,7 @@ class Compiled:
         with garbage_collection_paused():
             capture = self._capture(args, kwargs)
             capture.return_borrowed()
-            program = assemble(capture.joint, self.config, GuardedEntry(capture))
+            program = assemble(capture.joint, self.config.for_program(), GuardedEntry(capture))
             capture.joint.recording.session.release_arguments()
             capture.free_variables.release()
         self._first_calls = 0
@@ -249,18 +284,21 @@ class Compiled:
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
         """Record the program; where symbols lead into what torch cannot do with them, with fixed numbers instead."""
-        again = bool(self.specializations)
-        if not self.config.dynamic_shapes:
-            return capture_call(self._function, args, kwargs, self._module, self.config, again)
+        again, config = bool(self.specializations), self.config
+        if config.symbols_once_changed:
+            changing = self._sizes.changing(args, kwargs)
+            config = dataclasses.replace(config, dynamic_shapes=bool(changing), changing=changing)
+        if not config.dynamic_shapes:
+            return capture_call(self._function, args, kwargs, self._module, config, again)
         try:
-            capture = capture_call(self._function, args, kwargs, self._module, self.config, again)
+            capture = capture_call(self._function, args, kwargs, self._module, config, again)
             if not any(map(is_about_symbols, capture.joint.backward.refused.values())):
                 return capture
         except FirstCallError:
             raise
         except Exception as error:  # one that is not about symbols comes again with fixed numbers
             log.debug("recording with symbolic sizes failed, fixed ones are tried: %s", error)
-        fixed = dataclasses.replace(self.config, dynamic_shapes=False)
+        fixed = dataclasses.replace(config, dynamic_shapes=False)
         return capture_call(self._function, args, kwargs, self._module, fixed, again)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

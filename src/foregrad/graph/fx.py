@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.passes.shape_prop import TensorMetadata
 
-from .._torch import LazyGraphModule
+from .._torch import LazyGraphModule, direct_call
 from ..abstract.lean_tensors import to_fake_tensors
 from ..errors import PartitionError, VerificationError
 from ..slots import Grad, Input, Output, RandomState, Saved, Size, Slot, Tangent, Token
@@ -94,8 +94,26 @@ class LazyModule(LazyGraphModule):
 _LITERALS = frozenset({int, bool, type(None), str})
 
 
-def compile_flat(graph: Graph, constants: dict[Node, str]) -> Callable[..., Any]:
-    """A function of the module that holds the constants, by these names, and of the graph's inputs."""
+def boxed_code(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """A function of one list, which it empties: it drops each input and each value after its last use."""
+    members = vars(module)
+    flat = members.get("_foregrad_flat")
+    names = members.get("_foregrad_constants", {})
+    if flat is None:  # it was looked at, and perhaps edited
+        results = module.graph.output_node().args[0]
+        flat = from_fx(module, [Output(i) for i, _ in enumerate(results)])  # type: ignore[arg-type]
+        constants = [node for node in flat.nodes if node.op is get_constant]
+        names = dict(zip(constants, _attributes(module), strict=True))
+    code = compile_flat(flat, names, boxed=True)
+    return functools.partial(code, module)
+
+
+def _attributes(module: fx.GraphModule) -> list[str]:
+    return [str(node.target) for node in module.graph.nodes if node.op == "get_attr"]
+
+
+def compile_flat(graph: Graph, constants: dict[Node, str], boxed: bool = False) -> Callable[..., Any]:
+    """A function of the module that holds the constants, by these names, and of the inputs; boxed, of their list."""
     prefix = "_"
     while any(node.name.startswith(prefix) for node in (*graph.inputs, *graph.nodes)):
         prefix += "_"
@@ -123,7 +141,14 @@ def compile_flat(graph: Graph, constants: dict[Node, str]) -> Callable[..., Any]
             return f"({''.join([text(item) + ',' for item in value])})"
         return outside(value)
 
-    lines = [f"def forward({','.join([f'{prefix}self', *(node.name for node in graph.inputs)])}):"]
+    names = [node.name for node in graph.inputs]
+    if boxed:
+        lines = [f"def forward({prefix}self,{prefix}args):", f" [{','.join(names)}]={prefix}args;{prefix}args.clear()"]
+        used = {*nodes_in(graph.results), *(item for node in graph.nodes for item in node.inputs())}
+        unused = [node.name for node in graph.inputs if node not in used]
+        lines += [f" {'='.join(unused)}=None"] if unused else []
+    else:
+        lines = [f"def forward({','.join([f'{prefix}self', *names])}):"]
     for node, gone in zip(graph.nodes, _last_uses(graph), strict=True):
         if node.op is operator.getitem:
             call = f"{text(node.args[0])}[{text(node.args[1])}]"
@@ -132,7 +157,7 @@ def compile_flat(graph: Graph, constants: dict[Node, str]) -> Callable[..., Any]
         else:
             given = [text(item) for item in node.args]
             given += [f"{name}={text(item)}" for name, item in node.kwargs.items()]
-            call = f"{outside(node.op)}({','.join(given)})"
+            call = f"{outside(direct_call(node.op))}({','.join(given)})"
         lines.append(f" {node.name}={call}" + (f";{'='.join([item.name for item in gone])}=None" if gone else ""))
     lines.append(f" return {text(tuple(graph.results))}")
     exec(compile("\n".join(lines), "<flat graph>", "exec"), namespace)

@@ -121,7 +121,7 @@ class Argument(NamedTuple):
 
     slot: Primal
     value: Any
-    dynamic: bool = False  # sizes of a tensor, or an int, become symbols
+    dynamic: bool | frozenset[int] = False  # sizes of a tensor, all or these, or an int, become symbols
 
 
 class Object(NamedTuple):
@@ -216,7 +216,7 @@ def require_shape(value: Tensor, slot: Primal) -> None:
 def fakify(engine: Engine, argument: Argument) -> RecordedInput:
     """Make what stands for an argument: not a view, and a leaf exactly if the argument is one."""
     value = argument.value
-    if type(value) is int and argument.dynamic:
+    if type(value) is int and argument.dynamic is True:
         return RecordedInput(argument.slot, engine.symbol(value, argument.slot))
     if not isinstance(value, Tensor):
         if type(value) in (set, frozenset) and is_plain(value):

@@ -151,7 +151,7 @@ def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, au
         given = unlift_tokens(given)
     examples = _forward_examples(joint, given.graph)
     compiler = config.inference_compiler or config.fw_compiler
-    compiled, strides = compile_graph(compiler, given.module, examples, "inference", config)
+    compiled, strides = compile_graph(compiler, given, examples, "inference", config)
     install = _install_forward(given.graph, writer, name)
     install(checked(compiled, "inference", given.graph, install))
     core = InferenceCore(joint, entry.guarded, autocast, entry.frees, edge)
@@ -165,7 +165,7 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
     saved = saved_by(joint, forward.graph, backward.graph, config.name)
     examples = _forward_examples(joint, forward.graph)
     name = _around_forward(joint, writer, "forward_graph", joint.has_wrappers)
-    compiled, strides = compile_graph(config.fw_compiler, forward.module, examples, "forward", config)
+    compiled, strides = compile_graph(config.fw_compiler, forward, examples, "forward", config)
     install = _install_forward(forward.graph, writer, name)
     install(checked(compiled, "forward", forward.graph, install))
     slots = [output.slot for output in forward.graph.outputs]

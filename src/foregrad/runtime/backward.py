@@ -256,7 +256,7 @@ class Backward:
             padding = len(values) - len(self.saved.sizes) - len(self._strides)
             strides = [None] * len(self.saved.sizes) + list(self._strides) + [None] * padding
         examples = example_values(self._tape.session.engine, values, strides)
-        return compile_graph(self._config.bw_compiler, given.module, examples, "backward", self._config)[0]
+        return compile_graph(self._config.bw_compiler, given, examples, "backward", self._config)[0]
 
     # ----------------------------------------------------------------------------------------- the slow backward
     def slow_backward(

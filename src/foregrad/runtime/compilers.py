@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .._torch import FakeTensor, TracingContext, ambient_state_kept, autocast_off, garbage_collection_paused
+from .._torch import (
+    FakeTensor,
+    ambient_state_kept,
+    autocast_off,
+    garbage_collection_paused,
+    output_strides_reported,
+)
 from ..abstract.engine import Engine
 from ..abstract.lean_tensors import to_fake_tensors
 from ..errors import CompilerError, UnsupportedError
@@ -21,10 +28,10 @@ from ..graph.verify import verify
 from ..locks import recording_lock
 from ..logs import Phase, compiling, show_graph
 from ..ops import aten
-from ..options import AOTConfig, Compiler, Partitioner
+from ..options import AOTConfig, Compiler, JointPass, Partitioner
 from ..partition.default import cut, default_partition
 from ..partition.rematerialize import min_cut_rematerialization_partition, rematerialized
-from ..slots import RandomState, belongs_to_backward
+from ..slots import RandomState, Slot, belongs_to_backward
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -79,15 +86,30 @@ class CompilerInput:
     module: fx.GraphModule
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class GraphSlots:
+    """What the inputs and outputs of a graph are, each in the order in which the graph has them."""
+
+    inputs: tuple[Slot | None, ...]
+    outputs: tuple[Slot | None, ...]
+
+
 def for_compiler(graph: Graph) -> CompilerInput:
     """A graph of Foregrad's own for a compiler."""
     return CompilerInput(graph, to_fx(graph))
 
 
 def compile_graph(
-    compiler: Compiler | None, module: fx.GraphModule, examples: Sequence[Any], phase: Phase, config: AOTConfig
+    compiler: Compiler | None, given: CompilerInput, examples: Sequence[Any], phase: Phase, config: AOTConfig
 ) -> tuple[Boxed, list[Any] | None]:
-    """Compile one graph; also gives the strides of its outputs, if the compiler reported them."""
+    """Compile one graph; also gives the strides of its outputs, if the compiler reported them.
+
+    The compiler finds in the module's `meta["slots"]` what each input and output is.
+    """
+    module = given.module
+    module.meta["slots"] = GraphSlots(
+        tuple(node.slot for node in given.graph.inputs), tuple(output.slot for output in given.graph.outputs)
+    )
     if not callable(compiler):
         raise CompilerError(f"The compiler for the {phase} graph is {compiler!r}; it must be a function.")
     if config.enable_log:
@@ -97,7 +119,7 @@ def compile_graph(
         _ambient_state_kept(),
         autocast_off(),
         torch.no_grad(),
-        TracingContext.report_output_strides() as strides,
+        output_strides_reported(examples) as strides,
     ):
         try:
             compiled = compiler(module, list(examples))
@@ -263,6 +285,8 @@ def partitioned(
     within its reach.
     """
     partition_fn, options = config.partition_fn, config.options
+    if config.joint_pass is not None:
+        joint, module = _passed(config.joint_pass, joint, module), None
     if options.memory_budget is not None and partition_fn in (None, default_partition):
         partition_fn = min_cut_rematerialization_partition
     if higher and isinstance(options.memory_budget, int):
@@ -278,6 +302,16 @@ def partitioned(
         verify(forward.graph)
         verify(backward.graph)
     return forward, backward
+
+
+def _passed(joint_pass: JointPass, joint: Graph, module: Callable[[], fx.GraphModule] | None) -> Graph:
+    """What a backend makes of a joint graph: it takes and returns the same values."""
+    given = to_fx(joint) if module is None else copy.deepcopy(module())
+    passed = joint_pass(given, to_fake_tensors([node.value for node in joint.inputs]))
+    graph = from_fx(passed, [output.slot for output in joint.outputs])
+    for new, old in zip(graph.inputs, joint.inputs, strict=True):
+        new.slot, new.value = old.slot, old.value
+    return graph
 
 
 def _partitioned_by(

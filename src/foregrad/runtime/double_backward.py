@@ -53,7 +53,7 @@ class CompiledOrder:
         values = [node.shown_value for node in forward.graph.inputs]
         examples = example_values(order.tape.session.engine, values)
         with garbage_collection_paused():
-            compiled, _ = compile_graph(config.bw_compiler, forward.module, examples, "backward", config)
+            compiled, _ = compile_graph(config.bw_compiler, forward, examples, "backward", config)
         self._forward = without_first_tokens(compiled, count_tokens(forward.graph))
         leaves = range(lower_gradients, order.tape.gradients)
         self._tensors, self._sizes = ([node for _, node in forward.graph.outputs_of(kind)] for kind in (Saved, Size))

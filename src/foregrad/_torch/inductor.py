@@ -1,0 +1,167 @@
+"""Torch's own compilers: Inductor driven graph by graph, and the names of Dynamo's registry.
+
+Inductor's entry for whole programs brings torch's own layer with it. What stands here are the steps that it takes for
+single graphs, which are the same functions on all versions. They are loaded when they are first used: Inductor takes
+seconds to import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext, tracing  # compilers report the strides of their outputs in it
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+
+@contextlib.contextmanager
+def output_strides_reported(examples: Sequence[Any]) -> Iterator[list[Any] | None]:
+    """What a compiler says about the strides of its outputs: torch's contract, in a context of the front end's.
+
+    Where no front end has made one, it is made here: Inductor chooses other strides and says so nowhere else.
+    """
+    with contextlib.ExitStack() as stack:
+        if TracingContext.try_get() is None:
+            modes = [value.fake_mode for value in examples if isinstance(value, FakeTensor)]
+            stack.enter_context(tracing(TracingContext(modes[0] if modes else FakeTensorMode())))
+        yield stack.enter_context(TracingContext.report_output_strides())
+
+
+@functools.cache
+def _inductor() -> types.ModuleType:
+    from torch._inductor import compile_fx  # the functions that compile single graphs have no public name
+
+    return compile_fx
+
+
+def inductor_mode_options(mode: str) -> dict[str, Any]:
+    """What `torch.compile(mode=...)` sets."""
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options(mode))
+
+
+def inductor_modes() -> list[str]:
+    """The names that `mode` may have."""
+    from torch._inductor import list_mode_options
+
+    return list(list_mode_options())
+
+
+def inductor_option_names() -> list[str]:
+    """The names that `options` may have."""
+    from torch._inductor import list_options
+
+    return list(list_options())
+
+
+def inductor_decompositions() -> Mapping[Any, Callable[..., Any]]:
+    """The operators that Inductor wants to see taken apart."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return dict(select_decomp_table())
+
+
+@dataclass
+class InductorProgram:
+    """What the graphs of one program share, for Inductor: whether CUDA graphs can be used, and on which device."""
+
+    options: Mapping[str, Any]
+    graph_id: int = field(default_factory=lambda: next(_inductor()._graph_counter))
+
+    def __post_init__(self) -> None:
+        inductor = _inductor()
+        with self._configured():
+            self._cudagraphs = inductor.BoxedBool(inductor.config.triton.cudagraphs)
+        self._device = inductor.BoxedDeviceIndex(None)
+
+    def joint_passes(self, graph: fx.GraphModule, examples: Sequence[Any]) -> fx.GraphModule:
+        """What Inductor does to a graph before it is cut."""
+        with self._around(examples):
+            return self._joint_passes(graph, examples)
+
+    def compile(
+        self,
+        graph: fx.GraphModule,
+        examples: Sequence[Any],
+        phase: str,
+        fixed: Sequence[int],
+        visible: Sequence[int],
+    ) -> Callable[..., Any]:
+        """Compile one graph: these inputs keep their addresses, and these outputs must lie as they were recorded."""
+        with self._around(examples):
+            if phase == "inference":
+                graph = self._joint_passes(graph, examples)
+            graph.graph.output_node().meta["user_visible_output_idxs"] = list(visible)
+            compiled: Callable[..., Any] = _inductor().compile_fx_inner(
+                graph,
+                list(examples),
+                static_input_idxs=list(fixed),
+                cudagraphs=self._cudagraphs,
+                graph_id=self.graph_id,
+                is_inference=phase == "inference",
+                is_backward=phase == "backward",
+                boxed_forward_device_index=self._device,
+            )
+            return compiled
+
+    def _joint_passes(self, graph: fx.GraphModule, examples: Sequence[Any]) -> fx.GraphModule:
+        devices = [value.device for value in examples if isinstance(value, torch.Tensor)]
+        passed: fx.GraphModule = _inductor()._recursive_joint_graph_passes(
+            graph, skip_invoke_subgraph=True, input_device=next(iter(devices), torch.device("cpu"))
+        )
+        return passed
+
+    @contextlib.contextmanager
+    def _around(self, examples: Sequence[Any]) -> Iterator[None]:
+        """The state that Inductor expects around it."""
+        from torch._dispatch.python import enable_python_dispatcher  # shape inference under symbols
+        from torch._dynamo import compiled_autograd  # it would record what Inductor runs
+        from torch._inductor.virtualized import V  # where Inductor looks for the fake mode
+
+        modes = [value.fake_mode for value in examples if isinstance(value, FakeTensor)]
+        mode = modes[0] if modes else FakeTensorMode()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._configured())
+            if TracingContext.try_get() is None:
+                stack.enter_context(tracing(TracingContext(mode)))
+            if mode.shape_env is not None:
+                stack.enter_context(enable_python_dispatcher())
+            stack.enter_context(_real_constants_allowed(mode))
+            stack.enter_context(V.set_fake_mode(mode))
+            stack.enter_context(compiled_autograd._disable())
+            yield
+
+    def _configured(self) -> Any:
+        return _inductor().config.patch(dict(self.options)) if self.options else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _real_constants_allowed(mode: FakeTensorMode) -> Iterator[None]:
+    """A constant of the program is a real tensor in its graph, which Inductor runs on fake ones."""
+    before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+    try:
+        yield
+    finally:
+        mode.allow_non_fake_inputs = before
+
+
+def registered_backends() -> list[str]:
+    """The names of the compilers that Dynamo knows, those of packages included."""
+    from torch._dynamo.backends.registry import list_backends
+
+    return list(list_backends(exclude_tags=()))
+
+
+def registered_backend(name: str) -> Callable[..., Any]:
+    """A compiler by the name that it has for `torch.compile`."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    found: Callable[..., Any] = lookup_backend(name)
+    return found

@@ -1,0 +1,12 @@
+"""What runs the graphs of `foregrad.compile`: a backend is a name, or a function that compiles a graph.
+
+>>> import foregrad
+>>> foregrad.backends.names()[:2]
+['inductor', 'eager']
+"""
+
+from .backend import Backend as Backend
+from .backend import named as named
+from .backend import names as names
+
+__all__ = ["Backend", "named", "names"]

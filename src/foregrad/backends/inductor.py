@@ -1,0 +1,62 @@
+"""Inductor, torch's own compiler, given Foregrad's graphs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from .._torch import (
+    InductorProgram,
+    inductor_decompositions,
+    inductor_mode_options,
+    inductor_modes,
+    inductor_option_names,
+)
+from ..errors import ConfigError
+from ..options import Compilers
+from ..slots import Buffer, FreeTensor, Param, Saved, Size, Slot, outermost
+from .backend import Backend
+
+
+def backend(mode: str | None, options: Mapping[str, Any] | None) -> Backend:
+    """The backend "inductor", with the modes and options that `torch.compile` has for it."""
+    settings: dict[str, Any] = {}
+    if mode is not None and mode != "default":
+        _require_known("mode", mode, inductor_modes())
+        settings.update(inductor_mode_options(mode))
+    for name, value in (options or {}).items():
+        _require_known("options", name.replace("-", "_"), inductor_option_names())
+        settings[name.replace("-", "_")] = value
+    return Backend("inductor", lambda: _compilers(settings), inductor_decompositions, writes_inputs=True)
+
+
+def _require_known(what: str, name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        choices = f" There are: {', '.join(known)}." if len(known) < 20 else ""
+        raise ConfigError(f"Inductor has no {name!r} for {what}.{meant}{choices}")
+
+
+def _compilers(settings: Mapping[str, Any]) -> Compilers:
+    """The compilers of one program."""
+    program = InductorProgram(settings)
+
+    def compiler(phase: str) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
+        def compile_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Any:
+            slots = graph.meta["slots"]
+            fixed = [i for i, slot in enumerate(slots.inputs) if _stays_in_place(slot)]
+            visible = [i for i, slot in enumerate(slots.outputs) if not isinstance(slot, (Saved, Size))]
+            return program.compile(graph, examples, phase, fixed, visible)
+
+        return compile_graph
+
+    return Compilers(compiler("forward"), compiler("backward"), compiler("inference"), program.joint_passes)
+
+
+def _stays_in_place(slot: Slot | None) -> bool:
+    """Whether an input has the same address at each call, as far as the program can know."""
+    return isinstance(outermost(slot), (Param, Buffer, FreeTensor))

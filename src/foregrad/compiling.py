@@ -1,0 +1,83 @@
+"""`foregrad.compile`: a function or a module behind a backend, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from torch import nn
+
+from .api import module_with, resolve
+from .backends import named
+from .capturing.compiled import Compiled
+from .errors import ConfigError
+from .options import Compiler, Partitioner
+from .partition import default_partition, min_cut_rematerialization_partition
+
+_PARTITIONS: dict[str, Partitioner] = {"default": default_partition, "min_cut": min_cut_rematerialization_partition}
+
+
+def compile(
+    fn_or_module: Callable[..., Any] | nn.Module,
+    backend: str | Compiler = "inductor",
+    *,
+    mode: str | None = None,
+    dynamic: bool | None = None,
+    partition: str | Partitioner | None = None,
+    memory_budget: float | None = None,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    fallback: Literal["error", "eager"] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Compile a function or a module: it runs faster, and behaves as before.
+
+    >>> import torch, foregrad
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    >>> compiled = foregrad.compile(model, backend="eager")
+    >>> compiled(torch.ones(2, 3)).sum().backward()
+    >>> model[0].weight.grad.shape
+    torch.Size([4, 3])
+
+    Nothing is recorded before the first call, and the backward is compiled when it first runs.
+
+    Args:
+        fn_or_module: what to compile.
+        backend: "inductor", "eager" (the graphs as they are, freeing as they go), another name of
+            `foregrad.backends.names()`, or a function `compiler(graph_module, example_inputs)`.
+        mode: as for `torch.compile`, for Inductor: "reduce-overhead", "max-autotune", ...
+        dynamic: True makes sizes and ints symbols from the start, False never; None, once they have changed.
+        partition: what is saved for backward: "min_cut" (the default), "default", or a partitioner.
+        memory_budget: what a training step may have alive at its peak, see `min_cut_rematerialization_partition`.
+        decompositions: operators and what to record in their place, beside those of the backend.
+        fallback: "eager" runs what cannot be compiled as it is, with one warning.
+        options: settings of Inductor, by the names that `torch.compile` takes.
+    """
+    if not callable(fn_or_module):
+        raise ConfigError(f"foregrad.compile compiles a function or a module, not {fn_or_module!r}.")
+    found = named(backend, mode, options)
+    table = {**(found.decompositions() if found.decompositions is not None else {}), **(decompositions or {})}
+    resolved = resolve(
+        None,
+        None,
+        None,
+        fallback,
+        memory_budget,
+        partition_fn=_partitioner(partition),
+        decompositions=table or None,
+        num_params_buffers=0,
+        keep_inference_input_mutations=found.writes_inputs,
+        dynamic_shapes=bool(dynamic),
+        symbols_once_changed=dynamic is None,
+        new_compilers=found.new_compilers,
+    )
+    if isinstance(fn_or_module, nn.Module):
+        return module_with(fn_or_module, resolved)
+    return Compiled(fn_or_module, None, resolved)
+
+
+def _partitioner(partition: str | Partitioner | None) -> Partitioner:
+    if partition is None or callable(partition):
+        return partition or min_cut_rematerialization_partition
+    if partition not in _PARTITIONS:
+        raise ConfigError(f"partition must be {' or '.join(map(repr, _PARTITIONS))}, or a function, not {partition!r}.")
+    return _PARTITIONS[partition]

@@ -1,0 +1,64 @@
+"""Inductor as the backend: few programs, since each takes seconds to compile."""
+
+import copy
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler"),
+    pytest.mark.filterwarnings("ignore"),  # what Inductor says about itself
+]
+
+
+def close(one, other):
+    return one.shape == other.shape and one.stride() == other.stride() and torch.allclose(one, other, 1e-4, 1e-5)
+
+
+def test_a_convolution_with_batch_norm_trains_and_infers():
+    """Inductor lays convolutions out in another way: the backward is told, and the caller does not see it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+    other = copy.deepcopy(model)
+    compiled = foregrad.compile(other)
+    for _ in range(2):
+        x = torch.randn(2, 3, 8, 8)
+        for program in (model, compiled):
+            program(x).square().sum().backward()
+    assert all(close(p.grad, q.grad) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+    assert all(close(b, c) for b, c in zip(model.buffers(), other.buffers(), strict=True))
+    with torch.no_grad():
+        assert close(model.eval()(x), compiled.eval()(x))
+    assert len(compiled.specializations) == 2
+
+
+def test_a_gradient_that_is_differentiated_again():
+    """Double backward, which torch.compile refuses; a write to an input and a constant beside it."""
+
+    def energy(x, w, count):
+        count += 1
+        return ((x @ w).tanh() * torch.tensor([1.0, 2.0])).sum()
+
+    compiled = foregrad.compile(energy)
+    seen = []
+    for program in (energy, compiled):
+        torch.manual_seed(0)
+        x, w = torch.randn(3, 2, requires_grad=True), torch.randn(2, 2, requires_grad=True)
+        count = torch.zeros(2)
+        (force,) = torch.autograd.grad(program(x, w, count), x, create_graph=True)
+        force.square().sum().backward()
+        seen.append([force.detach(), x.grad, w.grad, count])
+    assert all(map(close, *seen))
+
+
+def test_an_option_reaches_inductor():
+    """With `fallback_random` dropout draws eager's numbers."""
+    drop = foregrad.compile(lambda x: torch.nn.functional.dropout(x, 0.5), options={"fallback_random": True})
+    torch.manual_seed(3)
+    found = drop(torch.ones(8))
+    torch.manual_seed(3)
+    assert torch.equal(found, torch.nn.functional.dropout(torch.ones(8), 0.5))
