@@ -1,6 +1,7 @@
 """Modes around a compiled call, and modes that the program itself enters: eager is the law."""
 
 import contextlib
+import types
 
 import pytest
 import torch
@@ -208,6 +209,117 @@ ASKS = {
 def test_a_program_that_asks_whether_it_is_compiled_hears_what_eager_says(name):
     ask = ASKS[name]
     check_core(lambda x: x * 2 if ask() else x * 3, leaf(3))
+
+
+def found_when_it_is_asked(x):
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(x, FakeTensor) or type(x) is FakeTensor or not issubclass(FakeTensor, torch.Tensor)
+
+
+ASKS_ABOUT_TENSORS = {
+    "torch.fx.Proxy": lambda x: isinstance(x, torch.fx.Proxy),
+    "is_fx_tracing": lambda x: torch.fx._symbolic_trace.is_fx_tracing(),
+    "FakeTensor": lambda x: isinstance(x, torch._subclasses.FakeTensor),
+    "getattr FakeTensor": lambda x: isinstance(x * 2, getattr(torch, "_subclasses").fake_tensor.FakeTensor),  # noqa: B009
+    "imported FakeTensor": found_when_it_is_asked,
+    "is_fake": lambda x: torch._subclasses.fake_tensor.is_fake(x),
+    "detect_fake_mode": lambda x: torch._guards.detect_fake_mode([x]) is not None,
+    "length of the dispatch stack": lambda x: torch._C._len_torch_dispatch_stack() > 0,
+    "current dispatch mode": lambda x: torch.utils._python_dispatch._get_current_dispatch_mode() is not None,
+    "dispatch modes": lambda x: bool(torch.utils._python_dispatch._get_current_dispatch_mode_stack()),
+    "in a dispatch mode": lambda x: torch.utils._python_dispatch.is_in_torch_dispatch_mode(),
+    "length of the function stack": lambda x: torch._C._len_torch_function_stack() > 0,
+    "current function mode": lambda x: torch.overrides._get_current_function_mode() is not None,
+    "function modes": lambda x: bool(torch.overrides._get_current_function_mode_stack()),
+    "function modes are on": lambda x: torch._C._is_torch_function_mode_enabled(),
+    "has_torch_function": lambda x: torch.overrides.has_torch_function((x, 1)),
+    "has_torch_function_unary": lambda x: torch.overrides.has_torch_function_unary(x),
+    "level of functorch": lambda x: torch._C._functorch.maybe_current_level() is not None,
+}
+
+
+@pytest.mark.parametrize("name", ASKS_ABOUT_TENSORS)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["", "dynamic"])
+def test_a_program_that_asks_whether_it_is_traced_hears_what_eager_says(name, dynamic):
+    ask = ASKS_ABOUT_TENSORS[name]
+    x = leaf(3)
+    assert not ask(x)
+    result = foregrad.aot_function(lambda x: x * 2 if ask(x) else x * 3, nop, dynamic=dynamic)(x)
+    torch.testing.assert_close(result, x * 3)
+    assert not ask(x)
+
+
+@pytest.mark.parametrize("name", ASKS_ABOUT_TENSORS)
+def test_a_backward_that_asks_hears_what_eager_says(name):
+    ask = ASKS_ABOUT_TENSORS[name]
+
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * (2 if ask(gradient) else 3)
+
+    x = leaf(3)
+    foregrad.aot_function(Asks.apply, nop)(x).sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((3,), 3.0))
+
+
+def asks_inside_a_mode(x):
+    with SinPlusOne() as mode:
+        found = [torch.utils._python_dispatch._get_current_dispatch_mode() is mode]
+        found.append(torch._C._len_torch_dispatch_stack() == 1)
+        found.append(torch.utils._python_dispatch._get_current_dispatch_mode_stack() == [mode])
+        found.append(torch.utils._python_dispatch.is_in_torch_dispatch_mode())
+    with AddOne() as mode:
+        found.append(torch.overrides._get_current_function_mode() is mode)
+        found.append(torch._C._len_torch_function_stack() == 1)
+        found.append(torch.overrides._get_current_function_mode_stack() == [mode])
+        found.append(torch.overrides.has_torch_function((x,)))
+    return x * sum(number * 2**place for place, number in enumerate(found))
+
+
+def test_modes_of_the_program_itself_are_found():
+    torch.testing.assert_close(asks_inside_a_mode(plain(3)), plain(3) * 255)
+    check_core(asks_inside_a_mode, leaf(3))
+
+
+def test_fake_arguments_are_found():
+    """They are fake in eager, too."""
+
+    class Program(nn.Module):
+        def forward(self, x):
+            return (x * 2 if isinstance(x, torch._subclasses.FakeTensor) else x * 3,)
+
+    with torch._subclasses.FakeTensorMode():
+        x = torch.ones(3)
+    program = Program()
+    torch.testing.assert_close(foregrad.aot_module_simplified(program, [x], nop)(plain(3))[0], plain(3) * 2)
+
+
+def test_a_function_of_the_users_that_can_be_overridden():
+    weight = leaf(3)
+
+    def scaled(x):
+        if torch.overrides.has_torch_function((x,)):
+            return torch.overrides.handle_torch_function(scaled, (x,), x)
+        return x * weight
+
+    check_core(scaled, leaf(3))
+
+
+def test_nothing_is_left_of_the_answers():
+    modules = (torch._C, torch.overrides, torch.utils._python_dispatch, torch._subclasses, torch._guards)
+    before = [dict(vars(module)) for module in modules]
+    with pytest.raises(ZeroDivisionError):
+        foregrad.aot_function(lambda x: x / (1 // 0), nop)(plain(2))
+    foregrad.aot_function(torch.sin, nop)(leaf(2)).sum().backward()
+    for module, names in zip(modules, before, strict=True):
+        assert type(module) is types.ModuleType
+        assert all(vars(module)[name] is value for name, value in names.items())
 
 
 # -------------------------------------------------------------------------------------------- modes of the user

@@ -160,3 +160,27 @@ def test_decoding_with_the_caches_of_encoder_and_decoder():
             token = out.logits[:, -1:].argmax(-1)
         results.append((found, cache.self_attention_cache, cache.cross_attention_cache, cache.is_updated))
     assert_same(*results)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_masks_are_made_as_in_eager(attention):
+    """Eager leaves out a mask that masks nothing: attention takes another kernel then. To ask that is to read data."""
+    import transformers
+
+    sizes = {"vocab_size": 30, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=2, use_cache=False)
+    config._attn_implementation = attention
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    tokens = torch.randint(30, (2, 8))
+
+    def program(tokens, mask=None):
+        return model(tokens, attention_mask=mask).logits
+
+    compiled = foregrad.aot_function(program, nop)
+    assert torch.equal(compiled(tokens), program(tokens))
+    if attention == "eager":  # which has no other kernel
+        assert torch.equal(compiled(tokens, torch.ones_like(tokens)), program(tokens, torch.ones_like(tokens)))
+        return
+    with pytest.raises(foregrad.DataDependentError, match=r"bool\(\) of a recorded tensor, at .*masking_utils.py"):
+        compiled(tokens, torch.ones_like(tokens))

@@ -11,5 +11,6 @@ from .guards import *
 from .inductor import *
 from .nested import *
 from .operators import *
+from .questions import *
 from .script import *
 from .symbols import *

@@ -99,6 +99,7 @@ class Engine:
     def __init__(self, mode: FakeTensorMode, reason: str = "", own: bool = False) -> None:
         self.mode = mode
         self.reason = reason  # why not the lean engine
+        self.own_mode = mode if own else None  # None if it is the caller's, who sees fake tensors in any case
         self.withheld = Withheld(own)
         if own:
             put_gate(mode, functools.partial(_with_storages_open, self.withheld))

@@ -32,6 +32,7 @@ from .._torch import (
     module_calls_seen,
     nested_tensors_made,
     overrides_told_as_in_eager,
+    questions_answered_as_in_eager,
     recording_autograd,
     script_calls_seen,
     script_functions_seen,
@@ -441,6 +442,7 @@ class Session:
                     self.lifted,
                     overrides_told_as_in_eager(),
                     self.recorder,
+                    questions_answered_as_in_eager(self.engine.own_mode),
                 ):
                     yield
             finally:
