@@ -7,6 +7,7 @@ import torch
 
 import foregrad
 import hugging_face
+from foregrad.errors import DataDependentError
 from helpers import nop
 
 pytestmark = [
@@ -182,5 +183,5 @@ def test_masks_are_made_as_in_eager(attention):
     if attention == "eager":  # which has no other kernel
         assert torch.equal(compiled(tokens, torch.ones_like(tokens)), program(tokens, torch.ones_like(tokens)))
         return
-    with pytest.raises(foregrad.DataDependentError, match=r"bool\(\) of a recorded tensor, at .*masking_utils.py"):
+    with pytest.raises(DataDependentError, match=r"bool\(\) of a recorded tensor, at .*masking_utils.py"):
         compiled(tokens, torch.ones_like(tokens))

@@ -92,7 +92,12 @@ NEEDS_DATA: dict[Any, str] = {
     Tensor.__repr__: "the text",
     Tensor.__format__: "the text",
 }
-_TEXT = (Tensor.__repr__, Tensor.__format__)
+_GIVES_NUMBERS = frozenset(  # or text
+    {
+        *(Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__complex__),
+        *(Tensor.__index__, Tensor.__repr__, Tensor.__format__),
+    }
+)
 
 
 # All functions that are looked at before they are called.
@@ -283,15 +288,22 @@ class LiftedTensors(TorchFunctionMode):
             return kind([self._swap(item) for item in value])
         return value
 
-    def _refuse_reading(self, func: Any, args: tuple[Any, ...]) -> None:
+    def _value_to_read(self, func: Any, args: tuple[Any, ...]) -> Tensor | None:
+        """The value of a tensor that the program reads, if it is the same at each call."""
         tensor = args[0] if args else None
         if not isinstance(tensor, Tensor):
-            return
-        if not self._abstract(tensor) or self._recorder.engine.value_of(tensor) is None:
+            return None
+        value = None
+        if self._abstract(tensor) and func in _GIVES_NUMBERS:
+            value = self._recorder.known_value(tensor)
+        elif self._abstract(tensor):
+            value = self._recorder.engine.value_of(tensor)
+        if value is None:
             raise DataDependentError(
                 f"{NEEDS_DATA[func]} of a recorded tensor, at {where(user_stack(3))}. While a program is recorded its "
                 f"tensors have no data. {WAY_OUT}"
             )
+        return value
 
     def _is_input(self, tensor: Tensor) -> bool:
         return not self._abstract(tensor) or id(tensor) in self._arguments or id(tensor) in self._lifted
@@ -391,9 +403,10 @@ class LiftedTensors(TorchFunctionMode):
         if func not in _SPECIAL:
             return self._call(func, args, kwargs)
         if func in NEEDS_DATA:
-            self._refuse_reading(func, args)
-            if func in _TEXT:
-                return func(self._recorder.engine.value_of(args[0]), *args[1:], **kwargs)
+            value = self._value_to_read(func, args)
+            if value is not None and func in _GIVES_NUMBERS:
+                with disable_modes(), without_function_modes():
+                    return func(value, *args[1:], **kwargs)
         elif func in _SETTERS:
             return self._set(func, args)
         elif func in INNER_BACKWARDS:
@@ -464,6 +477,7 @@ class LiftedTensors(TorchFunctionMode):
             and func not in NEEDS_DATA
             and not follows_from_guards(func, result)
             and is_users_code(who_asks(func))
+            and not self._recorder.is_constant([*given, *named.values()])
         ):
             refuse_plain_result(func, result)
         return result

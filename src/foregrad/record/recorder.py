@@ -54,6 +54,7 @@ from ..stack_traces import (
     where,
 )
 from ..subclasses.layout import is_wrapper
+from .constants import known_value
 from .mutation_checks import ForeignMemory, MutationChecks, Mutations, lists_share_memory, one_after_another
 from .refusals import MAKES_STRIDED_NESTED, communicating, explained, strided_nested
 from .rng import Generators
@@ -65,6 +66,7 @@ _DEVICE_OF = torch.ops.prim.device.default
 _SIZES_OF = torch.ops.aten.size.default
 _COPY = torch.ops.aten.copy_.default
 _ZERO = torch.ops.aten.zero_.default
+_GIVES_NUMBERS = (aten._local_scalar_dense.default, aten.is_nonzero.default, aten.equal.default)
 _NOT_EAGERS = (NotImplementedError, AssertionError, AttributeError, KeyError, UnsupportedFakeTensorException)
 
 
@@ -260,6 +262,15 @@ class Recorder(TorchDispatchMode):
             raise missed
         return self.objects.fresh(out) if objects else out
 
+    def known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The value of a tensor that is the same at each call, since no input determines it."""
+        return known_value(tensor, self.steps, self.engine)
+
+    def is_constant(self, args: Sequence[Any]) -> bool:
+        """Whether the tensors among arguments are the same at each call."""
+        values = [self.known_value(tensor) for tensor in tensors_in(args)]
+        return bool(values) and all(value is not None for value in values)
+
     def _result(
         self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack
     ) -> Any:
@@ -270,6 +281,9 @@ class Recorder(TorchDispatchMode):
             with without_function_modes():  # in backward, operators come straight from C++, with the modes still on
                 return self._run(op, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
+            if op in _GIVES_NUMBERS and self.is_constant(args):
+                with disable_modes(), without_function_modes():
+                    return op(*[self.known_value(tensor) for tensor in args])
             raise DataDependentError(
                 f"{op}, at {where(stack)}: its result depends on the data of a recorded tensor, which has none. "
                 "Rewrite it with an operator of fixed output size (torch.where, masked_fill), or compile with "
