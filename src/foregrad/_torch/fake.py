@@ -478,3 +478,17 @@ class ModeForAllSizes(FakeTensorMode):
         run_on_meta(self, func, args, kwargs or {})
         with self.shape_env.suppress_guards():
             return super().dispatch(func, types, args, kwargs)
+
+
+SPARSE_PARTS = (
+    *(torch.Tensor._values, torch.Tensor._indices, torch.Tensor.values, torch.Tensor.indices),
+    *(torch.Tensor.col_indices, torch.Tensor.row_indices),
+)
+
+
+"""How a program asks for the parts of a sparse tensor that are as long as it has elements."""
+
+
+def stored_elements(tensor: torch.Tensor) -> int:
+    """How many elements a sparse tensor holds."""
+    return tensor._nnz()

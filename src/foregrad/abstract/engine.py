@@ -126,7 +126,12 @@ class Engine:
             require_traceable(real, str(slot))
         if real.layout is not torch.strided or real.is_quantized or real.is_nested:
             kind = "quantized" if real.is_quantized else "nested" if real.is_nested else str(real.layout)
-            raise UnsupportedError(f"{slot} is {kind}: only dense strided tensors can be compiled yet.")
+            parts = (
+                " Pass its indices and values instead, and make it in the program: torch.sparse_coo_tensor(indices, "
+                "values, size)."
+            )
+            way_out = parts if real.layout is torch.sparse_coo or real.layout is torch.sparse_csr else ""
+            raise UnsupportedError(f"{slot} is {kind}: only dense strided tensors can be compiled yet.{way_out}")
         if isinstance(real, FakeTensor):
             device = real.fake_device
         else:

@@ -297,6 +297,11 @@ class OutputClassifier:
         if is_wrapper(leaf):
             return self._wrapper(leaf, path)
         self._refuse_view_into_wrapper(leaf, path)
+        if leaf.layout is not torch.strided and leaf.requires_grad:
+            raise UnsupportedError(
+                f"{path} is a sparse tensor that requires grad: this cannot be compiled yet. Return its values, or "
+                "to_dense() of it."
+            )
         self._refuse_untracked_view_of_moved(leaf, path)
         if (late := self._counts_with_moved(leaf)) is not None:
             return late

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function
 from .._torch import (
     FAST_ATTENTION,
     HANDS_OVER,
+    SPARSE_PARTS,
     BackwardHook,
     CheckpointFrame,
     below_autograd,
@@ -43,6 +44,7 @@ from ..abstract.engine import (
     refuse_size_of_workspace,
 )
 from ..abstract.kernel_checks import VALUE_CHECKS
+from ..abstract.sparse import has_unknown_length
 from ..errors import DataDependentError, ForegradError, UnsupportedError
 from ..ops import aten
 from ..stack_traces import is_own_code, is_users_code, user_stack, where
@@ -109,6 +111,7 @@ _SPECIAL = frozenset(
         *VALUE_CHECKS,
         *_SETTERS,
         *(Tensor.requires_grad_, Tensor.detach_, Tensor.set_),
+        *SPARSE_PARTS,
     }
 )
 
@@ -424,6 +427,8 @@ class LiftedTensors(TorchFunctionMode):
             self._require_grad(args[0])
         elif func is Tensor.detach_:
             self._before_detaching(args[0])
+        elif func in SPARSE_PARTS:
+            _refuse_unknown_length(func, self._swap(args[0]))
         elif func is Tensor.set_:
             self.access.data_assigned.discard(id(args[0]))
         return self._call(func, args, kwargs)
@@ -481,6 +486,15 @@ class LiftedTensors(TorchFunctionMode):
         ):
             refuse_plain_result(func, result)
         return result
+
+
+def _refuse_unknown_length(func: Any, tensor: Tensor) -> None:
+    if has_unknown_length(tensor):
+        raise DataDependentError(
+            f"{func.__name__}() of a sparse tensor, at {where(user_stack(3))}: how many elements it holds is data, "
+            "which recorded tensors do not have. Make it of its indices and values (torch.sparse_coo_tensor), or "
+            "compile with fallback='eager'."
+        )
 
 
 def _a_view() -> Tensor:

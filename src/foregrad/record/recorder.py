@@ -37,6 +37,7 @@ from .._torch import (
 )
 from ..abstract.engine import Engine, is_empty
 from ..abstract.kernel_checks import DOUBTFUL, can_be_asked, error_missed, error_of_eager, twin_of_refused
+from ..abstract.sparse import SPARSE_MASK, given_by_kernel, masked
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
 from ..functional_variants import call_of_variant
 from ..graph.graph import Step
@@ -275,11 +276,12 @@ class Recorder(TorchDispatchMode):
         self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack
     ) -> Any:
         """The abstract result of an operator, or an error that says what the user can do."""
-        if op in MAKES_STRIDED_NESTED:
+        if id(op) in MAKES_STRIDED_NESTED:
             raise strided_nested(stack)
         try:
             with without_function_modes():  # in backward, operators come straight from C++, with the modes still on
-                return self._run(op, types, args, kwargs)
+                made = masked(self.engine, *args) if op is SPARSE_MASK else None
+                return self._run(op, types, args, kwargs) if made is None else made
         except (DataDependentOutputException, DynamicOutputShapeException):
             if op in _GIVES_NUMBERS and self.is_constant(args):
                 with disable_modes(), without_function_modes():
@@ -301,23 +303,38 @@ class Recorder(TorchDispatchMode):
                 raise told from None
             raise
         except Exception as error:
-            told = error_of_eager(op, args, kwargs) if op.namespace == "aten" else None
-            twin = twin_of_refused(op, args) if told is None else None
-            if twin is not None:
-                return self._result(twin[0], types, twin[1], {}, stack)
-            if told is not None and not is_without_kernel(told):  # eager was asked with plain tensors
-                try:
-                    raise told from None
-                finally:
-                    del told  # it leads to this frame
-            if explained(error) is not None:
-                raise
-            if op.namespace == "aten" and (isinstance(error, _NOT_EAGERS) or can_be_asked(args, kwargs)):
-                raise UnsupportedError(
-                    f"{op}, at {where(stack)}: its shape inference refuses what the operator itself takes, so that it "
-                    f"cannot be compiled. Compile with fallback='eager'. ({type(error).__name__}: {error})"
-                ) from error
+            return self._despite(error, op, types, args, kwargs, stack)
+
+    def _despite(
+        self,
+        error: Exception,
+        op: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        stack: Stack,
+    ) -> Any:
+        """The abstract result of an operator that shape inference refuses, if there is one in eager."""
+        missing = isinstance(error, NotImplementedError)
+        if missing and (dense := given_by_kernel(self.engine, op, args, kwargs)) is not None:
+            return dense
+        told = error_of_eager(op, args, kwargs) if op.namespace == "aten" else None
+        twin = twin_of_refused(op, args) if told is None else None
+        if twin is not None:
+            return self._result(twin[0], types, twin[1], {}, stack)
+        if told is not None and not is_without_kernel(told):  # eager was asked with plain tensors
+            try:
+                raise told from None
+            finally:
+                del told  # it leads to this frame
+        if explained(error) is not None:
             raise
+        if op.namespace == "aten" and (isinstance(error, _NOT_EAGERS) or can_be_asked(args, kwargs)):
+            raise UnsupportedError(
+                f"{op}, at {where(stack)}: its shape inference refuses what the operator itself takes, so that it "
+                f"cannot be compiled. Compile with fallback='eager'. ({type(error).__name__}: {error})"
+            ) from error
+        raise
 
     def _note(
         self,

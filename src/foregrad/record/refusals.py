@@ -72,12 +72,15 @@ def explained(error: BaseException) -> ForegradError | None:
 
 
 MAKES_STRIDED_NESTED = frozenset(
-    {
-        *(aten._nested_tensor_from_tensor_list.default, aten._nested_tensor_from_mask.default),
-        *(aten._nested_tensor_from_mask_left_aligned.default, aten._nested_from_padded.default),
-    }
+    map(
+        id,
+        (
+            *(aten._nested_tensor_from_tensor_list.default, aten._nested_tensor_from_mask.default),
+            *(aten._nested_tensor_from_mask_left_aligned.default, aten._nested_from_padded.default),
+        ),
+    )
 )
-"""Operators that make a nested tensor whose sizes are data."""
+"""Operators, by their ids, that make a nested tensor whose sizes are data."""
 
 
 def strided_nested(stack: Stack) -> UnsupportedError:
