@@ -15,6 +15,7 @@ from ._torch import artifact_logger, structured_trace_wanted, trace_structured
 
 Phase = Literal["joint", "forward", "backward", "inference"]
 
+_recompiles_log = artifact_logger("recompiles")
 _joint_log = artifact_logger("aot_joint_graph")
 _graphs_log = artifact_logger("aot_graphs")
 _model_name = "model"
@@ -69,6 +70,12 @@ def show_graph(module: Callable[[], fx.GraphModule], phase: Phase, aot_id: int) 
         log.debug("%s", f"TRACED GRAPH\n ===== {title} =====\n{_readable(module())}")
     if structured_trace_wanted():
         trace_structured(f"aot_{phase}_graph", payload_fn=lambda: _readable(module()))
+
+
+def show_recompile(name: str, why: str) -> None:
+    """Say why something is compiled again, for TORCH_LOGS=recompiles."""
+    if _recompiles_log.isEnabledFor(logging.DEBUG):
+        _recompiles_log.debug("%s", f"Recompiling {name}\n  {why}")
 
 
 def _readable(module: fx.GraphModule) -> str:

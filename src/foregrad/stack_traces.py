@@ -128,6 +128,14 @@ def user_stack(depth: int = 1) -> Stack:
     return tuple(found)
 
 
+def users_level() -> int:
+    """The `stacklevel` of a warning that the caller gives, so that it shows the user's line."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and not is_users_code(frame.f_code):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 @functools.lru_cache(maxsize=8192)
 def show_stack(stack: Stack) -> str:
     """The text of a stack, outermost first, as a traceback prints it."""

@@ -11,6 +11,7 @@ import types
 import uuid
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -152,6 +153,79 @@ class Remembered:
         if self._is is not None:
             return value is self._is()
         return type(value) is self._value[0] and bool(frozen(value) == self._value)
+
+    def explain(self, value: Any) -> Change:
+        """Say how a value is not the remembered one."""
+        return Change("", "another object" if self._is is not None else shown_frozen(self._value), shown(value))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a place held, and what it holds: to be read.
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A place that no longer is what it was; it lies at a path below its owner, or below what was compared.
+
+    >>> str(Change("scale", "2", "3"))
+    'scale was 2, is 3'
+    """
+
+    path: str
+    was: str
+    now: str
+    owner: Any = field(default=None, compare=False, repr=False)  # whose name is looked up, if there is one
+    argument: int = field(default=0, repr=False)  # which of the things that were compared
+
+    def __str__(self) -> str:
+        return f"{self.path} was {self.was}, is {self.now}"
+
+
+_LONGEST_SHOWN = 60
+
+
+def shown(value: Any) -> str:
+    """A value as short text; none of the user's code runs.
+
+    >>> shown(2.5), shown(int), shown(torch.ones(2)), shown(types.SimpleNamespace())
+    ('2.5', 'int', 'a tensor', 'a SimpleNamespace')
+    """
+    if is_plain(value):
+        text = repr(value)
+        return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+    if issubclass(type(value), type):
+        return str(value.__qualname__)
+    if type(value) is types.FunctionType:
+        return f"the function {value.__qualname__}"
+    return "a tensor" if issubclass(type(value), torch.Tensor) else f"a {type(value).__name__}"
+
+
+_THAW: dict[type, Callable[[Any], Any]] = {
+    float: float.fromhex,
+    complex: lambda parts: complex(*map(float.fromhex, parts)),
+    decimal.Decimal: decimal.Decimal,
+}
+
+
+def shown_frozen(value: Any) -> str:
+    """What `frozen` was made of, as short text.
+
+    >>> shown_frozen(frozen([1, 2.5])), shown_frozen(frozen({"k": (True,)}))
+    ('[1, 2.5]', "{'k': (True,)}")
+    """
+    text = _shown_frozen(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def _shown_frozen(value: Any) -> str:
+    kind, *parts = value
+    if kind in _THAW:
+        return repr(_THAW[kind](parts[0]))
+    if kind is dict:
+        return f"{{{', '.join(f'{_shown_frozen(k)}: {_shown_frozen(v)}' for k, v in parts[0])}}}"
+    if kind in _CONTAINERS:
+        items = ", ".join(map(_shown_frozen, parts[0]))
+        brackets = {list: "[{}]", set: "{{{}}}", frozenset: "frozenset({{{}}})"}
+        return brackets.get(kind, "({},)" if len(parts[0]) == 1 else "({})").format(items)
+    return repr(parts[-1]) if kind in PLAIN else f"a {kind.__name__}"
 
 
 def loosely(value: Any) -> Callable[[], Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import sys
 import threading
 import types
@@ -26,6 +27,12 @@ disable_modes = _disable_current_modes
 # Checking type, dispatch keys (which hold layout, conj, neg and inference bits), dtype, device, requires_grad,
 # sizes and strides of all inputs in one C++ call is what keeps a guard below 0.1 us an input.
 GlobalStateGuard = _dynamo.guards.GlobalStateGuard  # grad mode, autocast, determinism, default dtype in one call
+
+
+def compared_settings(guard: Any) -> dict[str, Any]:
+    """What a `GlobalStateGuard` compares, by torch's own names: to say which of it has changed."""
+    found: dict[str, Any] = json.loads(guard.__getstate__())
+    return found
 
 
 _dict_version: Callable[[Any], int] = _dynamo.guards.dict_version

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import functools
@@ -27,11 +28,14 @@ from .._torch import (
 from ..compat import ViewAndMutationMeta
 from ..errors import CaptureError, EagerFallbackWarning, FirstCallError, ForegradError, StateChangeError
 from ..locks import Lock, recording_lock, state_lock
+from ..logs import show_recompile
 from ..options import AOTConfig, Changing
 from ..runtime.assemble import Program, assemble
 from ..runtime.saved_tensors import SavedValue
-from ..stack_traces import user_stack, where
+from ..stack_traces import user_stack, users_level, where
+from ..values import Change
 from .capture import Capture, capture_call, show_joint
+from .explain import GuardText, names_of, with_owner
 from .forward import Forward
 from .given import Opening, user_path
 from .guards import MISS, GuardedEntry
@@ -45,10 +49,17 @@ log = logging.getLogger("foregrad")
 class Specialization:
     """One compiled program of a callable, for the calls that pass its guards."""
 
-    def __init__(self, program: Program, lifetime: Lifetime) -> None:
+    def __init__(self, program: Program, lifetime: Lifetime, guards: GuardText | None = None) -> None:
         self._program = program
         self._lifetime = lifetime
+        self._guards = guards
         self.call = program.call
+
+    def why_not(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Change:
+        """The guard that keeps a call from this program."""
+        change = None if self.is_gone or self._guards is None else self._guards.failure(args, kwargs)
+        gone = self._lifetime.first_gone
+        return change or Change(f"{gone or 'something'} that the program depends on", "there", "gone")
 
     @property
     def is_gone(self) -> bool:
@@ -139,10 +150,30 @@ class SeenSizes:
             self._changing[name] = known | dims
 
 
+@dataclasses.dataclass(frozen=True)
+class Recompile:
+    """Why a call was compiled, where programs for other calls were there: the first guard of each that it fails.
+
+    >>> import foregrad, torch
+    >>> double = foregrad.aot_function(lambda x: x * 2, lambda graph, inputs: foregrad.make_boxed_func(graph.forward))
+    >>> _ = double(torch.ones(2, 8)), double(torch.ones(2, 16))
+    >>> print(*double.recompiles)
+    args[0]: size of dimension 1 was 8, is 16
+    """
+
+    program: int  # the number of programs that were compiled before
+    changes: tuple[Change, ...]  # one for each earlier program, the most recent first
+
+    def __str__(self) -> str:
+        texts = [*dict.fromkeys(map(str, self.changes))]
+        return "; for a program before that, ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if texts[3:] else "")
+
+
 class Compiled:
     """A function that is compiled when it is called, once for all calls that pass the same guards.
 
-    `specializations` lists its programs, in the order in which they were compiled.
+    `specializations` lists its programs, in the order in which they were compiled, and `recompiles` says of each but
+    the first why it was compiled.
     """
 
     def __init__(self, function: Callable[..., Any], module: nn.Module | None, config: AOTConfig) -> None:
@@ -155,6 +186,7 @@ class Compiled:
         self._eager = False
         self._first_calls = 0  # in a row, after which the program was to be recorded
         self.specializations: list[Specialization] = []
+        self.recompiles: list[Recompile] = []
         self._calls: tuple[Callable[..., Any], ...] = ()
         self._sizes = SeenSizes()
 
@@ -202,17 +234,18 @@ class Compiled:
             result = self._try_programs(args, kwargs)  # another thread may have compiled it meanwhile
             if result is not MISS:
                 return result
+            changes = tuple([known.why_not(args, kwargs) for known in reversed(self.specializations)])
             self._forget_those_gone()
             if len(self._calls) >= self.config.options.max_specializations:
                 return self._give_up(
-                    f"was compiled {len(self._calls)} times for different arguments; from now on it runs "
-                    "eagerly where no program fits. Raise foregrad.config.max_specializations, or compile with "
-                    "dynamic=True.",
+                    f"was compiled {len(self._calls)} times; from now on it runs eagerly where no program fits. "
+                    f"{self._what_keeps_changing(changes)} Raise foregrad.config.max_specializations, or, where sizes "
+                    "or numbers change, compile with dynamic=True.",
                     args,
                     kwargs,
                 )
             try:
-                call = self._specialize_or_not(args, kwargs)
+                call = self._specialize_or_not(args, kwargs, changes)
             except ForegradError as error:
                 if self.config.options.fallback != "eager":
                     _tell_of_fallback(error)
@@ -255,25 +288,46 @@ class Compiled:
                 return result
         return MISS
 
-    def _specialize_or_not(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
+    def _specialize_or_not(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], changes: tuple[Change, ...]
+    ) -> Callable[..., Any] | None:
         """A program for a call; None if the call must be made as it was written, which changes what no program can."""
         try:
-            return self._specialize(args, kwargs)
+            return self._specialize(args, kwargs, changes)
         except FirstCallError as change:
             self._note_first_call(change)
             return None
 
-    def _specialize(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    def _specialize(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], changes: tuple[Change, ...]
+    ) -> Callable[..., Any]:
         with garbage_collection_paused():
             capture = self._capture(args, kwargs)
+            if changes:
+                self._note_recompile(changes, capture)
             capture.return_borrowed()
-            program = assemble(capture.joint, self.config.for_program(), GuardedEntry(capture))
+            entry = GuardedEntry(capture)
+            program = assemble(capture.joint, self.config.for_program(), entry)
             capture.joint.recording.session.release_arguments()
             capture.free_variables.release()
         self._first_calls = 0
-        self.specializations.append(Specialization(program, capture.free_variables.lifetime))
+        lifetime = capture.free_variables.lifetime
+        self.specializations.append(Specialization(program, lifetime, entry.text(program)))
         self._calls = (program.call, *self._calls)
         return program.call
+
+    def _note_recompile(self, changes: tuple[Change, ...], capture: Capture) -> None:
+        """Say why, with the names that what the program reaches has now."""
+        names = names_of(capture.free_variables.reached)
+        named = tuple([with_owner(change, names) for change in changes])
+        self.recompiles.append(Recompile(len(self.specializations), named))
+        show_recompile(self._name, str(self.recompiles[-1]))
+
+    def _what_keeps_changing(self, changes: tuple[Change, ...]) -> str:
+        latest = [*(recompile.changes[0] for recompile in self.recompiles), with_owner(changes[0], {})]
+        [(place, times), *_] = collections.Counter(change.path for change in latest).most_common()
+        last = next(change for change in reversed(latest) if change.path == place)
+        return f"What keeps changing is {place} ({times} times): at last it was {last.was}, and is {last.now}."
 
     def _forget_those_gone(self) -> None:
         """Programs that no call can fit any more are not tried again; a few are kept, to be looked at."""
@@ -333,7 +387,7 @@ class Compiled:
     def _give_up(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not getattr(self, "_warned", False):
             self._warned = True
-            warnings.warn(f"{self!r} {why}", EagerFallbackWarning, stacklevel=5)
+            warnings.warn(f"{self!r} {why}", EagerFallbackWarning, stacklevel=users_level())
         return self._function(*args, **kwargs)
 
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from .._torch import calls_modules_plainly
 from ..options import AOTConfig
-from .compiled import Compiled, Specialization
+from .compiled import Compiled, Recompile, Specialization
 from .data_parallel import CompiledInside
 from .forward import Forward, forward_in
 
@@ -54,6 +54,12 @@ class AOTModule(nn.Module):
         """The programs compiled so far."""
         compiled = _compiled_of(self)
         return [] if compiled is None else compiled.specializations
+
+    @property
+    def recompiles(self) -> list[Recompile]:
+        """Why each program but the first was compiled."""
+        compiled = _compiled_of(self)
+        return [] if compiled is None else compiled.recompiles
 
     def __getattr__(self, name: str) -> Any:
         if name == _SLOT:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from ..options import AOTConfig
-from .compiled import Compiled, Specialization
+from .compiled import Compiled, Recompile, Specialization
 from .forward import Forward
 
 
@@ -32,6 +32,11 @@ class CompiledInside:
     def specializations(self) -> list[Specialization]:
         """The programs of the module in it."""
         return self.compiled.specializations
+
+    @property
+    def recompiles(self) -> list[Recompile]:
+        """Why they were compiled."""
+        return self.compiled.recompiles
 
     @property
     def forward(self) -> Forward:

@@ -10,6 +10,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ from ..joint.inputs import InputFacts
 from ..joint.side_effects import Changed
 from ..record.alias_groups import root_of
 from ..record.fakify import has_hooks
+from ..runtime.assemble import Program
 from ..runtime.call import (
     lies_in_gradient,
     read_inner,
@@ -49,8 +51,9 @@ from ..runtime.call import (
 )
 from ..slots import GradOf, Inner, Input, Output, Part, Primal, Slot
 from ..subclasses.layout import Fixed, FromLeaf, Layout
-from ..values import Remembered, is_plain, same_value, weakly
+from ..values import Change, Remembered, is_plain, same_value, shown, weakly
 from .capture import Capture
+from .explain import AmbientBefore, GuardText, TensorsBefore
 from .kinds import is_users_wrapper, own_attributes
 from .patterns import ObjectPattern
 from .sources import Source
@@ -75,12 +78,21 @@ class GuardedEntry:
         self.free_tensors = capture.free_tensors
         self.free_variables = capture.free_variables
         self.shared = capture.shared
+        self.places: dict[str, str] = {}  # text that reads a place: the user's name for it
+        self.explainers: dict[str, Callable[..., Change | None]] = {}  # by the names of checks that are in C++
+        self._variables: dict[Slot, str] = {}
+
+    def text(self, program: Program) -> GuardText:
+        """The guards, to be asked why they refuse a call."""
+        variables = {name: str(slot) for slot, name in self._variables.items() if not isinstance(slot, Part)}
+        return GuardText(program.source, program.call.__globals__, {**self.places, **variables}, self.explainers)
 
     def open(self, writer: Writer) -> str:
         return "def call(args, kwargs):"
 
     def enter(self, writer: Writer) -> None:
         miss = f"return {writer.bind(MISS, 'MISS')}"
+        self._variables = writer.variables
         self._check_ambient(writer, miss)
         self._take_arguments(writer, miss)
         self._check_constants(writer, miss)
@@ -99,20 +111,30 @@ class GuardedEntry:
     # -------------------------------------------------------------------------------------------- checks
     def _check_ambient(self, writer: Writer, miss: str) -> None:
         """Grad mode, autocast, determinism, default dtype; no transform or recording may be under way."""
-        state = writer.bind(GlobalStateGuard().check, "same_global_state")
+        ambient = GlobalStateGuard()
+        state = writer.bind(ambient.check, "same_global_state")
+        self.explainers[state] = AmbientBefore(ambient).explain
         inference = writer.bind(torch.is_inference_mode_enabled, "is_inference_mode_enabled")
         depth = writer.bind(dispatch_mode_depth, "dispatch_mode_depth")
         level = writer.bind(forward_ad_level, "forward_ad_level")
         modes = writer.bind(function_mode_depth, "function_mode_depth")
+        self.places |= {
+            f"{inference}()": "inference mode",
+            f"{depth}()": "the number of dispatch modes",
+            f"{level}()": "the level of forward-mode AD",
+            f"{modes}()": "the number of function modes",
+        }
         wanted = "" if torch.is_inference_mode_enabled() else "not "
         conditions = [f"{state}()", f"{wanted}{inference}()", f"{depth}() == 0", f"{level}() < 0"]
         conditions.append(f"{modes}() == {function_mode_depth()}")
         if function_mode_depth():  # a default device is such a mode
             conditions.append(f"not {writer.bind(foreign_function_mode, 'foreign_function_mode')}()")
             device = writer.bind(torch.get_default_device, "get_default_device")
+            self.places[f"{device}()"] = "the default device"
             conditions.append(f"{device}() == {writer.bind(torch.get_default_device(), 'default_device')}")
         for read in self._settings_of_kernels():
             conditions.append(f"{writer.bind(read, read.__name__)}() == {writer.bind(read(), 'settings')}")
+            self.places[f"{writer.bind(read, read.__name__)}()"] = f"the {read.__name__.replace('_', ' ')}"
         _require(writer, conditions, miss)
 
     def _settings_of_kernels(self) -> Iterator[Callable[[], Any]]:
@@ -188,7 +210,8 @@ class GuardedEntry:
         tables = writer.bind(tuple([source.owner for _, source in self.state]), "tables")
         keys = writer.bind(tuple([source.key for _, source in self.state]), "keys")
         getitem = writer.bind(operator.getitem, "getitem")
-        writer.row([slot for slot, _ in self.state], "state", f"[*map({getitem}, {tables}, {keys})]")
+        row = writer.row([slot for slot, _ in self.state], "state", f"[*map({getitem}, {tables}, {keys})]")
+        self.places |= {str(item): str(slot) for item, (slot, _) in zip(row.items(), self.state, strict=True)}
 
     def _check_free_variables(self, writer: Writer, miss: str) -> None:
         around = self.free_variables
@@ -272,6 +295,11 @@ class GuardedEntry:
                 _require(writer, [f"{writer.variable(slot)}.grad is None"], miss)
 
     def _read(self, writer: Writer, source: Source) -> str:
+        read = self._reading(writer, source)
+        self.places[read] = source.path
+        return read
+
+    def _reading(self, writer: Writer, source: Source) -> str:
         if source.how == "argument":
             return source.expression(f"{writer.variable(self.inputs[source.owner])}_tensors", str(source.key))
         if source.how == "attribute":  # of an object that is not kept alive
@@ -302,7 +330,9 @@ class GuardedEntry:
         shapes = [_shape(facts, real) for facts, real in zip(tensors, lifted, strict=True)]
         check = tensor_guard(lifted, [_fixed(size) for size, _ in shapes], [_fixed(stride) for _, stride in shapes])
         listed = writer.listed(facts.recorded.slot for facts in tensors)
-        _require(writer, [f"{writer.bind(check, 'tensors_match')}({', '.join(listed)})"], miss)
+        name = writer.bind(check, "tensors_match")
+        self.explainers[name] = TensorsBefore(lifted, *map(list, zip(*map(_fixed_shape, shapes), strict=True))).explain
+        _require(writer, [f"{name}({', '.join(listed)})"], miss)
         self._check_sources(writer, tensors, lifted, miss)
         self._check_attributes(writer, tensors, lifted, miss)
         self._check_sharing(writer, tensors, miss)
@@ -338,9 +368,9 @@ class GuardedEntry:
                 names = map(writer.variable, slots)
                 conditions += [f"{x}.is_leaf and not {x}._is_view() and not {x}.storage_offset()" for x in names]
             else:
-                conditions.append(
-                    f"{writer.bind(are_base_leaves, 'are_base_leaves')}({', '.join(writer.listed(slots))})"
-                )
+                check = writer.bind(are_base_leaves, "are_base_leaves")
+                self.explainers[check] = _no_base_leaf
+                conditions.append(f"{check}({', '.join(writer.listed(slots))})")
         _require(writer, conditions, miss)
 
     def _check_attributes(
@@ -363,6 +393,7 @@ class GuardedEntry:
                 pattern.release()
         if bare:
             check = writer.bind(have_no_attributes, "have_no_attributes")
+            self.explainers[check] = _attributes_found
             if len(bare) <= _WRITTEN_OUT:
                 conditions += [f"(not {x}.__dict__ or {check}({x}))" for x in map(writer.variable, bare)]
             else:
@@ -377,6 +408,7 @@ class GuardedEntry:
             pattern = sharing_pattern([self._real(facts) for facts in plain])
             listed = writer.listed(facts.recorded.slot for facts in plain)
             found = f"{writer.bind(sharing_pattern, 'sharing_pattern')}({tuple_of(listed)})"
+            self.places[found] = f"which of {', '.join(str(facts.recorded.slot) for facts in plain)} share memory"
             _require(writer, [f"{found} == {pattern}"], miss)
 
     def _check_identities(self, writer: Writer, tensors: Sequence[InputFacts], miss: str) -> list[InputFacts]:
@@ -410,13 +442,13 @@ class GuardedEntry:
         roots = [(f.slot, f.root) for memory in self.shared for f in memory.families]
         roots += [(memory.slot, memory.base) for memory in self.shared]
         known = dict(roots)
-        check = tensor_guard(
-            list(known.values()),
-            [list(real.shape) for real in known.values()],
-            [list(real.stride()) for real in known.values()],
-        )
+        reals = [*known.values()]
+        sizes: list[list[int | None]] = [[*real.shape] for real in reals]
+        strides: list[list[int | None]] = [[*real.stride()] for real in reals]
+        check = writer.bind(tensor_guard(reals, sizes, strides), "roots_match")
+        self.explainers[check] = TensorsBefore(reals, sizes, strides).explain
         names = [writer.variable(slot) for slot in known]
-        conditions = [f"{writer.bind(check, 'roots_match')}({', '.join(names)})"]
+        conditions = [f"{check}({', '.join(names)})"]
         for name, real in zip(names, known.values(), strict=True):
             conditions.append(f"{name}.is_leaf" if real.is_leaf else f"not {name}.is_leaf")
         _require(writer, conditions, miss)
@@ -433,7 +465,12 @@ class GuardedEntry:
         )
         if expression is not None:
             names = ", ".join(writer.variable(facts.recorded.slot) for facts in symbolic)
-            _require(writer, [f"{writer.bind(shape_guard(expression, len(symbolic)), 'sizes_fit')}({names})"], miss)
+            check = writer.bind(shape_guard(expression, len(symbolic)), "sizes_fit")
+            words = expression
+            for i, facts in enumerate(symbolic):
+                words = words.replace(f"L['t{i}']", str(facts.recorded.slot))
+            self.explainers[check] = functools.partial(_sizes_found, words)
+            _require(writer, [f"{check}({names})"], miss)
 
 
 def geometry(facts: InputFacts) -> Tensor:
@@ -449,6 +486,10 @@ def _shape(facts: InputFacts, real: Tensor) -> tuple[Sequence[Any], Sequence[Any
         return layout.size, layout.stride
     tensor = real if is_static(facts.recorded.seen) else geometry(facts)
     return tensor.shape, tensor.stride()
+
+
+def _fixed_shape(shape: tuple[Sequence[Any], Sequence[Any]]) -> tuple[list[int | None], list[int | None]]:
+    return _fixed(shape[0]), _fixed(shape[1])
 
 
 def _has_symbolic_offset(facts: InputFacts) -> bool:
@@ -499,6 +540,33 @@ def have_no_attributes(*tensors: Tensor) -> bool:
     return not any(map(_attributes, tensors)) or all(own_attributes(tensor) is None for tensor in tensors)
 
 
+def _attributes_found(*tensors: Tensor) -> Change | None:
+    for i, tensor in enumerate(tensors):
+        held = own_attributes(tensor)
+        if held is not None:
+            return Change(", its attributes,", "none", shown([*held]), argument=i)
+    return None
+
+
+def _no_base_leaf(*tensors: Tensor) -> Change | None:
+    for i, tensor in enumerate(tensors):
+        for what, was, now in (
+            (".is_leaf", True, tensor.is_leaf),
+            ("._is_view()", False, is_view(tensor)),
+            (".storage_offset()", 0, tensor.storage_offset()),
+        ):
+            if was != now:
+                return Change(what, shown(was), shown(now), argument=i)
+    return None
+
+
+def _sizes_found(expression: str, *values: Any) -> Change:
+    sizes = ", ".join(shown(tuple(value.shape) if isinstance(value, Tensor) else value) for value in values)
+    return Change(
+        ", as to sizes," if len(values) == 1 else " and others, as to sizes,", f"such that {expression}", sizes
+    )
+
+
 class AttributesBeside:
     """Attributes of a wrapper subclass that neither are tensors in it nor stand in its context.
 
@@ -513,6 +581,16 @@ class AttributesBeside:
         known = {name for name, held in attributes.items() if any(held is value for value in values)}
         self._known = frozenset((*inner, *known))
         self._beside = {name: Remembered(held) for name, held in attributes.items() if name not in self._known}
+
+    def explain(self, now: dict[str, Any]) -> Change | None:
+        """What another one has instead."""
+        for name in self._beside.keys() | (now.keys() - self._known):
+            before = self._beside.get(name)
+            if before is None or name not in now:
+                return Change(f"[{name!r}]", "absent" if before is None else "there", shown(now.get(name)))
+            if not before.equals(now[name]):
+                return replace(before.explain(now[name]), path=f"[{name!r}]")
+        return None
 
     def hold(self, now: dict[str, Any]) -> bool:
         """Whether another one has the same."""

@@ -74,13 +74,16 @@ class Lifetime:
 
     def __init__(self) -> None:
         self.is_gone = False
+        self.first_gone = ""  # what it was, once it is gone
+        self._kinds: dict[int, str] = {}  # by the id of the reference
         self._references: dict[int, weakref.ref[Any]] = {}  # by the id of the object
         self._actions: list[Callable[[], None]] = []
         this = weakref.ref(self)
 
-        def end(_: Any) -> None:
+        def end(reference: Any) -> None:
             lifetime = this()
             if lifetime is not None:
+                lifetime.first_gone = lifetime.first_gone or lifetime._kinds.get(id(reference), "")
                 lifetime.end()
 
         self._callback = end
@@ -102,6 +105,7 @@ class Lifetime:
         if known is None:
             try:
                 known = self._references[id(value)] = weakref.ref(value, self._callback)
+                self._kinds[id(known)] = _in_words(value)
             except TypeError:
                 return None
         return known
@@ -117,6 +121,12 @@ class Lifetime:
         actions, self._actions = self._actions, []
         for action in actions:
             action()
+
+
+def _in_words(value: Any) -> str:
+    kind = type(value)
+    named = kind is types.FunctionType or issubclass(kind, type)
+    return f"the {kind.__name__} {value.__name__}" if named else f"a {kind.__name__}"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

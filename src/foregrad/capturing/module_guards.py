@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from .._torch import dict_version, global_module_hooks
-from ..values import PLAIN, Remembered, are_settled, is_plain
+from ..values import PLAIN, Change, Remembered, are_settled, is_plain, shown
 from .forward import OWN_HOOKS
 from .kinds import Lifetime
-from .state_guards import ABSENT, note, still
+from .state_guards import ABSENT, change_in, change_in_items, note, still
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
@@ -118,18 +119,56 @@ class _Facts:
             and _state(module) == self._state
         )
 
+    def change(self, parts: ModuleParts, path: str) -> Change | None:
+        """The first fact that is not as it was."""
+        module, now = parts.module, vars(parts.module)
+        known = {**self._attributes, **self._containers, **dict.fromkeys(self._tensors)}
+        for name in now.keys() - known.keys():
+            return change_in(f"{path}.{name}", now[name], ABSENT)
+        for name, before in self._attributes.items():
+            if not still(now.get(name, ABSENT), before):
+                return change_in(f"{path}.{name}", now.get(name, ABSENT), before)
+        for name, before in self._containers.items():
+            if now.get(name) is not before:
+                return Change(f"{path}.{name}", f"another {type(before).__name__}", shown(now.get(name)))
+        for name in self._tensors:
+            if not isinstance(now.get(name), Tensor):
+                return Change(f"{path}.{name}", "a tensor", shown(now.get(name)))
+        return self._change_in_tables(parts, path) or _change_of_state(f"{path}.", _state(module), self._state)
+
+    def _change_in_tables(self, parts: ModuleParts, path: str) -> Change | None:
+        change = change_in_items(parts.module._modules, self._children, None, attribute=True)
+        if change is not None:
+            return replace(change, path=f"{path}{change.path}")
+        hooks, before = parts.called_hooks(), self._hooks
+        if len(hooks) == len(before) and all(map(still_holds, hooks, before)):
+            return None
+        was, now = sum(map(len, before)), sum(map(len, hooks))
+        return Change(f"{path}, its hooks,", f"{was} functions", f"{'' if was != now else 'as many '}{now} functions")
+
+
+def _change_of_state(path: str, now: list[tuple[str, bool]], before: list[tuple[str, bool]]) -> Change | None:
+    words = {True: "None", False: "a tensor"}
+    for name in [name for name, _ in (*before, *now)]:
+        was, found = dict(before).get(name), dict(now).get(name)
+        if was is not found:
+            return Change(f"{path}{name}", words.get(was, "absent"), words.get(found, "absent"))  # type: ignore[arg-type]
+    return (
+        None if now == before else Change(f"{path.removesuffix('.')}, its tensors,", "in another order", "in this one")
+    )
+
 
 def _state(module: nn.Module) -> list[tuple[str, bool]]:
     return [(name, tensor is None) for name, tensor in (*module._parameters.items(), *module._buffers.items())]
 
 
-def _containers_in(parts: ModuleParts) -> Iterator[Any]:
+def _containers_in(parts: ModuleParts) -> Iterator[tuple[str, Any]]:
     """Attributes whose contents may change while they stay the same objects, as a list in a tuple does."""
-    yield from (value for _, value in parts.containers)
+    yield from parts.containers
     for name in parts.others:
         value = vars(parts.module).get(name)
         if type(value) is tuple and not are_settled(value):
-            yield value
+            yield name, value
 
 
 def noted_items(table: Mapping[Any, Any], lifetime: Lifetime) -> dict[Any, Any]:
@@ -159,8 +198,10 @@ class ModuleGuard:
         self._global_hooks: list[dict[Any, Any]] = []
         self._note_tables(modules)
         self._facts = [_Facts(parts, lifetime) for parts in modules]
-        values = [value for parts in modules for value in _containers_in(parts)]
-        self._containers = [(value, Remembered(value)) for value in values if is_plain(value)]
+        values = [(parts.path, *named) for parts in modules for named in _containers_in(parts)]
+        self._containers = [(value, Remembered(value)) for _, _, value in values if is_plain(value)]
+        self._places = [(path, name) for path, name, value in values if is_plain(value)]
+        self._paths = [parts.path for parts in modules]
         lifetime.when_gone(self._release)
 
     def _release(self) -> None:
@@ -193,6 +234,35 @@ class ModuleGuard:
         if any(self._empty):
             return self._look_again()
         return list(map(dict_version, self._tables)) == self._versions or self._look_again()
+
+    def explain(self) -> Change | None:
+        """The first fact that is not as it was, by the same comparisons."""
+        if self._lifetime.is_gone:
+            return Change("a module that the program depends on", "there", "gone")
+        modules = list(map(operator.call, self._modules))
+        children = {
+            path
+            for found, root in zip(modules, self._paths, strict=True)
+            if not root
+            for path, _ in found.named_modules()
+        }
+
+        def below(path: str, name: str = "") -> str:
+            return ".".join(part for part in ("self" if path in children else "", path, name) if part)
+
+        for place, (container, before) in zip(self._places, self._containers, strict=True):
+            if not before.equals(container):
+                return replace(before.explain(container), path=below(*place))
+        for path, module, kind, table in zip(self._paths, modules, self._types, self._attributes, strict=True):
+            if id(type(module)) != kind:
+                return Change(f"{below(path)}, its class,", "another one", shown(type(module)))
+            if vars(module) is not table:
+                return Change(below(path, "__dict__"), "another dict", "a dict")
+        if not all(map(still_holds, global_module_hooks(), self._global_hooks)):
+            return Change("hooks of all modules", "others", f"{sum(map(len, global_module_hooks()))}")
+        parts = [ModuleParts(path, *made) for path, *made in zip(self._paths, modules, self._own_hooks, strict=True)]
+        changes = (facts.change(one, below(one.path)) for facts, one in zip(self._facts, parts, strict=True))
+        return next((change for change in changes if change is not None), None)
 
     def _look_again(self) -> bool:
         modules = [ModuleParts("", find(), own) for find, own in zip(self._modules, self._own_hooks, strict=True)]

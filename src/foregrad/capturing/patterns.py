@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..values import frozen, is_plain, weakly
+from ..values import Change, frozen, is_plain, shown, shown_frozen, weakly
 from .kinds import CLASS, FUNCTION, NAMESPACE, OBJECT, Kind, is_a, kinds_of
 
 
@@ -89,6 +89,12 @@ class ObjectPattern:
         """The tensors in an object, in the order of `tensors`; None if it looks different."""
         matching = _Matching(self._known)
         return matching.tensors if matching.match(self._pattern, value) else None
+
+    def explain(self, value: Any) -> Change | None:
+        """The first part of an object that looks different."""
+        explaining = _Explaining(self._known)
+        explaining.match(self._pattern, value)
+        return explaining.change
 
 
 _CELLS = Kind("closure", lambda owner: dict(enumerate(owner.__closure__ or ())))
@@ -178,6 +184,47 @@ class _Matching:
             self.match(key, found_key) and self.match(item, found)
             for (key, item), (found_key, found) in zip(items, now, strict=True)
         )
+
+
+class _Explaining(_Matching):
+    """Notes the innermost part that is different."""
+
+    def __init__(self, known: Container[int]) -> None:
+        super().__init__(known)
+        self.change: Change | None = None
+        self._path = ""
+
+    def match(self, pattern: Pattern, value: Any) -> bool:
+        path = self._path
+        holds = super().match(pattern, value)
+        if not holds and self.change is None:
+            self.change = Change(path, _shown(pattern), shown(value))
+        self._path = path
+        return holds
+
+    def _match_items(self, kind: Kind, items: Sequence[tuple[Pattern, Pattern]], value: Any) -> bool:
+        now, path = _items(kind, value), self._path
+        if len(now) != len(items):
+            self.change = self.change or Change(f"{path}, what it holds,", f"{len(items)} items", f"{len(now)} items")
+            return False
+        for (key, item), (found_key, found) in zip(items, now, strict=True):
+            self._path = f"{path}.{found_key}" if kind.is_attribute else kind.path(path, found_key)
+            if not (self.match(key, found_key) and self.match(item, found)):
+                return False
+        self._path = path
+        return True
+
+
+def _shown(pattern: Pattern) -> str:
+    match pattern:
+        case Value(value):
+            return shown_frozen(value)
+        case TensorAt():
+            return "a tensor"
+        case Parts(kind):
+            return f"a {kind().__name__}"
+        case Again() | Is():
+            return "another object"
 
 
 def _items(kind: Kind, value: Any) -> list[tuple[Any, Any]]:

@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from ..values import Change
+
 
 class Source(NamedTuple):
     """A place that can be read again: a cell, an item of a container, an attribute, or the object itself.
@@ -73,3 +75,9 @@ class FoundTensors(NamedTuple):
     def holds(self, tensor: Tensor) -> bool:
         """Whether one of them is this one."""
         return id(tensor) in self.known or any(read() is tensor for read in self.readers)
+
+    def explain(self, tensor: Tensor) -> Change:
+        """An argument is one of them, and was none; or the other way round."""
+        words = ("a tensor that the program does not find by itself", "one that it does")
+        was, now = words if self.holds(tensor) else reversed(words)
+        return Change("", was, now)

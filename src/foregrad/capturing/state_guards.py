@@ -13,16 +13,17 @@ import collections
 import functools
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from .._torch import SettingProperty, dict_version, settings_modules
-from ..values import PLAIN, is_plain, is_unchanged, weakly
+from ..values import PLAIN, Change, is_plain, is_unchanged, shown, weakly
 from .code import found_where_it_says, is_library_module
 from .kinds import ACCESSOR, DICT, Kind, Lifetime, attributes_of, class_dict, has_attributes, has_slots, is_a, slots_of
+from .sources import Source
 
 ABSENT = object()
 
@@ -120,6 +121,40 @@ def still(now: Any, before: Any) -> bool:
     if kind is _ATensor:
         return type(now) is before.kind and not vars(now)
     return is_unchanged(now, before)
+
+
+def shown_noted(before: Any) -> str:
+    """What is kept of an item, as short text."""
+    match before:
+        case _ if before is ABSENT:
+            return "absent"
+        case _ATensor():
+            return "a tensor"
+        case _TheVery() | _Known() | _Made():
+            return "another object"
+    return shown(before)
+
+
+def change_in(path: str, now: Any, before: Any, owner: Any = None) -> Change:
+    """An item that is not what it was."""
+    return Change(path, shown_noted(before), "absent" if now is ABSENT else shown(now), owner)
+
+
+def _key(key: Any, attribute: bool) -> str:
+    return f".{key}" if attribute else f"[{shown(key)}]"
+
+
+def change_in_items(
+    now: Mapping[Any, Any], before: Mapping[Any, Any], owner: Any, attribute: bool = False
+) -> Change | None:
+    """The first item that is not what it was, is new or gone, or lies in another place."""
+    for key in before:
+        if not still(now.get(key, ABSENT), before[key]):
+            return change_in(_key(key, attribute), now.get(key, ABSENT), before[key], owner)
+    for key in now:
+        if key not in before:
+            return change_in(_key(key, attribute), now[key], ABSENT, owner)
+    return None if [*now] == [*before] else Change(", the order of its items,", shown([*before]), shown([*now]), owner)
 
 
 class StateGuard:
@@ -328,6 +363,7 @@ class StateGuard:
                 return False
             return not holds_more or self._others_hold()
 
+        holds.explain = self.explain  # type: ignore[attr-defined]
         return holds
 
     def _others_hold(self) -> bool:
@@ -351,6 +387,51 @@ class StateGuard:
             return False
         return all(is_unchanged(ask(), answer) for ask, answer in self._settings)
 
+    def explain(self) -> Change | None:
+        """The first thing that is not as it was, by the same comparisons."""
+        return next(self._changes(), None)
+
+    def _changes(self) -> Iterator[Change]:
+        if self._lifetime.is_gone:
+            yield Change("an object that the program depends on", "there", "gone")
+        for table in self._tables.values():
+            yield from table.changes()
+        for found in self._empty:
+            yield from (Change(_key(key, False), "absent", shown(value), found) for key, value in found.items())
+        for i, find in enumerate(self._functions):
+            parts = zip(_MADE_OF, _made_of(find()), self._made_of[3 * i : 3 * i + 3], strict=True)
+            yield from (
+                Change(f".{name}", shown(was), shown(now), find()) for name, now, was in parts if now is not was
+            )
+        for kind, (bases, *was) in zip(self._classes.values(), self._derived, strict=True):
+            if _derived(kind) != (bases, *was):
+                yield Change(", what it is derived from,", str(bases), str(kind.__mro__), kind)
+        yield from self._other_changes()
+
+    def _other_changes(self) -> Iterator[Change]:
+        for find, before, attributes in zip(self._objects, self._types, self._attributes, strict=True):
+            if id(type(find())) != before:
+                yield Change(", its class,", "another one", shown(type(find())), find())
+            elif _attributes(find()) is not attributes:
+                yield Change(".__dict__", "another dict", "a dict", find())
+        yield from (loose.change() for loose in self._loose.values() if not loose.holds())
+        for find, iterate, noted in self._sequences:
+            now = dict(enumerate(iterate(find())))
+            change = change_in_items(now, dict(enumerate(noted)), find())
+            yield from () if change is None else (change,)
+        for find, read, items in self._others:
+            change = change_in_items(read(find()), items, find(), has_slots(type(find())))
+            yield from () if change is None else (change,)
+        for look, value in self._identities:
+            if look() is not value:
+                yield Change(place_of(look), "another object", shown(look()))
+        for one, other in self._same:
+            if one() is not other():
+                yield Change(place_of(other), f"the tensor of {place_of(one)}", "another one")
+        for ask, answer in self._settings:
+            if not is_unchanged(ask(), answer):
+                yield Change(place_of(ask), shown(answer), shown(ask()))
+
     def _look_at_tables(self) -> bool:
         """Look into the dicts whose version has changed; those that hold the same are not looked at again."""
         for i, table in enumerate(list(self._tables.values())):
@@ -362,9 +443,10 @@ class StateGuard:
         return True
 
 
+_MADE_OF = ("__code__", "__defaults__", "__kwdefaults__")
 _ITERABLE = frozenset({list, collections.deque, set, frozenset, collections.OrderedDict, dict})
 _find = operator.call
-_made_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_made_of = operator.attrgetter(*_MADE_OF)
 _derived = operator.attrgetter("__mro__", "__qualname__", "__name__")  # no dict tells when these are assigned
 
 
@@ -414,6 +496,29 @@ class _Table:
             return False
         return all(still(now.get(key, ABSENT), before) for key, before in self.items.items())
 
+    def changes(self, table: dict[Any, Any] | None = None, owner: Any = None) -> Iterator[Change]:
+        """What is not as it was."""
+        now, owner = _copied(self.table if table is None else table), self.table if owner is None else owner
+        for key, before in self.items.items():
+            if not still(now.get(key, ABSENT), before):
+                yield change_in(_key(key, False), now.get(key, ABSENT), before, owner)
+        for key in self.absent & now.keys():
+            yield Change(_key(key, False), "absent", shown(now[key]), owner)
+        if self.keys is not None and not (len(now) == len(self.keys) and all(map(is_unchanged, now, self.keys))):
+            yield Change(", its keys,", shown([*self.keys]), shown([*now]), owner)
+
+
+def place_of(read: Callable[[], Any]) -> str:
+    """What reads a place, in the user's words."""
+    if isinstance(read, functools.partial):
+        owner, key = read.args
+        name = getattr(owner, "__name__", "") if isinstance(owner, types.ModuleType) else f"a {type(owner).__name__}"
+        return f"{name}{_key(key, read.func is getattr)}"
+    source = getattr(read, "__self__", None)
+    if isinstance(source, Source):
+        return source.path
+    return f"{getattr(read, '__module__', '')}.{getattr(read, '__name__', '')}()"
+
 
 class _LooseClass:
     """A class that no Python module holds, made for one object perhaps: its dict would keep it alive, and so is
@@ -430,6 +535,12 @@ class _LooseClass:
         self._version = self._noted.version
         self._noted.note_all(frozenset(), lifetime)
         self._noted.table = {}
+
+    def change(self) -> Change:
+        """What is not as it was."""
+        kind = self._find()
+        derived = Change(", what it is derived from,", "other classes", shown(kind), kind)
+        return next(self._noted.changes(class_dict(kind), kind), derived)
 
     def holds(self) -> bool:
         kind = self._find()

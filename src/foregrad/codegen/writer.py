@@ -128,13 +128,14 @@ class Writer:
         """A line that gives a slot its variable; it stands there only if that variable is asked for."""
         self._if_read.setdefault(len(self._lines), []).append((slot, text, self._indent))
 
-    def row(self, slots: Sequence[Slot], hint: str, text: str) -> None:
+    def row(self, slots: Sequence[Slot], hint: str, text: str) -> PackedArgs:
         """A line that gives many slots one variable; those that are asked for get their own after it."""
         row = PackedArgs(self.fresh(hint), len(slots))
         self.line(f"{row.name} = {text}")
         for slot, item in zip(slots, row.items(), strict=True):
             self._rows[slot] = item
             self.line_if_read(slot, str(item))
+        return row
 
     def listed(self, slots: Iterable[Slot]) -> list[str]:
         """Text for the values of slots in a call or a list."""
