@@ -75,6 +75,7 @@ def written_through_a_view_with_an_input(x):
 WEIGHT = torch.ones(3)
 
 READ = {
+    "of many elements": lambda x: x * 2 if torch.ones(1 << 11, 1 << 10).all() else x,
     "written": written,
     "written behind autograd's back": written_behind_autograds_back,
     "written through a view, with an input": written_through_a_view_with_an_input,

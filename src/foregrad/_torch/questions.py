@@ -60,8 +60,8 @@ def questions_answered_as_in_eager(fake_mode: FakeTensorMode | None) -> Iterator
             else:
                 _recordings[thread] = before
             if not _recordings:
-                for module in _ANSWERING:
-                    module.__class__ = types.ModuleType
+                for module, kind in _PLAIN.items():
+                    module.__class__ = kind
 
 
 # ------------------------------------------------------------------------------------------------------ answers
@@ -205,8 +205,9 @@ def _answer(name: str, answer: Any) -> property:
 _ANSWERING: dict[types.ModuleType, type[types.ModuleType]] = {
     module: type(
         "module",
-        (types.ModuleType,),
+        (type(module),),
         {name: _answer(name, answer) for name, answer in answers.items() if name in vars(module)},
     )
     for module, answers in _ANSWERS.items()
 }
+_PLAIN = {module: type(module) for module in _ANSWERS}

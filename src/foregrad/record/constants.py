@@ -63,7 +63,7 @@ class _Behind:
         if self._engine.value_of(tensor) is not None:
             return True
         step = self._maker.get(id(tensor))
-        if step is None or tensor.numel() > _MOST_ELEMENTS:
+        if step is None or not _is_small(tensor):
             return False
         if id(step) not in self._order:
             if len(self._order) >= _MOST_STEPS or not _can_be_repeated(step):
@@ -81,9 +81,9 @@ class _Behind:
     @property
     def was_written(self) -> bool:
         """Whether an operator has written to memory of any of these tensors."""
-        memory = {tensor.untyped_storage()._cdata for tensor in self._tensors}
+        memory = set(map(_memory_of, self._tensors))
         return any(
-            written.untyped_storage()._cdata in memory
+            _memory_of(written) in memory
             for step in self._steps
             if op_info(step.op).written
             for written in tensors_in(written_arguments(step.op, step.args, step.kwargs))
@@ -109,6 +109,16 @@ class _Behind:
             known.update((id(out), value) for out, value in zip(_results(step), made, strict=True))
         found: Tensor = real(tensor)
         return found
+
+
+def _is_small(tensor: Tensor) -> bool:
+    """Whether a tensor is dense, of a size that is known."""
+    size = tensor.numel()
+    return type(size) is int and size <= _MOST_ELEMENTS and tensor.layout is torch.strided
+
+
+def _memory_of(tensor: Tensor) -> int | None:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
 
 
 def _listed(out: Any) -> Sequence[Any]:
