@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +21,19 @@ from . import custom
 from .draws import Draw, NothingFits
 from .inputs import draw_inputs
 from .overlap import is_unclear
-from .program import ENABLE_GRAD, NO_GRAD, PLAIN, FuzzProgram, Input, Options, Statement, Storage, loaded
+from .program import (
+    ENABLE_GRAD,
+    FORMS,
+    NO_GRAD,
+    PASSING,
+    PLAIN,
+    FuzzProgram,
+    Input,
+    Options,
+    Statement,
+    Storage,
+    loaded,
+)
 from .rows import ROWS, WEIGHTS
 
 LONGEST = 12
@@ -28,6 +41,7 @@ MOST_ELEMENTS = 64
 # Writes whose outcome is clear even where two elements of a tensor are one in memory.
 WRITES_OF_ONE_VALUE = frozenset({"fill_", "zero_", "[] ="})
 KEPT_ERRORS = 0.02
+IN_OBJECTS = 0.2  # programs that take or return objects, or change what they are given
 KEPT_BACKWARD_ERRORS = 0.2
 # Results that give an `out` argument another shape are deprecated, and few programs rely on it.
 KEPT_RESIZED_OUT = 0.1
@@ -90,7 +104,13 @@ def _draw_program(rng: random.Random, name: str, options: Options) -> FuzzProgra
         body = _Body(rng, given)
         body.draw(rng.randint(1, LONGEST))
     results, form = _draw_results(rng, list(body.tensors))
-    return replace(empty, statements=tuple(body.statements), results=results, form=form)
+    # Drawn apart, so that the programs themselves stay what they were.
+    objects = random.Random(f"{name}/objects")
+    if objects.random() < IN_OBJECTS:
+        form, passing = objects.choice([form, "object"]), objects.choice(PASSING)
+    else:
+        passing = "apart"
+    return replace(empty, statements=tuple(body.statements), results=results, form=form, passing=passing)
 
 
 def _legal_inputs(rng: random.Random) -> tuple[tuple[Storage, ...], tuple[Input, ...]]:
@@ -192,7 +212,7 @@ def _draw_results(rng: random.Random, names: list[str]) -> tuple[tuple[str, ...]
     """Some of the variables, mostly late ones, now and then the same one twice."""
     count = rng.choice([1, 1, 2, 2, 3, 4])
     results = [rng.choice(names[-3:] if rng.random() < 0.5 else names) for _ in range(count)]
-    form = rng.choice(["one", "tuple"]) if count == 1 else rng.choice(["tuple", "tuple", "list", "dict", "nested"])
+    form = rng.choice(["one", "tuple"]) if count == 1 else rng.choice(FORMS)
     return tuple(results), form
 
 
@@ -219,6 +239,8 @@ def tensors_of(value: Any) -> list[Tensor]:
     """
     if isinstance(value, Tensor):
         return [value]
+    if isinstance(value, SimpleNamespace):
+        value = {name: held for name, held in vars(value).items() if name != "box"}
     if isinstance(value, dict):
         value = list(value.values())
     return [tensor for part in value or () for tensor in tensors_of(part)]

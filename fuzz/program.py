@@ -161,6 +161,10 @@ class Options:
         return "".join(f", {argument}" for argument in given)
 
 
+FORMS = ("tuple", "tuple", "list", "dict", "nested")
+PASSING = ("apart", "in an object", "in a list")
+
+
 @dataclass(frozen=True)
 class FuzzProgram:
     """A program over a few storages, with its inputs and how to check it.
@@ -178,7 +182,8 @@ class FuzzProgram:
         inputs: The parameters.
         statements: The body.
         results: The variables that are returned.
-        form: The container that they are returned in; a key of `FORMS`.
+        form: The container that they are returned in: one of `FORMS`, "object", or "one" for a single result.
+        passing: How the inputs are passed: one of `PASSING`.
         options: How it is compiled and compared.
     """
 
@@ -189,6 +194,7 @@ class FuzzProgram:
     results: tuple[str, ...]
     form: str = "one"
     options: Options = Options()
+    passing: str = "apart"
 
     def make_inputs(self) -> str:
         """The Python of the function that makes the inputs.
@@ -202,7 +208,14 @@ class FuzzProgram:
         lines = [line for storage in self.storages for line in storage.lines()]
         lines += [given.line for given in self.inputs]
         names = ", ".join(given.name for given in self.inputs)
-        returned = f"({names},)" if len(self.inputs) == 1 else names
+        match self.passing:
+            case "in an object":
+                held = ", ".join(f"{given.name}={given.name}" for given in self.inputs)
+                returned = f"(types.SimpleNamespace({held}, n=1, log=[]),)"
+            case "in a list":
+                returned = f"([{names}],)"
+            case _:
+                returned = f"({names},)" if len(self.inputs) == 1 else names
         return "\n    ".join(["def make_inputs():", *lines, f"return {returned}"])
 
     def function(self) -> str:
@@ -212,14 +225,35 @@ class FuzzProgram:
         def program(x):
             return (x, x)
         """
-        lines = [f"def program({', '.join(given.name for given in self.inputs)}):"]
+        lines = self._head()
         for block, statements in itertools.groupby(self.statements, key=lambda statement: statement.block):
             indent = "    "
             if block:
                 lines.append(f"    {block}")
                 indent = "        "
             lines += [indent + statement.source for statement in statements]
-        return "\n".join([*lines, f"    return {self._returned()}"])
+        return "\n".join([*lines, *self._changes(), f"    return {self._returned()}"])
+
+    def _head(self) -> list[str]:
+        names = ", ".join(given.name for given in self.inputs)
+        match self.passing:
+            case "in an object":
+                return [
+                    "def program(box):",
+                    f"    {names}, = {', '.join(f'box.{given.name}' for given in self.inputs)},",
+                ]
+            case "in a list":
+                return ["def program(box):", f"    {names}, = box"]
+        return [f"def program({names}):"]
+
+    def _changes(self) -> list[str]:
+        """What the program does to the object or list that its inputs came in."""
+        if self.passing == "apart" or not self.results:
+            return []
+        first, last = self.results[0], self.results[-1]
+        if self.passing == "in a list":
+            return [f"    box[0] = {first}", f"    box.append([{last}, box])"]
+        return [f"    box.{self.inputs[0].name}, box.n = {first}, box.n + 1", f"    box.log.append({{'last': {last}}})"]
 
     def _returned(self) -> str:
         match self.form, self.results:
@@ -231,6 +265,9 @@ class FuzzProgram:
                 return f"[{', '.join(results)}]"
             case "dict", results:
                 return "{" + ", ".join(f'"r{position}": {name}' for position, name in enumerate(results)) + "}"
+            case "object", (first, *rest):
+                held = ", box=box" if self.passing != "apart" else ""
+                return f"types.SimpleNamespace(first={first}, rest=[{', '.join(rest)}], again={first}{held})"
             case "nested", (first, *rest):
                 return f'({first}, {{"rest": [{", ".join(rest)}]}})'
             case _, (result,):
@@ -251,6 +288,8 @@ class FuzzProgram:
         for name in ("keep_inference_input_mutations", "dynamic"):
             if getattr(self.options, name):
                 yield "options", name
+        yield "inputs passed", self.passing
+        yield "results returned", self.form
 
     def script(self) -> str:
         """A script that checks the program, and that stands by itself.
@@ -265,6 +304,8 @@ class FuzzProgram:
         """
         helpers = [name for name in custom.NAMES if re.search(rf"\b{name}\b", self.function())]
         imports = ["import torch", "import foregrad"]
+        if "types." in self.make_inputs() + self.function():
+            imports.insert(0, "import types")
         if helpers:
             imports.append(f"from {custom.__name__} import {', '.join(helpers)}")
         parts = [f"# program {self.name} of the fuzzer\n" + "\n".join(imports), self.make_inputs(), self.function()]

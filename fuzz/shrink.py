@@ -69,6 +69,7 @@ def _legal(program: FuzzProgram) -> FuzzProgram:
 def _with_fewer_results(program: FuzzProgram) -> Iterator[FuzzProgram]:
     for position in range(len(program.results)):
         yield replace(program, results=program.results[:position] + program.results[position + 1 :])
+    yield replace(program, passing="apart")
     simpler = "one" if len(program.results) == 1 else "tuple"
     yield replace(program, form=simpler)
 

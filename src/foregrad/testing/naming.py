@@ -57,26 +57,29 @@ def unfold(value: object, where: str) -> Tree:
     {'output': 'tuple of [0], [1]', 'output[1]': 'list of [0]'}
 
     Args:
-        value: What to take apart.
+        value: What to take apart; where it leads back to a part of itself, the leaf says so.
         where: The name of the whole.
     """
     containers: dict[str, str] = {}
     leaves: dict[str, object] = {}
     objects: dict[str, object] = {}
-    above: set[int] = set()
+    above: dict[int, str] = {}  # names, by id
 
     def walk(value: object, where: str) -> None:
-        children = None if id(value) in above else _children(value)
+        if id(value) in above:
+            leaves[where] = f"leads back to {above[id(value)]}"
+            return
+        children = _children(value)
         if children is None:
             leaves[where] = value
             return
         containers[where] = f"{type(value).__qualname__} of {', '.join(key for key, _ in children)}"
         if type(value) is not tuple:
             objects[where] = value
-        above.add(id(value))
+        above[id(value)] = where
         for key, child in children:
             walk(child, where + key)
-        above.discard(id(value))
+        del above[id(value)]
 
     walk(value, where)
     return Tree(containers, leaves, objects)
