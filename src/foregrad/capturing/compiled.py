@@ -165,7 +165,8 @@ class Recompile:
     changes: tuple[Change, ...]  # one for each earlier program, the most recent first
 
     def __str__(self) -> str:
-        texts = [*dict.fromkeys(map(str, self.changes))]
+        latest = {change.path: str(change) for change in reversed(self.changes)}
+        texts = [latest[path] for path in dict.fromkeys(change.path for change in self.changes)]
         return "; for a program before that, ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if texts[3:] else "")
 
 
