@@ -305,3 +305,15 @@ def test_a_kernel_is_asked_about_each_layout_of_mixed_dtypes(second):
         recorded = [engine.fake(tensor, Input("x"), False) for tensor in arguments]
         found = engine.run(torch.ops.aten.native_batch_norm.default, (), (*recorded, True, 0.1, 1e-5), {})
         assert [(t.dtype, t.stride()) for t in found] == [(t.dtype, t.stride()) for t in expected]
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_kernel_is_asked_about_arguments_that_lie_in_different_orders(large):
+    """Shape inference lets the gradient lie as the input does, and the kernel as the gradient that it is given."""
+    rows = 4096 if large else 2
+    gradient, x = torch.randn(rows, 2, 8).transpose(1, 2), torch.randn(rows, 8, 2)
+    backward = torch.ops.aten.softplus_backward.default
+    engine = LeanEngine(torch._subclasses.FakeTensorMode())
+    recorded = [engine.fake(tensor, Input("x"), False) for tensor in (gradient, x)]
+    found = engine.run(backward, (), (*recorded, 1, 20), {})
+    assert found.stride() == backward(gradient, x, 1, 20).stride() == gradient.stride()

@@ -70,7 +70,7 @@ class Kept:
         self.chosen = self.reads_backends and not op._schema.name.endswith("mm")
         self.ruled = op in RULES or op in LOOSE_RULES
         self.triable = may_be_tried(op)
-        self.confirmed: set[tuple[Any, ...]] = set()  # mixtures of dtypes for which its kernel did as inferred
+        self.confirmed: set[tuple[Any, ...]] = set()  # mixtures for which its kernel did as inferred
 
     def believed(self, metas: Sequence[TensorMeta]) -> bool:
         """Whether shape inference is known to be right for such arguments, or there is no kernel to ask."""
@@ -79,17 +79,48 @@ class Kept:
         row = table_for(metas[0].device.type).get(self.name, NOTHING_KNOWN)
         if not row.covers([meta.layout_class for meta in metas], [meta.dtype for meta in metas]):
             return False
-        # The table says nothing of mixtures: shape inference may let pass what raises, or give results another dtype.
-        return mixture(self.op, metas) is None or _dtypes_and_layouts(metas) in self.confirmed
+        # The table says nothing of mixtures: shape inference may let pass what raises, give results another dtype, or
+        # let them lie as the wrong one of its arguments does.
+        return not self._mixes(metas) or _dtypes_and_layouts(metas) in self.confirmed
 
     def confirm(self, metas: Sequence[TensorMeta]) -> None:
         """The kernel has done with such arguments what shape inference says."""
-        if mixture(self.op, metas) is not None:
+        if self._mixes(metas):
             self.confirmed.add(_dtypes_and_layouts(metas))
+
+    def _mixes(self, metas: Sequence[TensorMeta]) -> bool:
+        """Whether arguments of different dtypes, or that lie in different orders, come together."""
+        if mixture(self.op, metas) is not None:
+            return True
+        return len(metas) > 1 and self.op not in LOOSE_RULES and lie_in_different_orders(metas)
 
 
 def _dtypes_and_layouts(metas: Sequence[TensorMeta]) -> tuple[Any, ...]:
-    return tuple((meta.dtype, meta.layout_class) for meta in metas)
+    return tuple((meta.dtype, meta.layout_class, order_of(meta)) for meta in metas)
+
+
+def order_of(meta: TensorMeta) -> tuple[int, ...]:
+    """The dimensions of a tensor as they follow each other in memory, but for those of size one."""
+    dims = [d for d, n in enumerate(meta.size) if n > 1]
+    return tuple(sorted(dims, key=lambda d: -meta.stride[d]))
+
+
+def lie_in_different_orders(metas: Sequence[TensorMeta]) -> bool:
+    """Whether two dimensions follow each other in one tensor, and the other way round in another of the same rank.
+
+    >>> cpu = torch.device("cpu")
+    >>> one, other = (interned((2, 3), stride, 0, torch.float32, cpu) for stride in ((3, 1), (1, 2)))
+    >>> lie_in_different_orders([one, other]), lie_in_different_orders([one, one])
+    (True, False)
+    """
+    if len({(meta.size, meta.stride) for meta in metas}) == 1:
+        return False
+    orders = {(len(meta.size), order) for meta in metas if len(order := order_of(meta)) > 1}
+    return any(
+        rank == other_rank and [d for d in order if d in other] != [d for d in other if d in order]
+        for rank, order in orders
+        for other_rank, other in orders
+    )
 
 
 _KEPT: dict[int, Kept] = {}  # by id of the operator

@@ -226,7 +226,8 @@ def settle(case: Case, inferred: Answer, infer: Infer) -> Answer:
     room = case.elements + sum(meta.reach for meta in metas_in([inferred]))
     answer: Answer | None = None
     if room > SMALL and op_info(case.op).kind is not Kind.VIEW:
-        relies = is_internal(case.op) and len(case.metas) > 1  # on sizes that belong together
+        pointwise = "pointwise" in op_info(case.op).traits
+        relies = is_internal(case.op) and len(case.metas) > 1 and not pointwise  # on sizes that belong together
         answer = None if relies else _by_stand_ins(case, inferred, infer)
         if answer is None and room > (HUGE if relies else LARGE):
             raise UnsupportedError(_unknown(case.op, "the tensors are too large"))
