@@ -500,6 +500,14 @@ def ctc_loss():
 
 
 @pattern
+def ctc_loss_summed():
+    def forward(self, x, y):
+        return F.ctc_loss(self.linear(x).log_softmax(-1), y, (8, 8), (3, 2), reduction="sum")
+
+    return Lambda(forward, linear=nn.Linear(5, 6)), lambda: (torch.randn(8, 2, 5), torch.randint(1, 6, (2, 3)))
+
+
+@pattern
 def adaptive_softmax():
     return nn.AdaptiveLogSoftmaxWithLoss(6, 12, [4, 8]), lambda: (torch.randn(5, 6), torch.randint(0, 12, (5,)))
 

@@ -44,7 +44,7 @@ from ..abstract.engine import (
     refuse_size_of_workspace,
 )
 from ..abstract.kernel_checks import VALUE_CHECKS
-from ..abstract.sparse import has_unknown_length
+from ..abstract.real_kernels import has_unknown_length
 from ..errors import DataDependentError, ForegradError, UnsupportedError
 from ..ops import aten
 from ..stack_traces import is_own_code, is_users_code, user_stack, where
@@ -423,15 +423,20 @@ class LiftedTensors(TorchFunctionMode):
             VALUE_CHECKS[func](*self._swap(args), **kwargs)
         elif func in REGISTERING:
             return self.hooks.register(func, *self._swap(args), **kwargs)
-        elif func is Tensor.requires_grad_:
-            self._require_grad(args[0])
-        elif func is Tensor.detach_:
-            self._before_detaching(args[0])
-        elif func in SPARSE_PARTS:
-            _refuse_unknown_length(func, self._swap(args[0]))
-        elif func is Tensor.set_:
-            self.access.data_assigned.discard(id(args[0]))
+        else:
+            self._before(func, args[0])
         return self._call(func, args, kwargs)
+
+    def _before(self, func: Any, tensor: Tensor) -> None:
+        """A method of a tensor is called, of which more than its operator counts."""
+        if func is Tensor.requires_grad_:
+            self._require_grad(tensor)
+        elif func is Tensor.detach_:
+            self._before_detaching(tensor)
+        elif func in SPARSE_PARTS:
+            _refuse_unknown_length(func, self._swap(tensor))
+        elif func is Tensor.set_:
+            self.access.data_assigned.discard(id(tensor))
 
     def _get(self, func: Any, args: tuple[Any, ...]) -> Any:
         """A property of a tensor that is no view of it."""
@@ -491,7 +496,7 @@ class LiftedTensors(TorchFunctionMode):
 def _refuse_unknown_length(func: Any, tensor: Tensor) -> None:
     if has_unknown_length(tensor):
         raise DataDependentError(
-            f"{func.__name__}() of a sparse tensor, at {where(user_stack(3))}: how many elements it holds is data, "
+            f"{func.__name__}() of a sparse tensor, at {where(user_stack(4))}: how many elements it holds is data, "
             "which recorded tensors do not have. Make it of its indices and values (torch.sparse_coo_tensor), or "
             "compile with fallback='eager'."
         )

@@ -37,7 +37,7 @@ from .._torch import (
 )
 from ..abstract.engine import Engine, is_empty
 from ..abstract.kernel_checks import DOUBTFUL, can_be_asked, error_missed, error_of_eager, twin_of_refused
-from ..abstract.sparse import SPARSE_MASK, given_by_kernel, masked
+from ..abstract.real_kernels import SIZED_BY_LISTS, SPARSE_MASK, given_by_kernel, masked
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
 from ..functional_variants import call_of_variant
 from ..graph.graph import Step
@@ -286,6 +286,8 @@ class Recorder(TorchDispatchMode):
             if op in _GIVES_NUMBERS and self.is_constant(args):
                 with disable_modes(), without_function_modes():
                     return op(*[self.known_value(tensor) for tensor in args])
+            if op in SIZED_BY_LISTS and (made := given_by_kernel(self.engine, op, args, kwargs)) is not None:
+                return made
             raise DataDependentError(
                 f"{op}, at {where(stack)}: its result depends on the data of a recorded tensor, which has none. "
                 "Rewrite it with an operator of fixed output size (torch.where, masked_fill), or compile with "

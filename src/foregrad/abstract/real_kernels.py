@@ -1,4 +1,4 @@
-"""Operators on sparse tensors that have no abstract kernel: what they give, as their real kernels say."""
+"""Operators without an abstract kernel: what they give, as their real kernels say; and how long sparse tensors are."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from ..ops import aten, tensors_in
 from ..subclasses.layout import is_wrapper
 from .engine import Engine
 
+SIZED_BY_LISTS = frozenset({aten._ctc_loss.default})
+"""Operators whose results have sizes that follow from lists of numbers; torch says that they follow from data."""
+
 
 def given_by_kernel(engine: Engine, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operator gives for sparse tensors, if that is dense; None where a kernel cannot be asked.
+    """What an operator gives, if that is dense, and if it takes sparse tensors, or lists of sizes; None otherwise.
 
-    Its kernel is run on sparse tensors of the same sizes that hold no element, which costs next to nothing. How a dense
-    result lies does not depend on them; how many elements a sparse result holds does, so that none is made.
+    Its kernel is run on zeros, and on sparse tensors of the same sizes that hold no element. How a dense result lies
+    does not depend on them; how many elements a sparse result holds does, so that none is made.
     """
     given = list(tensors_in((args, list(kwargs.values()))))
-    if engine.symbolic or all(tensor.layout is torch.strided for tensor in given):
+    sparse = any(tensor.layout is not torch.strided for tensor in given)
+    if engine.symbolic or not (sparse or op in SIZED_BY_LISTS):
         return None
     if not all(type(tensor) is FakeTensor and tensor.layout in _EMPTY for tensor in given):
         return None
@@ -28,10 +32,13 @@ def given_by_kernel(engine: Engine, op: OpOverload, args: tuple[Any, ...], kwarg
         with kernels_only():
             real = pytree.tree_map_only(Tensor, lambda tensor: _real(engine, tensor), (args, kwargs))
             out = op(*real[0], **real[1])
-            dense = isinstance(out, Tensor) and out.layout is torch.strided
-            return engine.strided(out, out.stride(), out.device) if dense else None
-    except Exception:  # the abstract kernel's own error is told then
-        return None
+            if any(tensor.layout is not torch.strided for tensor in tensors_in([out])):
+                return None
+            return pytree.tree_map_only(Tensor, lambda t: engine.strided(t, t.stride(), t.device), out)
+    except Exception:
+        if op in SIZED_BY_LISTS:  # it is eager's error
+            raise
+        return None  # the abstract kernel's own error is told then
 
 
 def has_unknown_length(tensor: Tensor) -> bool:
@@ -88,7 +95,7 @@ def _csr(tensor: Tensor, device: torch.device) -> Tensor:
 _EMPTY = {
     torch.strided: lambda tensor, device: torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
-    ),
+    ).zero_(),
     torch.sparse_coo: _coo,
     torch.sparse_csr: _csr,
 }
