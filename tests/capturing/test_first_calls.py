@@ -97,6 +97,33 @@ def modes_of_modules(m, x):
     return m.layer(x)
 
 
+def a_parametrization(m, x):
+    if not m.ready:
+        nn.utils.parametrizations.weight_norm(m.layer)
+        m.ready = True
+    return m.layer(x)
+
+
+def a_module_that_writes_to_its_buffers(m, x):
+    if not hasattr(m, "norm"):
+        m.norm = nn.BatchNorm1d(3)
+    return m.norm(m.layer(x)) * m.norm.num_batches_tracked
+
+
+def hooks_on_gradients(m, x):
+    if not m.ready:
+        m.layer.weight.register_hook(lambda gradient: gradient * 2)
+        m.layer.register_full_backward_hook(lambda module, before, after: None)
+        m.ready = True
+    return m.layer(x * m.layer.bias)  # what it is given requires grad
+
+
+def weights_that_are_frozen(m, x):
+    m.layer.bias.requires_grad_(False)
+    m.ready = True
+    return m.layer(x)
+
+
 def a_registry_of_a_class(m, x):
     kind = type(m.kept)  # of no interest: the class below is
     if "kind" not in Registry.known:
@@ -117,6 +144,7 @@ ONCE = [
     a_module,
     an_object_with_a_tensor,
 ]
+ONCE += [a_parametrization, a_module_that_writes_to_its_buffers, hooks_on_gradients, weights_that_are_frozen]
 ONCE += [a_number_that_is_drawn, an_order, modes_of_modules, a_registry_of_a_class]
 
 
@@ -127,8 +155,8 @@ def three_steps(model, program):
         torch.manual_seed(step)
         random.seed(step)
         result = program(plain(2, 3) * (step + 1))
-        result.sum().backward()
-        grads = {name: p.grad.clone() for name, p in model.named_parameters()}
+        result.square().sum().backward()
+        grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
         seen.append((result.detach(), grads, dict(model.named_buffers()), torch.get_rng_state(), random.getstate()))
     return seen
 
@@ -261,7 +289,17 @@ def draws(m, x):
     return x * random.random()
 
 
+def exchanges_a_class(m, x):
+    m.layer.__class__ = Other if type(m.layer) is nn.Linear else nn.Linear
+    return m.layer(x)
+
+
+class Other(nn.Linear):
+    pass
+
+
 EVERY = [
+    exchanges_a_class,
     counts,
     counts_in_what_it_has_made,
     toggles,
@@ -280,7 +318,7 @@ def test_what_changes_at_every_call_is_refused_at_the_first_one(body, dynamic):
         with pytest.raises(ForegradError, match="fallback='eager'"):
             foregrad.aot_module(model, nop, dynamic=dynamic)(plain(2, 3))
         assert (model.ready, model.calls, model.kept, model.table) == (False, 0, [], {})
-        assert random.getstate() == before
+        assert random.getstate() == before and type(model.layer) is nn.Linear
 
 
 def test_what_a_backward_changes_is_refused():

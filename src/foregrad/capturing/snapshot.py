@@ -82,6 +82,12 @@ def _restore_marked(owner: dict[Any, Any], items: Items) -> None:
 
 
 _MODULE = Kind("module", dict, restore_dict, dict.__setitem__, is_attribute=True)
+_MODULE_CLASS = Kind(  # which parametrizations and lazy modules exchange
+    "class of a module",
+    lambda owner: {"__class__": type(owner)},
+    lambda owner, items: object.__setattr__(owner, "__class__", items["__class__"]),
+    is_attribute=True,
+)
 _GLOBAL = Kind(
     "variable",
     lambda owner: {owner.name: owner.namespace[owner.name]} if owner.name in owner.namespace else {},
@@ -327,6 +333,7 @@ class Snapshot:
 
     def __init__(self, reached: Reached) -> None:
         self._modules: list[tuple[ModuleParts, bool]] = []
+        self._classes: list[tuple[type, ModuleParts, bool]] = []
         self._tables: list[tuple[ModuleParts, str, dict[Any, Any], int, dict[Any, Any], bool]] = []
         self._noted: list[ObjectSnapshot] = []
         self._bare: list[tuple[str, Tensor]] = []
@@ -341,6 +348,7 @@ class Snapshot:
         tables = ((reached.modules, False), (reached.modules_in_arguments, True))
         modules = [(parts, given) for found, given in tables for parts in found if id(parts.module) not in known]
         self._modules += modules
+        self._classes += [(type(parts.module), parts, in_argument) for parts, in_argument in modules]
         self._tables += [  # the dicts that modules are made of are many: no more is done than to copy them
             (parts, name, table, dict_version(table), dict(table), in_argument)
             for parts, in_argument in modules
@@ -366,6 +374,10 @@ class Snapshot:
             if version != dict_version(table) or type(table) is not dict:  # the order of others may change alone
                 perhaps.append(ObjectSnapshot(Holder(_join(parts.path, name), table, _MODULE, in_argument), before))
         perhaps += [noted for noted in self._noted if not noted.is_untouched]
+        for was, parts, in_argument in self._classes:
+            if type(parts.module) is not was:
+                holder = Holder(parts.path, parts.module, _MODULE_CLASS, in_argument)
+                perhaps.append(ObjectSnapshot(holder, {"__class__": was}))
         for parts, _ in self._modules:
             if any(parts.empty):
                 for filled in [container for container in parts.empty if container]:
@@ -397,7 +409,11 @@ class Snapshot:
         changes = self.changes()
         made = session if again is None else again
         found = session.beginning.survivors(
-            lambda: suspects(made, chain((change.value for change in changes), held_by_frames(error)))
+            lambda: [
+                tensor
+                for tensor in suspects(made, chain((change.value for change in changes), held_by_frames(error)))
+                if again is None or again.made(tensor)
+            ]
         )
         known = Counter((holder, id(change.value)) for change in changes for holder in change.noted.holders)
         return [survivor for survivor in found if _references(survivor) > known[id(survivor.holder), survivor.held]]

@@ -117,6 +117,13 @@ class RunAgain:
     def held_beside(self) -> Iterator[Tensor]:
         return self.session.held_beside
 
+    def made(self, tensor: Tensor) -> bool:
+        """Whether a tensor is none of those that were there before, to which it may have written."""
+        before = (*self.session.inputs, *self.session.memories)
+        known = {id(out) for step in self.session.steps[: self.start] for out in tensors_in([step.out])}
+        known.update(id(recorded.seen) for recorded in before if recorded not in self.inputs)
+        return id(tensor) not in known
+
 
 class Session:
     """Runs a program on abstract tensors, and keeps what backwards are recorded from."""
