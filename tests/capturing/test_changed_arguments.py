@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.errors import DataDependentError, StateChangeError
+from foregrad.errors import DataDependentError, StateChangeError, UnsupportedError
 from helpers import grab, nop, plain
 
 
@@ -340,3 +340,50 @@ def test_nothing_is_kept_alive():
     del box, result, _
     gc.collect()
     assert [ref() for ref in alive] == [None] * 4
+
+
+class Node:
+    def __init__(self, w):
+        self.w = w
+
+
+def test_objects_that_are_keys_are_the_callers_own():
+    compiled, _ = grab(lambda x, table, node: x * table[node] * node.w)
+    for scale in (2, 3):
+        node = Node(plain(1) * scale)
+        assert compiled(plain(1), {node: plain(1)}, node).item() == scale
+    assert programs(compiled) == 1
+
+
+def test_an_object_with_an_optimizer():
+    """Whose state is a dict of tensors: it stays as it is, and what holds it is taken apart."""
+
+    class Trainer:
+        def __init__(self):
+            torch.manual_seed(0)
+            self.net, self.losses = torch.nn.Linear(2, 2), []
+            self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.1)
+
+        def loss(self, x):
+            loss = self.net(x).pow(2).sum()
+            self.losses.append(loss.detach())
+            return loss
+
+    def train(trainer, loss):
+        for _ in range(3):
+            trainer.optimizer.zero_grad()
+            loss(trainer, plain(2)).backward()
+            trainer.optimizer.step()
+        return [*trainer.losses, *trainer.net.parameters()]
+
+    compiled, _ = grab(Trainer.loss)
+    for one, other in zip(train(Trainer(), Trainer.loss), train(Trainer(), compiled), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_objects_that_lead_to_others_too_many_times_are_refused():
+    box = Box(w=plain(1))
+    for _ in range(5000):
+        box = Box(inner=box)
+    with pytest.raises(UnsupportedError, match="so many times in a row"):
+        grab(lambda x, box: x * 2)[0](plain(1), box)

@@ -14,12 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from ..codegen.changes import Before, Change, change_between
-from ..codegen.objects import shape_of
+from ..codegen.objects import read_dict, shape_of
 from ..codegen.pytree import Flat, Given, Look, PuttingTogether, Registered, TakingApart, numbered
 from ..errors import StateChangeError
 from ..slots import Input, Part
 from ..values import is_plain
 from . import kinds
+from .free_variables import looked_at
 from .kinds import is_a, kinds_of
 
 _VISIBLE = {kinds.OBJECT, kinds.DICT, kinds.LIST, kinds.TUPLE, kinds.FACTORY}
@@ -27,7 +28,8 @@ _VISIBLE = {kinds.OBJECT, kinds.DICT, kinds.LIST, kinds.TUPLE, kinds.FACTORY}
 
 def can_be_opened(value: Any) -> bool:
     """Whether all of an object's state can be seen, so that it can be taken apart and made again."""
-    found = None if shape_of(type(value)) is None else kinds_of(value)
+    shape = shape_of(type(value))
+    found = None if shape is None or not shape.can_open(value) else kinds_of(value)
     return bool(found) and _VISIBLE.issuperset(found or ())
 
 
@@ -44,18 +46,19 @@ class Opening:
 
     def take(self, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> TakenArguments:
         """The arguments and keyword arguments, taken apart."""
-        if self.closed:
-            taking = TakingApart(Look())
-        else:
-            wanted = None if self.others else _leading_to_tensors(arguments)
-
-            def opens(value: Any) -> bool:
-                chosen = wanted is None or id(value) in wanted
-                return chosen and id(value) not in self.whole and can_be_opened(value)
-
-            taking = TakingApart(Look(opens, same_objects=True))
-        tree = taking.take(arguments, "")
+        with looked_at():
+            taking = TakingApart(Look() if self.closed else self._look(arguments))
+            tree = taking.take(arguments, "")
         return TakenArguments(self, Flat(tree, taking.leaves, taking.paths), tuple(taking.objects))
+
+    def _look(self, arguments: Any) -> Look:
+        inside = _Inside(arguments)
+        whole, leading = self.whole | inside.with_tensors_as_keys(), inside.leading_to_tensors()
+
+        def opens(value: Any) -> bool:
+            return (self.others or id(value) in leading) and id(value) not in whole and can_be_opened(value)
+
+        return Look(opens, same_objects=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,28 +101,49 @@ def holds_tensors(value: Any) -> bool:
     >>> holds_tensors(types.SimpleNamespace(w=[torch.ones(1)])), holds_tensors(torch.ones(1))
     (True, False)
     """
-    return can_be_opened(value) and id(value) in _leading_to_tensors(value)
+    return can_be_opened(value) and id(value) in _Inside(value).leading_to_tensors()
 
 
-def _leading_to_tensors(value: Any) -> set[int]:
-    """The ids of all objects in a value that lead to a tensor."""
-    holders: dict[int, list[int]] = {}
-    tensors: list[Tensor] = []
-    pending, seen = [value], {id(value): value}
-    while pending:
-        owner = pending.pop()
-        for part in _parts(owner):
-            holders.setdefault(id(part), []).append(id(owner))
-            if id(part) not in seen:
-                seen[id(part)] = part
-                (tensors if is_a(part, Tensor) else pending).append(part)
-    found: set[int] = set()
-    above = [id(tensor) for tensor in tensors]
-    while above:
-        new = [holder for holder in holders.get(above.pop(), ()) if holder not in found]
-        found.update(new)
-        above += new
-    return found
+class _Inside:
+    """Everything in a value that may be taken apart, and what holds it."""
+
+    def __init__(self, value: Any) -> None:
+        self._values = {id(value): value}
+        self._holders: dict[int, list[int]] = {}  # by id
+        pending = [value]
+        while pending:
+            owner = pending.pop()
+            for part in _parts(owner):
+                self._holders.setdefault(id(part), []).append(id(owner))
+                if id(part) not in self._values:
+                    self._values[id(part)] = part
+                    pending.append(part)
+
+    def leading_to_tensors(self) -> set[int]:
+        """The ids of all objects that lead to a tensor."""
+        return self._above([key for key, value in self._values.items() if is_a(value, Tensor)], object)
+
+    def with_tensors_as_keys(self) -> set[int]:
+        """The ids of objects that hold a dict in which tensors are keys, directly or in containers: an optimizer.
+
+        What stands for a tensor is another one, and no key there.
+        """
+        keyed = [i for i, value in self._values.items() if is_a(value, dict) and _has_tensors_as_keys(value)]
+        return {*keyed, *self._above(keyed, (tuple, list, dict))}
+
+    def _above(self, below: list[int], through: type | tuple[type, ...]) -> set[int]:
+        """What leads to some objects, up to holders of other types than some."""
+        found: set[int] = set()
+        pending = [*below]
+        while pending:
+            new = [holder for holder in self._holders.get(pending.pop(), ()) if holder not in found]
+            found.update(new)
+            pending += [holder for holder in new if is_a(self._values[holder], through)]
+        return found
+
+
+def _has_tensors_as_keys(value: dict[Any, Any]) -> bool:
+    return any(is_a(key, Tensor) for key in read_dict(value))
 
 
 def _parts(value: Any) -> list[Any]:
@@ -131,10 +155,9 @@ def _parts(value: Any) -> list[Any]:
         return [*value.values()]
     if kind is weakref.ref:
         return [value()]
-    if not can_be_opened(value):
+    shape = shape_of(kind) if can_be_opened(value) else None
+    if shape is None:
         return []
-    shape = shape_of(kind)
-    assert shape is not None
     contents = shape.contents(value)
     items = contents.values() if isinstance(contents, dict) else contents or ()
     return [*items, *shape.attributes(value).values(), *shape.filled(value).values()]

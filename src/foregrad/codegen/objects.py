@@ -99,6 +99,19 @@ def restore_dict(owner: dict[Any, Any], items: dict[Any, Any]) -> None:
             methods.__setitem__(owner, key, value)
 
 
+def has_lasting_keys(owner: dict[Any, Any]) -> bool:
+    """Whether all keys of a dict are the same at each call: plain values, members of enums, classes.
+
+    >>> has_lasting_keys({"a": 1, (2, enum.Enum): 3}), has_lasting_keys({object(): 1})
+    (True, False)
+    """
+    return all(map(_lasts, _dict_methods(owner).keys(owner)))
+
+
+def _lasts(key: Any) -> bool:
+    return all(map(_lasts, key)) if type(key) is tuple else type(key) in PLAIN or is_a(key, (enum.Enum, type))
+
+
 def hides_state(kind: type, base: type, seen: int) -> bool:
     """Whether instances are larger than what Python can see of them: a class in C keeps something to itself."""
     pointer = object.__basicsize__ // 2
@@ -134,6 +147,10 @@ class Shape:
     def is_sequence(self) -> bool:
         """Whether there are items in order in it."""
         return self.base is list or self.base is tuple
+
+    def can_open(self, value: Any) -> bool:
+        """Whether an object holds nothing that would have to be another one in the place of a key."""
+        return not self.is_mapping or has_lasting_keys(value)
 
     def contents(self, value: Any) -> Any:
         """A plain list or dict of what is in an object beside its attributes; None if nothing can be."""

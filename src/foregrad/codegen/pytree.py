@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from .._torch import pytree
 from ..errors import UnsupportedError
 from ..slots import Input, Part
 from ..values import is_plain, loosely, same_value
-from .objects import Shape, filled_slots, read_dict, shape_of
+from .objects import Shape, filled_slots, has_lasting_keys, is_a, read_dict, shape_of
 from .writer import Writer, literal
 
 
@@ -170,7 +169,7 @@ class TakingApart:
         if kind is list:
             number = self._number(value, path)
             return Items(kind, self._take_all(value, [f"{path}[{i}]" for i in range(len(value))]), number)
-        if kind is dict and not (self._look.same_objects and any(isinstance(key, Tensor) for key in value)):
+        if kind is dict and (not self._look.same_objects or has_lasting_keys(value)):
             return self._take_dict(value, path, self._number(value, path))
         if self._look.opens(value):
             shape = shape_of(kind)
@@ -185,7 +184,8 @@ class TakingApart:
         if self._look.makes_sets and type(value) in (set, frozenset) and is_plain(value):
             number = self._number(value, path)
             return Items(type(value), self._take_all([*value], [f"{path}{{{item!r}}}" for item in value]), number)
-        if pytree.tree_is_leaf(value) or type(value) is dict:
+        has_objects_as_keys = self._look.same_objects and is_a(value, dict) and not has_lasting_keys(value)
+        if pytree.tree_is_leaf(value) or has_objects_as_keys:
             self.leaves.append(value)
             self.paths.append(path)
             return Leaf(len(self.leaves) - 1)
