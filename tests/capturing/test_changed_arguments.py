@@ -387,3 +387,16 @@ def test_objects_that_lead_to_others_too_many_times_are_refused():
         box = Box(inner=box)
     with pytest.raises(UnsupportedError, match="so many times in a row"):
         grab(lambda x, box: x * 2)[0](plain(1), box)
+
+
+def test_the_reason_for_another_program_names_the_place_in_an_object():
+    def program(x, box, other):
+        box.inner.n += 1
+        return x * box.inner.n
+
+    compiled, _ = grab(program)
+    first = Box(inner=Box(n=1), w=plain(1))
+    for box, other in ((first, Box()), (first, Box()), (one := Box(inner=Box(n=1), w=plain(1)), one)):
+        compiled(plain(1), box, other)
+    reasons = [str(reason) for reason in compiled.recompiles]
+    assert "args[1].inner.n was 1, is 2" in reasons[0] and "args[2]" in reasons[1] and "output" not in reasons[1]

@@ -84,7 +84,8 @@ class GuardedEntry:
 
     def text(self, program: Program) -> GuardText:
         """The guards, to be asked why they refuse a call."""
-        variables = {name: str(slot) for slot, name in self._variables.items() if not isinstance(slot, Part)}
+        known = [(slot, name) for slot, name in self._variables.items() if not isinstance(slot, Part)]
+        variables = {name: str(slot) for slot, name in known if name.isidentifier()}  # others are constants
         return GuardText(program.source, program.call.__globals__, {**self.places, **variables}, self.explainers)
 
     def open(self, writer: Writer) -> str:
