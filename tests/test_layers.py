@@ -41,6 +41,8 @@ LAYERS = (
     "compiling",
     "export",
     "testing",
+    "cli",
+    "__main__",
 )
 """From the top to the bottom; docs/architecture.md says what each is for."""
 

@@ -322,8 +322,8 @@ _push_saved_hooks = _autograd._push_saved_tensors_default_hooks
 class AutogradWatch(Protocol):
     """Wants to know what a program tells autograd past all modes."""
 
-    def note_applied(self, args: tuple[Any, ...]) -> None:
-        """A custom function is applied."""
+    def note_applied(self, args: tuple[Any, ...], with_grad: bool) -> None:
+        """A custom function is applied, with gradients on or off."""
 
     def note_saved_hooks(self, checkpoint: CheckpointFrame | None) -> None:
         """Hooks on what autograd saves are set, which it will call in backward; those of a checkpoint, perhaps."""
@@ -349,7 +349,7 @@ def running_watch() -> AutogradWatch | None:
     return _watches.get(threading.get_ident())
 
 
-_applied: dict[int, type] = {}  # the custom function that autograd is about to run, by thread
+_applied: dict[int, tuple[type, bool]] = {}  # the function that autograd is about to run, and the grad mode, by thread
 
 
 def _see_application(function: type, name: str) -> Any:
@@ -366,13 +366,14 @@ def _see_application(function: type, name: str) -> Any:
     if watch is None:
         return value
     if name == "_backward_cls":
-        _applied[thread] = function
+        _applied[thread] = function, torch.is_grad_enabled()  # it is off in `forward`
         return value
-    return functools.partial(_note_and_call, watch, value) if _applied.pop(thread, None) is function else value
+    applied, with_grad = _applied.pop(thread, (None, False))
+    return functools.partial(_note_and_call, watch, with_grad, value) if applied is function else value
 
 
-def _note_and_call(watch: AutogradWatch, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    watch.note_applied((*args, *kwargs.values()))
+def _note_and_call(watch: AutogradWatch, grad: bool, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    watch.note_applied((*args, *kwargs.values()), grad)
     return forward(*args, **kwargs)
 
 

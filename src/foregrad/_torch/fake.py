@@ -9,6 +9,7 @@ import copy
 import ctypes
 import functools
 import gc
+import importlib
 import itertools
 import logging
 import sys
@@ -44,10 +45,10 @@ def new_fake_mode(shape_env: ShapeEnv | None, for_all_sizes: bool = False) -> Fa
     Without a CUDA device it sets a device guard which belongs, before torch 2.13, to the thread that happens to be the
     first: the process crashes once that thread has ended. A thread that never ends is made the first.
     """
-    static = _static_mode()
     if shape_env is None and not for_all_sizes:
-        mode = _like_a_new_mode(static)
+        mode = _like_a_new_mode(_static_mode())
     else:
+        _load_dynamo()
         mode = (ModeForAllSizes if for_all_sizes else FakeTensorMode)(shape_env=shape_env)
     if _GUARD_ENDS_WITH_THREAD and mode.avoid_device_init and not _guard_is_set.is_set():
         if threading.current_thread() is threading.main_thread():
@@ -60,17 +61,22 @@ def new_fake_mode(shape_env: ShapeEnv | None, for_all_sizes: bool = False) -> Fa
 
 
 @functools.cache
-def _static_mode() -> FakeTensorMode:
-    """The first mode, for which torch loads much of itself.
+def _load_dynamo() -> None:
+    """What a mode with symbolic sizes needs.
 
     `torch.fx.wrap` leaves its frame in a cycle there, and every frame leads to its callers: until a collection happens
     to come, the user's objects in the frames of a first capture would live on.
     """
     with garbage_collection_paused():
         all_objects_count_as_old()
-        mode = _mode_without_dynamo() if "torch._dynamo.config" not in sys.modules else FakeTensorMode()
+        importlib.import_module("torch._dynamo.config")
         gc.collect(0)  # what is new, and nothing of the user's
-    return mode
+
+
+@functools.cache
+def _static_mode() -> FakeTensorMode:
+    """The mode that others are copies of."""
+    return FakeTensorMode() if "torch._dynamo.config" in sys.modules else _mode_without_dynamo()
 
 
 class _TorchForAMode:

@@ -47,6 +47,23 @@ def dynamo_aside() -> contextlib.AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if loaded else contextlib.nullcontext()
 
 
+class DynamoWatch:
+    """Whether Dynamo is loaded from now on: by a program, or by torch, which does so for much shape inference."""
+
+    def __init__(self) -> None:
+        self._before = "torch._dynamo.eval_frame" in sys.modules
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it is there, and was not."""
+        return not self._before and "torch._dynamo.eval_frame" in sys.modules
+
+    @property
+    def ran(self) -> bool:
+        """Whether it has traced something, too."""
+        return self.loaded and bool(sys.modules["torch._dynamo.utils"].counters["frames"])
+
+
 without_function_modes = torch._C.DisableTorchFunction  # the public context leaves modes on
 
 

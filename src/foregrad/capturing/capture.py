@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, ParamSpec
@@ -12,7 +13,7 @@ import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
-from .._torch import FakeTensor, garbage_collection_paused
+from .._torch import DynamoWatch, FakeTensor, garbage_collection_paused
 from ..abstract.engine import Engine, EngineReport
 from ..abstract.lean_tensors import to_fake_tensors
 from ..codegen.pytree import Around, Flat, Items, Leaf
@@ -44,7 +45,15 @@ from ..record.pre_dispatch import AboveAutograd
 from ..record.recorder import Recorder
 from ..record.recording import Recording
 from ..record.refusals import explained
-from ..record.retrace import ArgumentsElsewhere, GradientBefore, LateInputs, Reason, Retrace, WholeMemory
+from ..record.retrace import (
+    ArgumentsElsewhere,
+    DynamoLoaded,
+    GradientBefore,
+    LateInputs,
+    Reason,
+    Retrace,
+    WholeMemory,
+)
 from ..record.session import Session
 from ..record.survivors import Beginning, disown, escape_error, show
 from ..slots import Buffer, FreeTensor, Input, Param, Primal, Tangent
@@ -136,6 +145,7 @@ def _serialized(capture: Callable[P, Capture]) -> Callable[P, Capture]:
     @functools.wraps(capture)
     def locked(*args: P.args, **kwargs: P.kwargs) -> Capture:
         with state_lock, recording_lock:
+            dynamo = DynamoWatch()
             try:
                 return capture(*args, **kwargs)
             except BaseException as error:
@@ -143,6 +153,9 @@ def _serialized(capture: Callable[P, Capture]) -> Callable[P, Capture]:
                 clear_own_frames(error)
                 drop_own_frames(error)
                 raise
+            finally:
+                if dynamo.loaded:
+                    gc.collect(1)  # its modules leave frames in cycles, which lead to those of the user
 
     return locked
 
@@ -478,7 +491,7 @@ class _Recordings:
         engine = engine_for([(argument.slot, argument.value) for argument in (*state, *arguments)], dynamic)
         if not dynamic:
             arguments, state = _with_fixed_sizes(arguments), _with_fixed_sizes(state)
-        beginning = Beginning()
+        beginning, dynamo = Beginning(), DynamoWatch()
         snapshot = Snapshot(self._reachable.reached)
         self._reachable.tell(snapshot.add)
         session = self._new_session(engine, beginning)
@@ -488,8 +501,11 @@ class _Recordings:
             finally:
                 session.arguments = call.held
             recorded = self._differentiated(session, snapshot, arguments)
+            if dynamo.ran:
+                raise Retrace(DynamoLoaded())
         except Exception as error:
-            return Attempt(session, self._undone(error, session, snapshot))
+            reason = Retrace(DynamoLoaded()) if dynamo.loaded else error
+            return Attempt(session, self._undone(reason, session, snapshot))
         refusal = snapshot.undo(session)
         if refusal is not None:
             disown(session)
@@ -568,7 +584,8 @@ class _Recordings:
             error = Retrace(ArgumentsElsewhere())
         refusal = snapshot.undo(session)
         snapshot.forget_calls()
-        left = snapshot.survivors(session, error)
+        given_up = isinstance(error, Retrace) and isinstance(error.reason, DynamoLoaded)
+        left = [] if given_up else snapshot.survivors(session, error)  # Dynamo may have collected garbage
         disown(session)
         session.end()
         if isinstance(error, FirstCallError):

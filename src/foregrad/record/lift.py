@@ -237,7 +237,7 @@ class LiftedTensors(TorchFunctionMode):
         self.found_in_backward.add(id(fake))
         return fake
 
-    def note_applied(self, args: tuple[Any, ...]) -> None:
+    def note_applied(self, args: tuple[Any, ...], with_grad: bool) -> None:
         """A custom function takes real tensors as they are, and autograd's edge leads to them: they are inputs."""
         self.applies_functions = True
         with without_function_modes():
@@ -245,7 +245,7 @@ class LiftedTensors(TorchFunctionMode):
                 if not isinstance(value, Tensor) or is_functorch_wrapped(value):
                     continue
                 fake = value if self._abstract(value) else self.fake_of(value)
-                if torch.is_grad_enabled() and fake.is_leaf and fake.requires_grad:  # a stale view raises
+                if with_grad and fake.is_leaf and fake.requires_grad:  # a stale view raises
                     self._recorder.mutation_checks.note_taken(fake)
 
     def note_saved_hooks(self, checkpoint: CheckpointFrame | None) -> None:

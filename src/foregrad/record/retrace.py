@@ -35,7 +35,12 @@ class ArgumentsElsewhere:
     """The program finds arguments by itself, and may compare them: it must be given them as they are."""
 
 
-Reason = WholeMemory | GradientBefore | LateInputs | ArgumentsElsewhere
+@dataclass(frozen=True, slots=True)
+class DynamoLoaded:
+    """The program has loaded Dynamo, which may have traced a part of it: it must be told to stay aside."""
+
+
+Reason = WholeMemory | GradientBefore | LateInputs | ArgumentsElsewhere | DynamoLoaded
 
 
 class Retrace(Exception):

@@ -1,0 +1,1 @@
+"""The command line: `foregrad explain` says whether a program compiles, `foregrad doctor` whether Foregrad can work."""
