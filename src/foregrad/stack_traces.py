@@ -181,19 +181,19 @@ def source_of(error: BaseException) -> str:
     return place or where(user_stack(2))
 
 
-def note_place(error: BaseException) -> None:
+def note_place(error: BaseException, program: nn.Module | None = None) -> None:
     """Say in one line where an error came about that torch or Foregrad raises; the user's own is left alone.
 
     The line names the module that was being called, for the line that failed may be torch's own, and the innermost line
     of the user's that calls it: one of their own files, if there is one, rather than of a package that they installed.
     """
-    modules: list[nn.Module] = []
+    modules: list[nn.Module] = [] if program is None else [program]
     lines: list[tuple[CodeType, int]] = []
     last = None
     for step in tracebacks_of(error):
         last = step.tb_frame.f_code
         if last is CALL_OF_A_MODULE and isinstance(module := step.tb_frame.f_locals.get("self"), nn.Module):
-            modules.append(module)
+            modules += [module] if module is not program else []
         elif is_users_code(last):
             lines.append((last, step.tb_lineno))
     if last is None or is_users_code(last):

@@ -274,9 +274,9 @@ recordings_lock = threading.Lock()
 
 
 class Replaced:
-    """A class of torch's has another method as long as any thread is inside."""
+    """A class of torch's has another method, or a module another function, as long as any thread is inside."""
 
-    def __init__(self, owner: type, name: str, method: Callable[..., Any]) -> None:
+    def __init__(self, owner: type | types.ModuleType, name: str, method: Callable[..., Any]) -> None:
         self._owner, self._name, self._method = owner, name, method
         self._lock = threading.Lock()
         self._inside = 0

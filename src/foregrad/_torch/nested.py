@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nested._internal import nested_tensor
 
 from .guards import Replaced, disable_modes
-
-_NESTED = "torch.nested._internal.nested_tensor"
+from .operators import without_function_modes
 
 _nested_int_of = FakeTensor.get_nested_int
 
@@ -24,7 +23,7 @@ def _name_jagged_size(offsets: Any, *, coeff: Any = 1) -> Any:
     it is for real tensors.
     """
     if vars(offsets).get("_nested_int_memo") is None and offsets.fake_mode.shape_env is None:
-        nested: Any = sys.modules[_NESTED]
+        nested: Any = nested_tensor
         offsets.nested_int_memo = torch.SymInt(nested.NestedIntNode(nested._tensor_id_counter, 1))
         nested._tensor_id_counter += 1
     return _nested_int_of(offsets, coeff=coeff)
@@ -33,20 +32,22 @@ def _name_jagged_size(offsets: Any, *, coeff: Any = 1) -> Any:
 _jagged_sizes_named = Replaced(FakeTensor, "get_nested_int", _name_jagged_size)
 
 
+_make_dummy = nested_tensor._nt_view_dummy
+
+
+def _make_dummy_with_data() -> torch.Tensor:
+    with disable_modes(), without_function_modes():
+        return _make_dummy()
+
+
+_dummy_has_data = Replaced(nested_tensor, "_nt_view_dummy", _make_dummy_with_data)
+
+
 @contextlib.contextmanager
 def nested_tensors_made() -> Iterator[None]:
     """Nested tensors can be made of tensors without data.
 
-    Torch makes one tensor for all of them when it makes the first, which must not be one without data: it is made
-    before, or not kept.
+    Torch makes one tensor for all of them when it makes the first, which must not be one without data.
     """
-    module: Any = sys.modules.get(_NESTED)
-    if module is not None and module._dummy_instance is None:
-        with disable_modes():
-            module._nt_view_dummy()
-    try:
-        with _jagged_sizes_named:
-            yield
-    finally:
-        if module is None and _NESTED in sys.modules:
-            sys.modules[_NESTED]._dummy_instance = None  # type: ignore[attr-defined]
+    with _dummy_has_data, _jagged_sizes_named:
+        yield

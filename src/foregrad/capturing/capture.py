@@ -149,7 +149,7 @@ def _serialized(capture: Callable[P, Capture]) -> Callable[P, Capture]:
             try:
                 return capture(*args, **kwargs)
             except BaseException as error:
-                note_place(error)
+                note_place(error, next((arg for arg in args if isinstance(arg, nn.Module)), None))
                 clear_own_frames(error)
                 drop_own_frames(error)
                 raise
