@@ -349,3 +349,64 @@ def test_a_guard_that_raises_is_a_reason():
             compiled(plain(2))
 
     assert reasons(lambda x: x * holder.weight, (plain(2),), gone) == []
+
+
+def test_attributes_that_the_program_does_not_read_may_change():
+    """After one recompilation it is known which code runs: a count of steps is none of its business."""
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.scale = nn.Linear(2, 2), 2
+            self.steps, self.losses = 0, []
+
+        def forward(self, x):
+            return self.layer(x) * self.scale
+
+        def step(self, x):
+            loss = self(x).sum()
+            self.steps += 1
+            self.losses.append(loss.item())
+            return loss
+
+    module = Counting()
+    compiled = foregrad.aot_module(module, nop)
+    for _ in range(5):
+        compiled.step(plain(1, 2)).backward()
+    assert len(compiled.specializations) == 2 and module.steps == 5
+    compiled.scale = 3
+    assert torch.equal(compiled(plain(1, 2)), module(plain(1, 2)))
+    assert str(compiled.recompiles[-1].changes[0]) == "self.scale was 2, is 3"
+
+
+class Matched(nn.Module):
+    __match_args__ = ("n",)
+    n = 1
+
+    def __init__(self, read):
+        super().__init__()
+        self.read = read
+
+    def forward(self, x):
+        return self.read(self, x)
+
+
+def by_name(module, x):
+    match module:
+        case Matched(n=n):
+            return x * n
+
+
+def by_place(module, x):
+    match module:
+        case Matched(n):
+            return x * n
+
+
+@pytest.mark.parametrize("read", [by_name, by_place])
+def test_attributes_that_a_pattern_reads_are_compared(read):
+    module = Matched(read)
+    compiled = foregrad.aot_module(module, nop)
+    for n in range(4):
+        module.n = n
+        assert torch.equal(compiled(plain(2)), plain(2) * n)

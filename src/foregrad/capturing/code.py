@@ -140,6 +140,7 @@ READ_NAMESPACE = frozenset({"globals", "eval", "exec"})
 BUILTINS_THAT_LOOK_UP = frozenset({"vars", "eval", "exec", "globals", "locals"})  # also names of methods of others
 _LOOK_UP = BUILTINS_THAT_LOOK_UP | {"attrgetter", "methodcaller", "getmembers", "__dict__"}
 _READ_ALL = _LOOK_UP | {
+    "__match_args__",
     "getattr",
     "__getattribute__",
     "asdict",
@@ -224,6 +225,7 @@ def _read_names(code: types.CodeType) -> Names:
     stored = [names[number] for number in _arguments_of(_STORE_GLOBAL, operations, arguments)]
     imported = [names[number] for number in _arguments_of(_IMPORT_NAME, operations, arguments)]
     texts = [constant for constant in constants if type(constant) is str and constant.isidentifier()]
+    texts += _read_by_patterns(constants, [*_arguments_of(_MATCH_CLASS, operations, arguments)])
     if _finds_modules(names):
         imported += [ANY_MODULE, *(constant for constant in constants if type(constant) is str)]
     inner = [names_in(constant) for constant in constants if type(constant) is types.CodeType]
@@ -237,6 +239,14 @@ def _read_names(code: types.CodeType) -> Names:
         computed or any(found.computed for found in inner),
         compares or any(found.compares for found in inner),
     )
+
+
+def _read_by_patterns(constants: Sequence[Any], classes: Sequence[int]) -> list[str]:
+    """Names of attributes that patterns with classes read: `case Point(x=0)`; for `case Point(0)` the class knows."""
+    if not classes:
+        return []
+    names = [name for constant in constants if type(constant) is tuple for name in constant if type(name) is str]
+    return [*names, "__match_args__"] if any(classes) else names
 
 
 def _compares_objects(operations: bytes) -> bool:
@@ -257,7 +267,7 @@ _LOAD_GLOBAL, _LOAD_NAME, _STORE_GLOBAL, _IMPORT_NAME, _EXTENDED_ARG = map(
 )
 
 
-_IS_OP, _LOAD_CONST = dis.opmap["IS_OP"], dis.opmap["LOAD_CONST"]
+_IS_OP, _LOAD_CONST, _MATCH_CLASS = dis.opmap["IS_OP"], dis.opmap["LOAD_CONST"], dis.opmap["MATCH_CLASS"]
 
 
 def _arguments_of(operation: int, operations: bytes, arguments: bytes) -> Iterator[int]:

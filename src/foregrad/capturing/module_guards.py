@@ -7,7 +7,7 @@ numbers the versions of a dict: as long as no dict of any module has changed, li
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from .forward import OWN_HOOKS
 from .kinds import Lifetime
 from .state_guards import ABSENT, change_in, change_in_items, note, still
 
+_OF_ANY_MODULE = frozenset(vars(nn.Module()))
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -29,12 +30,15 @@ class ModuleParts:
     them: its own dict, and those of its parameters, buffers and children.
     """
 
-    __slots__ = ("containers", "empty", "filled", "module", "others", "own_hooks", "path")
+    __slots__ = ("containers", "empty", "filled", "module", "others", "own_hooks", "path", "read")
 
-    def __init__(self, path: str, module: nn.Module, own_hooks: bool = True) -> None:
+    def __init__(
+        self, path: str, module: nn.Module, own_hooks: bool = True, read: Container[str] | None = None
+    ) -> None:
         self.path = path
         self.module = module
         self.own_hooks = own_hooks  # whether the program calls them
+        self.read = read  # names of attributes that the program reads; None if it may be any
         attributes = vars(module)
         # Versions come first: what another thread changes from then on shows.
         self.filled: list[tuple[str, dict[Any, Any], int]] = [("", attributes, dict_version(attributes))]
@@ -56,6 +60,10 @@ class ModuleParts:
                 self.empty.append(value)
             else:
                 self.containers.append((name, value))
+
+    def counts(self, name: str) -> bool:
+        """Whether a program may depend on an attribute."""
+        return self.read is None or name in self.read or name in _OF_ANY_MODULE
 
     def called_hooks(self) -> list[dict[Any, Any]]:
         """Hooks that the program may call."""
@@ -90,6 +98,8 @@ class _Facts:
         self._attributes: dict[str, Any] = {}
         for name, value in vars(module).items():
             kind = type(value)
+            if not parts.counts(name):
+                continue
             if kind in PLAIN:
                 self._attributes[name] = value
             elif kind is dict or isinstance(value, (list, dict, set)):
@@ -106,7 +116,8 @@ class _Facts:
         """Whether the module is as it was, taken apart anew."""
         module = parts.module
         now = vars(module)
-        if len(now) != len(self._attributes) + len(self._containers) + len(self._tensors):
+        count = len(now) if parts.read is None else sum(map(parts.counts, now))
+        if count != len(self._attributes) + len(self._containers) + len(self._tensors):
             return False
         hooks = parts.called_hooks()
         return (
@@ -123,7 +134,7 @@ class _Facts:
         """The first fact that is not as it was."""
         module, now = parts.module, vars(parts.module)
         known = {**self._attributes, **self._containers, **dict.fromkeys(self._tensors)}
-        for name in now.keys() - known.keys():
+        for name in filter(parts.counts, now.keys() - known.keys()):
             return change_in(f"{path}.{name}", now[name], ABSENT)
         for name, before in self._attributes.items():
             if not still(now.get(name, ABSENT), before):
@@ -164,8 +175,8 @@ def _state(module: nn.Module) -> list[tuple[str, bool]]:
 
 def _containers_in(parts: ModuleParts) -> Iterator[tuple[str, Any]]:
     """Attributes whose contents may change while they stay the same objects, as a list in a tuple does."""
-    yield from parts.containers
-    for name in parts.others:
+    yield from (named for named in parts.containers if parts.counts(named[0]))
+    for name in filter(parts.counts, parts.others):
         value = vars(parts.module).get(name)
         if type(value) is tuple and not are_settled(value):
             yield name, value
@@ -189,7 +200,7 @@ class ModuleGuard:
         for parts in modules:
             lifetime.hold(type(parts.module))
         self._modules = [lifetime.hold(parts.module) for parts in modules]
-        self._own_hooks = [parts.own_hooks for parts in modules]
+        self._as_taken = [(parts.own_hooks, parts.read) for parts in modules]
         self._types = [id(type(parts.module)) for parts in modules]
         self._attributes = [vars(parts.module) for parts in modules]
         self._tables: list[dict[Any, Any]] = []
@@ -260,12 +271,13 @@ class ModuleGuard:
                 return Change(below(path, "__dict__"), "another dict", "a dict")
         if not all(map(still_holds, global_module_hooks(), self._global_hooks)):
             return Change("hooks of all modules", "others", f"{sum(map(len, global_module_hooks()))}")
-        parts = [ModuleParts(path, *made) for path, *made in zip(self._paths, modules, self._own_hooks, strict=True)]
+        found = zip(self._paths, modules, self._as_taken, strict=True)
+        parts = [ModuleParts(path, module, *how) for path, module, how in found]
         changes = (facts.change(one, below(one.path)) for facts, one in zip(self._facts, parts, strict=True))
         return next((change for change in changes if change is not None), None)
 
     def _look_again(self) -> bool:
-        modules = [ModuleParts("", find(), own) for find, own in zip(self._modules, self._own_hooks, strict=True)]
+        modules = [ModuleParts("", find(), *how) for find, how in zip(self._modules, self._as_taken, strict=True)]
         same_hooks = all(map(still_holds, global_module_hooks(), self._global_hooks))
         if not same_hooks or not all(map(_Facts.hold, self._facts, modules)):
             return False

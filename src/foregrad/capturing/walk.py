@@ -431,7 +431,8 @@ class Walk(FreeVariables):
                 if script is not None:
                     self._visit(Source(script, "held", None, path), script)
                 place = ".".join(part for part in (path, name) if part)
-                parts = known[id(child)] = ModuleParts(place, child, own_hooks or child is not module)
+                read = None if is_library_class(type(child)) else self._scope.reads(type(child))
+                parts = known[id(child)] = ModuleParts(place, child, own_hooks or child is not module, read)
                 self._enter_class(type(child))
                 self._enter_module_parts(parts)
 
