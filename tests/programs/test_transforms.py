@@ -113,6 +113,8 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_tensors_that_a_transform_finds(program, requires_grad):
+    if program is PROGRAMS["jacfwd"] and torch.__version__ < "2.13":
+        pytest.skip("reads sizes from a tensor that it makes")
     x = torch.linspace(-1, 1, 20).reshape(5, 4).requires_grad_(requires_grad)
     check(program, x, torch.linspace(0, 1, 10).reshape(5, 2))
 
