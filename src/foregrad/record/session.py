@@ -121,7 +121,8 @@ class RunAgain:
         """Whether a tensor is none of those that were there before, to which it may have written."""
         before = (*self.session.inputs, *self.session.memories)
         known = {id(out) for step in self.session.steps[: self.start] for out in tensors_in([step.out])}
-        known.update(id(recorded.seen) for recorded in before if recorded not in self.inputs)
+        kept = {id(recorded) for recorded in self.inputs}  # to compare them would compare their tensors
+        known.update(id(recorded.seen) for recorded in before if id(recorded) not in kept)
         return id(tensor) not in known
 
 
