@@ -383,6 +383,9 @@ METHOD = Kind(
     is_attribute=True,
     compared="not at all",
 )
+CLASS_METHOD = Kind(  # one in C: `apply` of a custom function, from torch 2.15 on
+    "method", lambda owner: {"__self__": owner.__self__}, is_attribute=True, compared="not at all"
+)
 PARTIAL = Kind(
     "partial", lambda owner: {"func": owner.func, "args": owner.args, "keywords": owner.keywords}, is_attribute=True
 )
@@ -639,6 +642,8 @@ def kinds_of(value: Any) -> tuple[Kind, ...] | None:
         return (known,) if kind is not collections.defaultdict else (DICT, FACTORY)
     if is_a(value, type):
         return (CLASS,)
+    if kind is types.BuiltinFunctionType and is_a(value.__self__, type):
+        return (CLASS_METHOD,)
     is_opaque = is_a(value, OPAQUE) and not is_a(value, _IN_MEMORY)
     if kind is object or is_opaque or f"{kind.__module__}.".startswith(OPAQUE_MODULES):
         return ()
