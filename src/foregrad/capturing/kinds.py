@@ -642,7 +642,7 @@ def kinds_of(value: Any) -> tuple[Kind, ...] | None:
         return (known,) if kind is not collections.defaultdict else (DICT, FACTORY)
     if is_a(value, type):
         return (CLASS,)
-    if kind is types.BuiltinFunctionType and is_a(value.__self__, type):
+    if kind is types.BuiltinFunctionType and is_a(value.__self__, type(torch.autograd.Function)):
         return (CLASS_METHOD,)
     is_opaque = is_a(value, OPAQUE) and not is_a(value, _IN_MEMORY)
     if kind is object or is_opaque or f"{kind.__module__}.".startswith(OPAQUE_MODULES):
