@@ -40,8 +40,10 @@ def build(name, dropout=False):
                 hidden_dropout_prob=rate,
                 attention_probs_dropout_prob=rate,
             )
-            # Without a mask: the library asks whether one masks anything, which is to read data.
-            model, given = hf.BertForMaskedLM(config), {"input_ids": tokens, "labels": labels}
+            mask = torch.ones(2, 8, dtype=torch.long)
+            mask[1, 5:] = 0
+            model = hf.BertForMaskedLM(config)
+            given = {"input_ids": tokens, "attention_mask": mask, "labels": labels}
         case "hf_gpt2":
             config = hf.GPT2Config(
                 vocab_size=30,

@@ -18,7 +18,7 @@ SAMPLE = {
         "gradient_penalty",
         "sparse_embedding",
     ),
-    "transformers": ("gpt_neox", "llama", "fnet", "deberta-v2", "t5", "vit", "swin", "mamba", "mixtral", "qwen3"),
+    "transformers": ("gpt2", "llama", "bert", "deberta-v2", "t5", "vit", "swin", "mamba", "mixtral", "qwen3"),
 }
 
 

@@ -7,7 +7,6 @@ import torch
 
 import foregrad
 import hugging_face
-from foregrad.errors import DataDependentError
 from helpers import nop
 
 pytestmark = [
@@ -180,8 +179,9 @@ def test_masks_are_made_as_in_eager(attention):
 
     compiled = foregrad.aot_function(program, nop)
     assert torch.equal(compiled(tokens), program(tokens))
-    if attention == "eager":  # which has no other kernel
-        assert torch.equal(compiled(tokens, torch.ones_like(tokens)), program(tokens, torch.ones_like(tokens)))
-        return
-    with pytest.raises(DataDependentError, match=r"bool\(\) of a recorded tensor, at .*masking_utils.py"):
-        compiled(tokens, torch.ones_like(tokens))
+    padded = torch.ones_like(tokens)
+    padded[1, 5:] = 0
+    for mask in (torch.ones_like(tokens), padded, torch.ones_like(tokens)):
+        assert torch.equal(compiled(tokens, mask), program(tokens, mask))
+    # Without a mask, with one that masks nothing, and, where that has another kernel, with padding.
+    assert len(compiled.specializations) == (2 if attention == "eager" else 3)

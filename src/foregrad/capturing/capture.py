@@ -42,6 +42,7 @@ from ..record.alias_groups import (
 from ..record.fakify import Argument, engine_for
 from ..record.hooks import UserCode
 from ..record.pre_dispatch import AboveAutograd
+from ..record.reads import Read
 from ..record.recorder import Recorder
 from ..record.recording import Recording
 from ..record.refusals import explained
@@ -88,6 +89,11 @@ class Capture:
     free_tensors: dict[FreeTensor, Source]
     free_variables: FreeVariables
     shared: tuple[SharedMemory, ...]
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        """What the program has read of its inputs: each call compares it."""
+        return tuple(self.joint.recording.session.recorder.reads.checked)
 
     @property
     def joint_graph(self) -> fx.GraphModule:
@@ -529,6 +535,8 @@ class _Recordings:
             frozenset(self._compared),
             self._reachable.noting_code,
         )
+        if self._call.given is not None and not config.is_export:
+            session.check_reads()
         self._sessions.append(session)
         return session
 

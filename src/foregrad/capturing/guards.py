@@ -40,6 +40,7 @@ from ..joint.inputs import InputFacts
 from ..joint.side_effects import Changed
 from ..record.alias_groups import root_of
 from ..record.fakify import has_hooks
+from ..record.reads import Read
 from ..runtime.assemble import Program
 from ..runtime.call import (
     lies_in_gradient,
@@ -78,6 +79,7 @@ class GuardedEntry:
         self.free_tensors = capture.free_tensors
         self.free_variables = capture.free_variables
         self.shared = capture.shared
+        self.reads = capture.reads
         self.places: dict[str, str] = {}  # text that reads a place: the user's name for it
         self.explainers: dict[str, Callable[..., Change | None]] = {}  # by the names of checks that are in C++
         self._variables: dict[Slot, str] = {}
@@ -104,6 +106,7 @@ class GuardedEntry:
         self._check_tensors(writer, miss)
         self._check_shared(writer, miss)
         self._check_shapes(writer, miss)
+        self._check_reads(writer, miss)
 
     def leave(self, writer: Writer, results: int) -> None:
         names = [writer.variable(Output(i)) for i in range(results)]
@@ -473,6 +476,14 @@ class GuardedEntry:
             self.explainers[check] = functools.partial(_sizes_found, words)
             _require(writer, [f"{check}({names})"], miss)
 
+    def _check_reads(self, writer: Writer, miss: str) -> None:
+        """Values that the program has read of its inputs, after all that they follow from is known to fit."""
+        for read in self.reads:
+            names = ", ".join(writer.variable(slot) for slot in read.inputs)
+            check = writer.bind(read.holds, "read_holds")
+            self.explainers[check] = functools.partial(_read_found, read)
+            _require(writer, [f"{check}({names})"], miss)
+
 
 def geometry(facts: InputFacts) -> Tensor:
     """An abstract tensor with the shape of an input before the program ran."""
@@ -559,6 +570,11 @@ def _no_base_leaf(*tensors: Tensor) -> Change | None:
             if was != now:
                 return Change(what, shown(was), shown(now), argument=i)
     return None
+
+
+def _read_found(read: Read, *inputs: Tensor) -> Change:
+    now = read.work_out(inputs)
+    return Change(f", as to what is read of it at {read.place},", shown(read.value.tolist()), shown(now.tolist()))
 
 
 def _sizes_found(expression: str, *values: Any) -> Change:

@@ -94,12 +94,13 @@ NEEDS_DATA: dict[Any, str] = {
     Tensor.__repr__: "the text",
     Tensor.__format__: "the text",
 }
-_GIVES_NUMBERS = frozenset(  # or text
+_GIVES_NUMBERS = frozenset(
     {
         *(Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__complex__),
-        *(Tensor.__index__, Tensor.__repr__, Tensor.__format__),
+        Tensor.__index__,
     }
 )
+_GIVES_TEXT = frozenset({Tensor.__repr__, Tensor.__format__})
 
 
 # All functions that are looked at before they are called.
@@ -298,7 +299,9 @@ class LiftedTensors(TorchFunctionMode):
             return None
         value = None
         if self._abstract(tensor) and func in _GIVES_NUMBERS:
-            value = self._recorder.known_value(tensor)
+            value = self._recorder.value_of(tensor)
+        elif self._abstract(tensor) and func in _GIVES_TEXT:
+            value = self._recorder.reads.constant(tensor)
         elif self._abstract(tensor):
             value = self._recorder.engine.value_of(tensor)
         if value is None:
@@ -407,7 +410,7 @@ class LiftedTensors(TorchFunctionMode):
             return self._call(func, args, kwargs)
         if func in NEEDS_DATA:
             value = self._value_to_read(func, args)
-            if value is not None and func in _GIVES_NUMBERS:
+            if value is not None and (func in _GIVES_NUMBERS or func in _GIVES_TEXT):
                 with disable_modes(), without_function_modes():
                     return func(value, *args[1:], **kwargs)
         elif func in _SETTERS:
@@ -478,6 +481,7 @@ class LiftedTensors(TorchFunctionMode):
         if func in FUNCTIONS_THAT_CHOOSE and needs_no_gradient((*given, *named.values())):
             with below_autograd():
                 return func(*given, **named)
+        values_read = self._recorder.reads.count
         result = func(*given, **named)
         if isinstance(result, Tensor) and id(result) in self._lifted:
             real = self._lifted[id(result)]()
@@ -487,6 +491,7 @@ class LiftedTensors(TorchFunctionMode):
             and func not in NEEDS_DATA
             and not follows_from_guards(func, result)
             and is_users_code(who_asks(func))
+            and self._recorder.reads.count == values_read  # it is none that it was given
             and not self._recorder.is_constant([*given, *named.values()])
         ):
             refuse_plain_result(func, result)

@@ -55,8 +55,8 @@ from ..stack_traces import (
     where,
 )
 from ..subclasses.layout import is_wrapper
-from .constants import known_value
 from .mutation_checks import ForeignMemory, MutationChecks, Mutations, lists_share_memory, one_after_another
+from .reads import Reads
 from .refusals import MAKES_STRIDED_NESTED, communicating, explained, strided_nested
 from .rng import Generators
 from .script_objects import ScriptObjects
@@ -137,6 +137,7 @@ class Recorder(TorchDispatchMode):
         self._known = KnownOrigins()  # of the forward
         self._origin: Origin | None = None  # of the operator that runs now
         self.generators = Generators(lambda: where(user_stack(2)))
+        self.reads = Reads(self.steps, engine)
         self._default_dtype = torch.get_default_dtype()
         self._devices: set[torch.device] = set()
         self._last_node = _LastNode()  # of those whose gradients are summed up
@@ -263,14 +264,21 @@ class Recorder(TorchDispatchMode):
             raise missed
         return self.objects.fresh(out) if objects else out
 
-    def known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The value of a tensor that is the same at each call, since no input determines it."""
-        return known_value(tensor, self.steps, self.engine)
+    def value_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The value of a tensor that the program reads: the same at each call, or checked by it."""
+        if self.backward:  # what it follows from may have been written since
+            return self.reads.constant(tensor)
+        return self.reads.value(tensor, lambda: where(user_stack(3)))
 
     def is_constant(self, args: Sequence[Any]) -> bool:
         """Whether the tensors among arguments are the same at each call."""
-        values = [self.known_value(tensor) for tensor in tensors_in(args)]
+        values = [self.reads.constant(tensor) for tensor in tensors_in(args)]
         return bool(values) and all(value is not None for value in values)
+
+    def _values_of(self, args: Sequence[Any]) -> list[torch.Tensor] | None:
+        values = [self.value_of(tensor) for tensor in tensors_in(args)]
+        known = [value for value in values if value is not None]
+        return known if values and len(known) == len(values) else None
 
     def _result(
         self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack
@@ -283,9 +291,10 @@ class Recorder(TorchDispatchMode):
                 made = masked(self.engine, *args) if op is SPARSE_MASK else None
                 return self._run(op, types, args, kwargs) if made is None else made
         except (DataDependentOutputException, DynamicOutputShapeException):
-            if op in _GIVES_NUMBERS and self.is_constant(args):
+            values = self._values_of(args) if op in _GIVES_NUMBERS else None
+            if values is not None:
                 with disable_modes(), without_function_modes():
-                    return op(*[self.known_value(tensor) for tensor in args])
+                    return op(*values)
             if op in SIZED_BY_LISTS and (made := given_by_kernel(self.engine, op, args, kwargs)) is not None:
                 return made
             raise DataDependentError(

@@ -181,6 +181,16 @@ class Session:
             self._refuse_late_requires_grad,
         )
 
+    def check_reads(self) -> None:
+        """Calls can check what the program reads of its inputs."""
+        self.recorder.reads.check(
+            lambda: {
+                id(recorded.seen): (recorded.slot, self.real_tensors[recorded.slot])
+                for recorded in self.inputs
+                if recorded.slot in self.real_tensors
+            }
+        )
+
     def run(
         self,
         program: Callable[[list[Any]], Any],
