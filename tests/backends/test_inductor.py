@@ -16,7 +16,9 @@ pytestmark = [
 
 
 def close(one, other):
-    return one.shape == other.shape and one.stride() == other.stride() and torch.allclose(one, other, 1e-4, 1e-5)
+    """Up to rounding, measured by the largest number."""
+    alike = one.shape == other.shape and one.stride() == other.stride()
+    return alike and bool((one - other).abs().max() <= 1e-5 * one.abs().max())
 
 
 def test_a_convolution_with_batch_norm_trains_and_infers():

@@ -329,9 +329,9 @@ def test_weights_of_a_module(tmp_path):
 
 def test_symbolic_sizes_of_fake_parts():
     """F-11, X-7"""
-    from foregrad._torch import ShapeEnv, new_fake_mode
+    from foregrad._torch import new_fake_mode, new_shape_env
 
-    mode = new_fake_mode(ShapeEnv())
+    mode = new_fake_mode(new_shape_env())
     x = Pair(*(mode.from_tensor(torch.ones(5)) for _ in range(2)))
     graph, _ = aot_export_module(Net(lambda m, x: (x * x.shape[0],)), (x,), trace_joint=False)
     assert [t.tolist() for t in graph(torch.ones(3), torch.zeros(3))] == [[3] * 3, [0] * 3]

@@ -126,6 +126,7 @@ class SeenSizes:
     def changing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Changing:
         """The dimensions, and ints, that were others in an earlier recording; those of this one are noted too.
 
+        >>> import torch
         >>> sizes = SeenSizes()
         >>> sizes.changing((torch.ones(2, 4), 2), {}), sizes.changing((torch.ones(3, 4), 3), {})
         ({}, {'args[0]': frozenset({0}), 'args[1]': True})

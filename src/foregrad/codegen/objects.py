@@ -51,7 +51,10 @@ def attributes_of(owner: Any) -> dict[str, Any]:
     """The dict of an object's attributes, an empty one if it has none; none of its code runs."""
     if not has_attributes(type(owner)):
         return {}
-    found = owner.__dict__ if is_a(owner, threading.local) else object.__getattribute__(owner, "__dict__")
+    try:
+        found = owner.__dict__ if is_a(owner, threading.local) else object.__getattribute__(owner, "__dict__")
+    except AttributeError:  # type variables have a dict, and show it to no one since Python 3.12
+        return {}
     return found if type(found) is dict else {}
 
 

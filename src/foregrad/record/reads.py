@@ -104,6 +104,11 @@ class Reads:
         self.checked: list[Read] = []  # by each call
         self._known: set[int] = set()  # ids of the tensors that were read
 
+    @property
+    def can_be_checked(self) -> bool:
+        """Whether calls can check what is read of inputs."""
+        return self._inputs is not None
+
     def check(self, inputs: Callable[[], Mapping[int, tuple[Primal, Tensor]]]) -> None:
         """Calls can check what is read of these inputs: real tensors, by the ids of what stands for them."""
         self._inputs = inputs

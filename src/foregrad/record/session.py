@@ -181,6 +181,14 @@ class Session:
             self._refuse_late_requires_grad,
         )
 
+    def _answers(self) -> AbstractContextManager[None]:
+        """What a program hears that asks whether it is traced: eager's answer, if calls can check what it reads then.
+
+        A graph that is to serve all data, an exported one, is that of a program which knows.
+        """
+        as_in_eager = self.recorder.reads.can_be_checked
+        return questions_answered_as_in_eager(self.engine.own_mode) if as_in_eager else contextlib.nullcontext()
+
     def check_reads(self) -> None:
         """Calls can check what the program reads of its inputs."""
         self.recorder.reads.check(
@@ -460,7 +468,7 @@ class Session:
                     self.lifted,
                     overrides_told_as_in_eager(),
                     self.recorder,
-                    questions_answered_as_in_eager(self.engine.own_mode),
+                    self._answers(),
                 ):
                     yield
             finally:
