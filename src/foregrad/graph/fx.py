@@ -141,14 +141,7 @@ def compile_flat(graph: Graph, constants: dict[Node, str], boxed: bool = False) 
             return f"({''.join([text(item) + ',' for item in value])})"
         return outside(value)
 
-    names = [node.name for node in graph.inputs]
-    if boxed:
-        lines = [f"def forward({prefix}self,{prefix}args):", f" [{','.join(names)}]={prefix}args;{prefix}args.clear()"]
-        used = {*nodes_in(graph.results), *(item for node in graph.nodes for item in node.inputs())}
-        unused = [node.name for node in graph.inputs if node not in used]
-        lines += [f" {'='.join(unused)}=None"] if unused else []
-    else:
-        lines = [f"def forward({','.join([f'{prefix}self', *names])}):"]
+    lines = _first_lines(graph, prefix, boxed)
     for node, gone in zip(graph.nodes, _last_uses(graph), strict=True):
         if node.op is operator.getitem:
             call = f"{text(node.args[0])}[{text(node.args[1])}]"
@@ -163,6 +156,17 @@ def compile_flat(graph: Graph, constants: dict[Node, str], boxed: bool = False) 
     exec(compile("\n".join(lines), "<flat graph>", "exec"), namespace)
     function: Callable[..., Any] = namespace["forward"]
     return function
+
+
+def _first_lines(graph: Graph, prefix: str, boxed: bool) -> list[str]:
+    """How the code begins: with its inputs, or with a list that it empties; inputs that nothing reads are dropped."""
+    names = [node.name for node in graph.inputs]
+    if not boxed:
+        return [f"def forward({','.join([f'{prefix}self', *names])}):"]
+    used = {*nodes_in(graph.results), *(item for node in graph.nodes for item in node.inputs())}
+    unused = [node.name for node in graph.inputs if node not in used]
+    taken = f" [{','.join(names)}]={prefix}args;{prefix}args.clear()"
+    return [f"def forward({prefix}self,{prefix}args):", taken, *([f" {'='.join(unused)}=None"] if unused else [])]
 
 
 def run_flat(graph: Graph, module: Any, constants: dict[Node, str], args: Sequence[Any]) -> tuple[Any, ...]:

@@ -670,15 +670,15 @@ def _refuse_higher_order(error: Exception) -> None:
             f"TorchScript cannot trace recorded tensors: {caller_of(error, SCRIPT_TRACING)} this cannot be "
             "compiled yet. Trace before the program, or compile with fallback='eager'."
         ) from error
+    if isinstance(error, AssertionError) and passes_through(error, HIGHER_ORDER_OPERATORS):
+        # Without its cause: frames of that hold tensors without data, and tools may print what frames hold.
+        raise UnsupportedError(refusal.format(caller_of(error, HIGHER_ORDER_OPERATORS))) from None
     if isinstance(error, AssertionError) and passes_through(error, FX_TRACING):
         raise UnsupportedError(
             f"torch.fx cannot trace recorded tensors: {caller_of(error, FX_TRACING)} this cannot be compiled yet. "
             "Trace outside of the program (torch.func.jvp gives what torch.func.linearize does), or compile with "
             "fallback='eager'."
         ) from None
-    if isinstance(error, AssertionError) and passes_through(error, HIGHER_ORDER_OPERATORS):
-        # Without its cause: frames of that hold tensors without data, and tools may print what frames hold.
-        raise UnsupportedError(refusal.format(caller_of(error, HIGHER_ORDER_OPERATORS))) from None
 
 
 def _refuse_dead_end(target: Tensor, tangent: Tensor) -> bool:
