@@ -1,7 +1,9 @@
-# make test | demo | bench | sweep | fuzz | format | clean
+# make test | demo | bench | models | sweep | fuzz | format | clean
 #
 # make fuzz N=10000 SEED=0 compares that many random programs of each grammar with eager; GRAMMAR=tensors or
 # GRAMMAR=state draws one of them, FIRST=10000 continues a run.
+#
+# make models NAMES="timm peft:LoraConfig" trains models of other libraries against eager; all of them without NAMES.
 #
 # An interpreter that already has torch (in range) and pytest is used as it is, and nothing is installed: this is
 # how the targets run where there is no network. Any other interpreter only serves to make .venv, with the torch of
@@ -27,9 +29,11 @@ READY := $(shell $(PYTHON) -c 'import sys; from importlib.metadata import versio
 ifeq ($(READY),yes)
 PY    := $(PYTHON)
 SETUP :=
+MODELS :=
 else
 PY    := $(VENV)/bin/python
 SETUP := $(STAMP)
+MODELS := $(STAMP)-models
 endif
 
 # Found without being installed, also by the processes that tests and benchmarks start.
@@ -41,7 +45,9 @@ define optional
 	then echo '$(2)'; $(2); else echo 'skipped, $(1) is not installed: $(2)'; fi
 endef
 
-.PHONY: test demo bench sweep fuzz format clean
+NAMES  ?=
+
+.PHONY: test demo bench models sweep fuzz format clean
 
 test: $(SETUP)
 	$(call optional,ruff,$(PY) -m ruff check .)
@@ -55,6 +61,9 @@ demo: $(SETUP)
 
 bench: $(SETUP)
 	$(PY) -m benchmarks
+
+models: $(SETUP) $(MODELS)
+	$(PY) -m models $(NAMES) --table build/models.md
 
 sweep: $(SETUP)
 	$(PY) -m pytest -m sweep
@@ -76,6 +85,10 @@ $(STAMP): pyproject.toml constraints.txt
 	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(VENV)/constraints.txt
 	$(VENV)/bin/python -m pip install --constraint $(VENV)/constraints.txt --editable '.[dev,demo]'
 	@rm -f $(VENV)/.installed*
+	@touch $@
+
+$(STAMP)-models: $(STAMP)
+	$(VENV)/bin/python -m pip install --constraint $(VENV)/constraints.txt --editable '.[dev,demo,models]'
 	@touch $@
 
 clean:

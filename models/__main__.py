@@ -54,6 +54,7 @@ def main() -> int:
     counts = collections.Counter(outcome.verdict for outcome in outcomes)
     print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
     if options.table is not None:
+        options.table.parent.mkdir(parents=True, exist_ok=True)
         options.table.write_text(_table(outcomes))
     return int(any(outcome.verdict not in _GOOD for outcome in outcomes))
 
