@@ -41,7 +41,7 @@ def test_a_convolution_with_batch_norm_trains_and_infers():
 def test_a_gradient_that_is_differentiated_again():
     """Double backward, which torch.compile refuses; a write to an input and a constant beside it."""
 
-    def energy(x, w, count):
+    def energy(x, w, count):  # nothing is differentiated as to the last, and its place stays empty
         count += 1
         return ((x @ w).tanh() * torch.tensor([1.0, 2.0])).sum()
 

@@ -98,7 +98,10 @@ class InductorProgram:
         with self._around(examples):
             if phase == "inference":
                 graph = self._joint_passes(graph, examples)
-            graph.graph.output_node().meta["user_visible_output_idxs"] = list(visible)
+            output = graph.graph.output_node()
+            values: Any = output.args[0]  # an input without a gradient has None there
+            seen = [i for i in visible if isinstance(values[i], fx.Node)]
+            output.meta["user_visible_output_idxs"] = seen
             compiled: Callable[..., Any] = _inductor().compile_fx_inner(
                 graph,
                 list(examples),
