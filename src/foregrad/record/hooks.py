@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dis
+import inspect
 import os
 import sys
 import weakref
@@ -143,7 +145,8 @@ class UserCode:
     def note(self, frame: FrameType) -> None:
         """A function is called."""
         code = frame.f_code
-        if is_users_code(code) and frame.f_builtins:  # without them it reads its arguments alone: a named tuple's
+        # Without builtins it reads its arguments alone: a named tuple's.
+        if is_users_code(code) and frame.f_builtins and not _goes_on(frame):
             values = frame.f_locals
             key = id(code), *map(id, values.values())
             if key not in self._seen and not _is_imported(frame):
@@ -171,6 +174,18 @@ class UserCode:
         """The modules that were called, torch's own too: their hooks and their attributes are the user's to change."""
         found = [reference() for reference in self._modules.values()]
         return [module for module in found if module is not None]
+
+
+def _goes_on(frame: FrameType) -> bool:
+    """Whether a generator goes on that had begun before: its beginning was seen, or it is garbage that is collected.
+
+    One that lives on is refused where the program reaches it.
+    """
+    code = frame.f_code
+    if not code.co_flags & inspect.CO_GENERATOR:
+        return False
+    beginning = next((i.offset for i in dis.get_instructions(code) if i.opname == "RESUME"), 0)
+    return frame.f_lasti > beginning
 
 
 def _is_imported(frame: FrameType) -> bool:
