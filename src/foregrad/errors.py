@@ -8,6 +8,9 @@ eager's own error.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
 
 class ForegradError(Exception):
     """The base class: what went wrong, where in the user's program, and what to do next."""
@@ -127,3 +130,13 @@ class EagerFallbackWarning(UserWarning):
 
 class IgnoredOptionWarning(UserWarning):
     """An option was set that torch's own layer knows and that has no effect here."""
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """A sentence for an error about a name that does not exist, if another one is like it.
+
+    >>> did_you_mean("inducto", ["inductor", "eager"]), did_you_mean("x", ["eager"])
+    (" Did you mean 'inductor'?", '')
+    """
+    near = difflib.get_close_matches(name, known, 1)
+    return f" Did you mean {near[0]!r}?" if near else ""

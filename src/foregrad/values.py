@@ -240,6 +240,23 @@ def loosely(value: Any) -> Callable[[], Any]:
         return lambda: value
 
 
+class UserObject:
+    """An object of the user's, as long as the program can run."""
+
+    __slots__ = ("_find",)
+
+    def __init__(self, value: Any) -> None:
+        self._find = loosely(value)
+
+    def find(self) -> Any:
+        """The object; None if it is gone, and nothing that is done to it can be seen."""
+        return self._find()
+
+    def release(self) -> None:
+        """Let go of an object that cannot be referred to weakly."""
+        self._find = lambda: None
+
+
 def weakly(value: Any) -> Callable[[], Any]:
     """A way to an object that does not keep it alive, if there is one; it leads to nothing when the object is gone.
 

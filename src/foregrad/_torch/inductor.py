@@ -26,11 +26,17 @@ def output_strides_reported(examples: Sequence[Any]) -> Iterator[list[Any] | Non
 
     Where no front end has made one, it is made here: Inductor chooses other strides and says so nowhere else.
     """
-    with contextlib.ExitStack() as stack:
-        if TracingContext.try_get() is None:
-            modes = [value.fake_mode for value in examples if isinstance(value, FakeTensor)]
-            stack.enter_context(tracing(TracingContext(modes[0] if modes else FakeTensorMode())))
-        yield stack.enter_context(TracingContext.report_output_strides())
+    with _tracing_context(_mode_of(examples)), TracingContext.report_output_strides() as strides:
+        yield strides
+
+
+def _mode_of(examples: Sequence[Any]) -> FakeTensorMode:
+    return next((value.fake_mode for value in examples if isinstance(value, FakeTensor)), None) or FakeTensorMode()
+
+
+def _tracing_context(mode: FakeTensorMode) -> Any:
+    """The context of a front end's, or a new one."""
+    return contextlib.nullcontext() if TracingContext.try_get() is not None else tracing(TracingContext(mode))
 
 
 @functools.cache
@@ -128,12 +134,10 @@ class InductorProgram:
         from torch._dynamo import compiled_autograd  # it would record what Inductor runs
         from torch._inductor.virtualized import V  # where Inductor looks for the fake mode
 
-        modes = [value.fake_mode for value in examples if isinstance(value, FakeTensor)]
-        mode = modes[0] if modes else FakeTensorMode()
+        mode = _mode_of(examples)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._configured())
-            if TracingContext.try_get() is None:
-                stack.enter_context(tracing(TracingContext(mode)))
+            stack.enter_context(_tracing_context(mode))
             if mode.shape_env is not None:
                 stack.enter_context(enable_python_dispatcher())
             stack.enter_context(_real_constants_allowed(mode))

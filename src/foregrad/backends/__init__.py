@@ -6,7 +6,7 @@
 """
 
 from .backend import Backend as Backend
-from .backend import named as named
-from .backend import names as names
+from .registry import named as named
+from .registry import names as names
 
 __all__ = ["Backend", "named", "names"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from .._torch import (
     inductor_modes,
     inductor_option_names,
 )
-from ..errors import ConfigError
+from ..errors import ConfigError, did_you_mean
 from ..options import Compilers
 from ..slots import Buffer, FreeTensor, Param, Saved, Size, Slot, outermost
 from .backend import Backend
@@ -35,10 +34,8 @@ def backend(mode: str | None, options: Mapping[str, Any] | None) -> Backend:
 
 def _require_known(what: str, name: str, known: Sequence[str]) -> None:
     if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        meant = f" Did you mean {near[0]!r}?" if near else ""
         choices = f" There are: {', '.join(known)}." if len(known) < 20 else ""
-        raise ConfigError(f"Inductor has no {name!r} for {what}.{meant}{choices}")
+        raise ConfigError(f"Inductor has no {name!r} for {what}.{did_you_mean(name, known)}{choices}")
 
 
 def _compilers(settings: Mapping[str, Any]) -> Compilers:

@@ -27,7 +27,7 @@ from ..errors import (
 )
 from ..joint.build import Joint, build_joint
 from ..joint.inputs import InputFacts, Resized
-from ..joint.side_effects import Assigned, Owner
+from ..joint.side_effects import Assigned
 from ..locks import recording_lock, state_lock
 from ..options import AOTConfig
 from ..record.alias_groups import (
@@ -59,7 +59,7 @@ from ..record.session import Session
 from ..record.survivors import Beginning, disown, escape_error, show
 from ..slots import Buffer, FreeTensor, Input, Param, Primal, Tangent
 from ..stack_traces import clear_own_frames, drop_own_frames, note_place, starts_programs
-from ..values import loosely
+from ..values import UserObject, loosely
 from .ahead import Ahead
 from .backward_guards import ReadInBackward, calls_of_users
 from .code import AnyName, can_see_code_that_runs
@@ -290,7 +290,7 @@ def _reachable(call: ProgramCall, exact_guards: bool) -> Walk:
 def _hold_owners(recorded: Recorded, free_variables: FreeVariables) -> None:
     """The objects that calls write to, or give back, must be the very same ones, and are let go with the program."""
     assigned = [effect.owner for effect in recorded.joint.effects if isinstance(effect, Assigned)]
-    owners: list[Owner | Around] = [*assigned, *recorded.around]
+    owners: list[UserObject] = [*assigned, *recorded.around]
     free_variables.fix(owner.find() for owner in owners)
     free_variables.require(owner.find() for owner in recorded.around)
     for owner in owners:

@@ -16,7 +16,7 @@ import torch
 from .._torch import pytree
 from ..errors import UnsupportedError
 from ..slots import Input, Part
-from ..values import is_plain, loosely, same_value
+from ..values import UserObject, is_plain, same_value
 from .objects import Shape, filled_slots, has_lasting_keys, is_a, read_dict, shape_of
 from .writer import Writer, literal
 
@@ -87,21 +87,10 @@ class Given:
     place: Part | Input
 
 
-class Around:
-    """In a result: an object that exists around the program, as long as the program can run."""
+class Around(UserObject):
+    """In a result: an object that exists around the program."""
 
-    __slots__ = ("_find",)
-
-    def __init__(self, value: Any) -> None:
-        self._find = loosely(value)
-
-    def find(self) -> Any:
-        """The object."""
-        return self._find()
-
-    def release(self) -> None:
-        """Let go of an object that cannot be referred to weakly."""
-        self._find = lambda: None
+    __slots__ = ()
 
 
 Tree = Leaf | Items | Entries | Object | Weak | Again | Registered | Given | Around

@@ -23,29 +23,12 @@ from ..record.recording import Recording
 from ..record.tape import ends_behind
 from ..slots import Output, Primal, Returned, Updated
 from ..subclasses.layout import is_wrapper
-from ..values import is_plain, loosely
+from ..values import UserObject, is_plain
 from .inputs import InputFacts, StorageReplaced, is_stale
 from .outputs import OutputFacts, Plain, SameAsInput, SameAsOutput, leaf_behind
 
 Put = Callable[[Any, Any, Any], None]  # into an object, under a key, a value
 Build = Callable[[list[Any]], Any]
-
-
-class Owner:
-    """An object of the user's, as long as the program can run."""
-
-    __slots__ = ("_find",)
-
-    def __init__(self, value: Any) -> None:
-        self._find = loosely(value)
-
-    def find(self) -> Any:
-        """The object; None if it is gone, and nothing that is done to it can be seen."""
-        return self._find()
-
-    def release(self) -> None:
-        """Let go of an object that cannot be referred to weakly."""
-        self._find = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +48,7 @@ class Assigned:
     """Hidden results that go into an object of the user's: a single one as it is, or several in a new container."""
 
     outputs: tuple[int, ...]
-    owner: Owner
+    owner: UserObject
     put: Put
     key: Any
     build: Build | None
@@ -133,7 +116,7 @@ class Effects:
         """Tensors that the program assigned."""
         for escape in escapes:
             outputs = tuple(map(self.add, escape.leaves, escape.paths))
-            self.effects.append(Assigned(outputs, Owner(escape.owner), escape.put, escape.key, escape.build))
+            self.effects.append(Assigned(outputs, UserObject(escape.owner), escape.put, escape.key, escape.build))
 
     def add_changes(self, made: ArgumentChanges) -> None:
         """New values in the arguments."""

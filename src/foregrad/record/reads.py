@@ -64,7 +64,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class _At:
-    """Stands for a tensor among the arguments of an operator that is run again: the so-manieth value."""
+    """Stands for a tensor among the arguments of an operator that is run again: a value by its number."""
 
     index: int
 
