@@ -46,7 +46,7 @@ def compile(
             `foregrad.backends.names()`, or a function `compiler(graph_module, example_inputs)`.
         mode: as for `torch.compile`, for Inductor: "reduce-overhead", "max-autotune", ...
         dynamic: True makes sizes and ints symbols from the start, False never; None, once they have changed.
-        partition: what is saved for backward: "min_cut" (the default), "default", or a partitioner.
+        partition: what is saved for backward: "min_cut" (the default, but for "eager"), "default", or a partitioner.
         memory_budget: what a training step may have alive at its peak, see `min_cut_rematerialization_partition`.
         decompositions: operators and what to record in their place, beside those of the backend.
         fallback: "eager" runs what cannot be compiled as it is, with one warning.
@@ -62,7 +62,7 @@ def compile(
         None,
         fallback,
         memory_budget,
-        partition_fn=_partitioner(partition),
+        partition_fn=found.partition if partition is None else _partitioner(partition),
         decompositions=table or None,
         num_params_buffers=0,
         keep_inference_input_mutations=found.writes_inputs,
@@ -75,9 +75,9 @@ def compile(
     return Compiled(fn_or_module, None, resolved)
 
 
-def _partitioner(partition: str | Partitioner | None) -> Partitioner:
-    if partition is None or callable(partition):
-        return partition or min_cut_rematerialization_partition
+def _partitioner(partition: str | Partitioner) -> Partitioner:
+    if callable(partition):
+        return partition
     if partition not in _PARTITIONS:
         raise ConfigError(f"partition must be {' or '.join(map(repr, _PARTITIONS))}, or a function, not {partition!r}.")
     return _PARTITIONS[partition]

@@ -6,7 +6,8 @@
 """
 
 from .backend import Backend as Backend
+from .eager import run_graph as run_graph
 from .registry import named as named
 from .registry import names as names
 
-__all__ = ["Backend", "named", "names"]
+__all__ = ["Backend", "named", "names", "run_graph"]

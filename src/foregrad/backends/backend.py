@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..options import Compiler, Compilers
+from ..options import Compiler, Compilers, Partitioner
+from ..partition import default_partition, min_cut_rematerialization_partition
 from ..runtime.compilers import make_boxed_func
 
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -20,10 +21,14 @@ class Backend:
     new_compilers: Callable[[], Compilers]  # called once for each program
     decompositions: Callable[[], Decompositions] | None = None
     writes_inputs: bool = False  # whether its inference graphs may write to inputs themselves
+    partition: Partitioner = min_cut_rematerialization_partition  # unless another one is asked for
 
 
-def of_compiler(name: str, compiler: Compiler) -> Backend:
-    """A backend that compiles every graph in the same way."""
+def of_compiler(name: str, compiler: Compiler, *, fuses: bool = True) -> Backend:
+    """A backend that compiles every graph in the same way.
+
+    To compute something again is cheap where it is fused into what reads it, and costs a kernel where it is not.
+    """
 
     def boxed(graph: Any, examples: Any) -> Any:
         compiled = compiler(graph, examples)
@@ -31,4 +36,5 @@ def of_compiler(name: str, compiler: Compiler) -> Backend:
         return compiled if is_boxed else make_boxed_func(compiled)
 
     compilers = Compilers(boxed, boxed, boxed)
-    return Backend(name, lambda: compilers)
+    partition = min_cut_rematerialization_partition if fuses else default_partition
+    return Backend(name, lambda: compilers, partition=partition)

@@ -36,7 +36,7 @@ def named(backend: str | Compiler, mode: str | None = None, options: Mapping[str
         given = "mode" if mode is not None else "options"
         raise ConfigError(f"{given} is for the backend 'inductor'; backend={backend!r} has none.")
     if backend == "eager":
-        return of_compiler("eager", run_graph)
+        return of_compiler("eager", run_graph, fuses=False)
     if callable(backend):
         return of_compiler(getattr(backend, "__name__", type(backend).__name__), backend)
     if not isinstance(backend, str):

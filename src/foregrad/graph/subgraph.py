@@ -16,12 +16,15 @@ def impure_since(graph: GraphBuilder, start: int) -> list[Node]:
 
 
 def between(graph: GraphBuilder, given: Sequence[Node], wanted: Sequence[Node]) -> list[Node]:
-    """What computes the wanted nodes from the given ones, each after what it reads."""
+    """What computes the wanted nodes from the given ones, each after what it reads.
+
+    A backward stays in the order of the recording, in which draws follow each other and autograd frees what it can;
+    what it computes of the forward again comes right before it is read.
+    """
     nodes = _needed(given, wanted)
-    if any(node.impure for node in nodes):  # in the order of the recording: draws must not change places
-        place = {node: i for i, node in enumerate(graph.nodes)}
-        nodes.sort(key=place.__getitem__)
-    return nodes
+    place = {node: i for i, node in enumerate(graph.nodes)}
+    backward = sorted((node for node in nodes if node.backward), key=place.__getitem__)
+    return _needed(given, [*backward, *wanted])
 
 
 def _needed(given: Sequence[Node], wanted: Sequence[Node]) -> list[Node]:

@@ -302,15 +302,22 @@ class Backward:
             return orders.gradients(ctx, values, wrappers, given)
         graph = self._graph(mask)
         run_once(ctx, graph.derived.emptied)
-        if any(values[i] is None for i in graph.saved):
-            raise backward_again(self._config.name)
-        arguments = [values[i] for i in graph.saved]
-        arguments += [self._tangents.missing_tangent(i) if t is None else t for i, t in enumerate(given)]
+        arguments = self._arguments(graph, values, given)
         run = self._runner(graph)
+        del values
+        if self.saved.tensors and not self.saved.keeps:
+            ctx.maybe_clear_saved_tensors()  # only the list holds them now, and the graph may empty it
         with autocast_off(), torch.no_grad():  # the casts are in the graph
             found: Sequence[Any] = run(arguments)
         self.writing.carry_out(ctx, found, tangents, graph.derived.is_checked)
         return found if marks is None else refusing_second_order(found, marks)
+
+    def _arguments(self, graph: _Graph, values: Sequence[Any], given: Sequence[Tensor | None]) -> list[Any]:
+        """What a graph takes: saved values, and all tangents."""
+        if any(values[i] is None for i in graph.saved):
+            raise backward_again(self._config.name)
+        tangents = [self._tangents.missing_tangent(i) if t is None else t for i, t in enumerate(given)]
+        return [*(values[i] for i in graph.saved), *tangents]
 
     def refused(self, slot: Returned, ctx: Any) -> Exception:
         """What autograd says about the gradients of a result; with hooks on saved tensors it checks no versions."""

@@ -396,10 +396,11 @@ class SavedTensors:
 
     def _left(self, values: Sequence[Any], wrappers: Sequence[Any], freed: frozenset[Any]) -> Stash:
         """What later backwards may read."""
-        inputs, own = set(self.inputs.values()), range(len(self.wrapped_inputs))
-        left = [v.detach() if isinstance(v, Tensor) and i not in inputs else v for i, v in enumerate(values)]
-        left += [w if w is None or i in own else w.detach() for i, w in enumerate(wrappers)]
+        own = range(len(self.wrapped_inputs))
         kept = self._needed_later(freed) - {len(self.sizes) + i for i in self.live}
+        apart = kept - set(self.inputs.values())
+        left = [v.detach() if i in apart and isinstance(v, Tensor) else v for i, v in enumerate(values)]
+        left += [w if w is None or i in own else w.detach() for i, w in enumerate(wrappers)]
         inside = {len(values) + i for i, positions in enumerate(self.in_wrappers) if positions & kept}
         return Stash(left, kept | inside, freed)
 
