@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from . import capture, partition, runtime, subclasses
+from . import capture, compile, partition, runtime, subclasses
+from .compile_models import SUBJECTS
 from .models import MODELS
 from .partition_models import FAMILIES
 from .sides import setting
 from .table import Mark, Table, marks_table
 
-PARTS = ("capture", "runtime", "subclasses", "partition")
+PARTS = ("capture", "runtime", "subclasses", "partition", "compile")
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -29,6 +30,7 @@ def main() -> None:
     parser.add_argument("--families", default=",".join(FAMILIES), help="models to partition (default: %(default)s)")
     parser.add_argument("--depths", default="12,24,48,96", help="layers of a GPT to partition (default: %(default)s)")
     parser.add_argument("--models", default=",".join(MODELS), help="models to capture (default: %(default)s)")
+    parser.add_argument("--compiled", default=",".join(SUBJECTS), help="models to compile (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="processes a side (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=40, help="rounds of the run time (default: %(default)s)")
     parser.add_argument("--strict", action="store_true", help="fail if a mark is missed")
@@ -36,7 +38,9 @@ def main() -> None:
     parts = options.parts or [*PARTS]
     families = [name for name in options.families.split(",") if name]
     models = options.models.split(",")
-    if unknown := sorted({*parts} - {*PARTS}) + sorted({*models} - {*MODELS} | {*families} - {*FAMILIES}):
+    compiled = options.compiled.split(",")
+    names = {*models} - {*MODELS} | {*families} - {*FAMILIES} | {*compiled} - {*SUBJECTS}
+    if unknown := sorted({*parts} - {*PARTS}) + sorted(names):
         parser.error(f"unknown: {', '.join(unknown)}")
 
     print(setting(), end="\n\n", flush=True)
@@ -57,6 +61,10 @@ def main() -> None:
     if "partition" in parts:
         tables, found = partition.run(families, [int(depth) for depth in options.depths.split(",") if depth])
         publish("partition", *tables)
+        marks += found
+    if "compile" in parts:
+        tables, found = compile.run(compiled, options.rounds, compile.default_device())
+        publish("compile", *tables)
         marks += found
     if len({*parts}) == len(PARTS) and len(models) == len(MODELS):
         publish("marks", marks_table(marks))

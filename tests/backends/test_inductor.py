@@ -2,6 +2,8 @@
 
 import copy
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -64,3 +66,28 @@ def test_an_option_reaches_inductor():
     found = drop(torch.ones(8))
     torch.manual_seed(3)
     assert torch.equal(found, torch.nn.functional.dropout(torch.ones(8), 0.5))
+
+
+def test_graphs_are_found_in_inductors_cache(tmp_path, monkeypatch):
+    """What one program left there serves the next, with and without symbols for its sizes."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+    for dynamic in (False, True):
+        for expected in (0, 2):
+            counters.clear()
+            compiled = foregrad.compile(lambda x: x.sin().sum(0), dynamic=dynamic)
+            compiled(torch.ones(3, 2, requires_grad=True)).sum().backward()
+            assert counters["inductor"]["fxgraph_cache_hit"] == expected
+            assert not counters["inductor"]["fxgraph_cache_bypass"]
+
+
+def test_a_program_that_pools_is_the_first_that_a_process_compiles():
+    """Inductor's decompositions look into modules of Inductor's that nobody may have imported yet."""
+    text = (
+        "import torch, foregrad; from foregrad._torch import inductor_decompositions as table;"
+        "foregrad.aot_function(lambda x: torch.nn.functional.max_pool2d(x, 2), lambda graph, inputs: graph.forward,"
+        "decompositions=table())(torch.ones(1, 1, 4, 4, requires_grad=True))"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", text], check=True, timeout=300)

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch._guards import TracingContext, tracing  # compilers report the strides of their outputs in it
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
 @contextlib.contextmanager
@@ -69,6 +70,7 @@ def inductor_option_names() -> list[str]:
 
 def inductor_decompositions() -> Mapping[Any, Callable[..., Any]]:
     """The operators that Inductor wants to see taken apart."""
+    from torch._inductor import lowering  # noqa: F401 (decompositions look into it, and leave the import to others)
     from torch._inductor.decomposition import select_decomp_table
 
     return dict(select_decomp_table())
@@ -137,10 +139,10 @@ class InductorProgram:
         mode = _mode_of(examples)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._configured())
-            stack.enter_context(_tracing_context(mode))
             if mode.shape_env is not None:
                 stack.enter_context(enable_python_dispatcher())
-            stack.enter_context(_real_constants_allowed(mode))
+            stack.enter_context(_as_inductor_expects(mode))
+            stack.enter_context(_tracing_context(mode))
             stack.enter_context(V.set_fake_mode(mode))
             stack.enter_context(compiled_autograd._disable())
             yield
@@ -150,13 +152,19 @@ class InductorProgram:
 
 
 @contextlib.contextmanager
-def _real_constants_allowed(mode: FakeTensorMode) -> Iterator[None]:
-    """A constant of the program is a real tensor in its graph, which Inductor runs on fake ones."""
-    before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+def _as_inductor_expects(mode: FakeTensorMode) -> Iterator[None]:
+    """A constant of the program is a real tensor in its graph, which Inductor runs on fake ones.
+
+    A program without symbols has no place for them, without which Inductor does not use its cache of graphs.
+    """
+    before = mode.allow_non_fake_inputs, mode.shape_env
+    mode.allow_non_fake_inputs = True
+    if mode.shape_env is None:
+        mode.shape_env = ShapeEnv()
     try:
         yield
     finally:
-        mode.allow_non_fake_inputs = before
+        mode.allow_non_fake_inputs, mode.shape_env = before
 
 
 def registered_backends() -> list[str]:
