@@ -1,4 +1,4 @@
-"""Sparse tensors: gradients of embeddings, products of matrices, and what is refused."""
+"""Sparse tensors: arguments, buffers, gradients of embeddings, products of matrices, and what is refused."""
 
 import pytest
 import torch
@@ -81,8 +81,139 @@ def test_how_many_elements_there_are_is_data(program):
 
 
 def test_what_cannot_be_is_refused_with_what_was_tried():
-    with pytest.raises(UnsupportedError, match=r"torch\.sparse_coo_tensor\(indices, values, size\)"):
-        foregrad.aot_function(lambda a, x: a @ x, nop)(coo(plain(4)), plain(4, 3))
     with pytest.raises(UnsupportedError, match=r"to_dense\(\)"):
         foregrad.aot_function(coo, nop)(leaf(4))
     assert torch.equal(foregrad.aot_function(lambda v: coo(v).to_dense(), nop)(leaf(4)), coo(plain(4)).to_dense())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sparse arguments, parameters and buffers.
+GIVEN = {
+    "coo": lambda: coo(plain(4)),
+    "coalesced": lambda: coo(plain(4)).coalesce(),
+    "csr": lambda: plain(4, 4).relu().to_sparse_csr(),
+    "csc": lambda: plain(4, 4).relu().to_sparse_csc(),
+}
+TAKING = {
+    "sparse.mm": torch.sparse.mm,
+    "matmul": lambda a, x: a @ x,
+    "transposed": lambda a, x: a.t() @ x,
+    "scaled": lambda a, x: (a * 2) @ x,
+    "summed": lambda a, x: (a + a) @ x,
+    "addmm": lambda a, x: torch.sparse.addmm(x, a, x),
+    "dense": lambda a, x: a.to_dense() @ x,
+    "returned": lambda a, x: (a, a.detach(), a @ x),
+    "numbers": lambda a, x: x * a._nnz(),
+}
+
+
+@pytest.mark.parametrize("program", TAKING.values(), ids=TAKING)
+@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
+def test_sparse_arguments(given, program):
+    check(program, given().detach().requires_grad_(), leaf(4, 3))
+
+
+@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
+def test_sparse_arguments_that_require_no_grad(given):
+    check(lambda a, x: (a @ x, a.t() @ x, a.to_dense()), given(), leaf(4, 3))
+
+
+COO_ONLY = {
+    "coalesced": lambda a, x: a.t().coalesce() @ x,
+    "is_coalesced": lambda a, x: x * a.is_coalesced(),
+    "values": lambda a, x: a._values().sum() * x,
+    "values as a result": lambda a, x: (a._values(), a._indices(), a @ x),
+    "sum": lambda a, x: torch.sparse.sum(a, 1).to_dense() @ x,
+    "squared": lambda a, x: torch.sparse.mm(a, a).to_dense() @ x,
+    "mask": lambda a, x: (x @ x.t()).sparse_mask(a.coalesce()).to_dense(),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("program", COO_ONLY.values(), ids=COO_ONLY)
+def test_sparse_arguments_of_indices_and_values(program, requires_grad):
+    check(program, coo(plain(4)).requires_grad_(requires_grad), leaf(4, 3))
+
+
+def test_another_number_of_elements_is_another_program():
+    compiled = foregrad.aot_function(lambda a, x: a.coalesce()._values().sum() * x + a @ x, nop)
+    x = plain(4, 3)
+    with pytest.raises(DataDependentError):
+        compiled(coo(plain(4)), x)
+    compiled = foregrad.aot_function(lambda a, x: a._values().sum() * x + a @ x, nop)
+    empty = torch.zeros(4, 4).to_sparse()
+    for a in (coo(plain(4)), coo(plain(4)), torch.eye(4).to_sparse(), empty):
+        assert torch.equal(compiled(a, x), a._values().sum() * x + a @ x)
+    assert [str(change) for change in compiled.recompiles] == [
+        "args[0].is_coalesced() was False, is True",
+        "args[0]._indices().shape was (2, 4), is (2, 0); for a program before that, args[0].is_coalesced() was False, "
+        "is True",
+    ]
+
+
+def test_other_layouts_are_other_programs():
+    compiled = foregrad.aot_function(lambda a, x: a @ x, nop)
+    for a in (torch.eye(4).to_sparse(), torch.eye(4).to_sparse_csr(), torch.eye(4)):
+        assert torch.equal(compiled(a, plain(4, 3)), plain(4, 3))
+    assert len(compiled.specializations) == 3
+
+
+def test_sparse_buffers_and_parameters_train_as_in_eager():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.weight = nn.Linear(3, 3), nn.Parameter(torch.eye(4).to_sparse())
+            self.register_buffer("adjacency", coo(plain(4)))
+
+        def forward(self, x):
+            return torch.sparse.mm(self.weight, torch.sparse.mm(self.adjacency, self.linear(x)))
+
+    gradients = []
+    for compile in (lambda module: module, lambda module: foregrad.aot_module(module, nop)):
+        torch.manual_seed(0)
+        model = Model()
+        called = compile(model)
+        for _ in range(2):  # the second gradient is added to the first
+            called(plain(4, 3)).square().sum().backward()
+        model.adjacency = torch.eye(4).to_sparse()
+        called(plain(4, 3)).sum().backward()
+        assert model.weight.grad.is_sparse
+        gradients.append([model.weight.grad.to_dense(), model.linear.weight.grad])
+    assert all(map(torch.equal, *gradients))
+
+
+def test_gradients_of_gradients_of_sparse_arguments():
+    def program(a, x):
+        return torch.sparse.mm(a, x).sin()
+
+    found = []
+    for called in (program, foregrad.aot_function(program, nop)):
+        a, x = coo(plain(4)).requires_grad_(), leaf(4, 3)
+        (gradient,) = torch.autograd.grad(called(a, x).sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        found.append([x.grad, a.grad.to_dense()])
+    assert all(map(torch.equal, *found))
+
+
+def test_writes_that_a_sparse_tensor_shows_are_refused_and_nothing_is_written():
+    def halves(a, v):
+        v.div_(2)
+        return a @ v.new_ones(4, 1)
+
+    compiled = foregrad.aot_function(halves, nop)
+    compiled(coo(plain(4)), plain(4))  # they share nothing
+    values = plain(4)
+    for program, a in ((compiled, coo(values)), (foregrad.aot_function(halves, nop), coo(values))):
+        with pytest.raises(UnsupportedError, match="the sparse args"):
+            program(a, values)
+    for writes in (lambda a, v: a.mul_(2), lambda a, v: a._values().mul_(2)):
+        with pytest.raises(UnsupportedError, match="sparse"):
+            foregrad.aot_function(writes, nop)(coo(values), values)
+    assert torch.equal(values, plain(4))
+
+
+def test_a_derivative_that_looks_into_a_compressed_tensor_is_refused():
+    a = torch.eye(4).to_sparse_csr().requires_grad_()
+    with pytest.raises(UnsupportedError, match="where recording cannot see it"):
+        foregrad.aot_function(lambda a: a.values() * 2, nop)(a)
+    assert torch.equal(foregrad.aot_function(lambda a: a.values() * 2, nop)(a.detach()), torch.full((4,), 2.0))

@@ -495,6 +495,12 @@ SPARSE_PARTS = (
 """How a program asks for the parts of a sparse tensor that are as long as it has elements."""
 
 
+SPARSE_NUMBERS = (torch.Tensor._nnz, torch.Tensor.is_coalesced)
+
+
+"""What is asked of a sparse tensor that guards compare where it is an input."""
+
+
 def stored_elements(tensor: torch.Tensor) -> int:
     """How many elements a sparse tensor holds."""
     return tensor._nnz()

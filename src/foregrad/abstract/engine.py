@@ -36,6 +36,7 @@ from ..ops import Kind, aten, op_info, tensors_in
 from ..slots import Primal
 from ..stack_traces import user_stack, where
 from ..subclasses.layout import is_wrapper, leaves_of, require_traceable
+from .sparse import SPARSE, abstract_sparse, given_for_sparse
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -124,14 +125,11 @@ class Engine:
         """An abstract tensor like `real`, in storage of its own, that autograd sees as a fresh leaf."""
         if type(real) is not Tensor and type(real) is not torch.nn.Parameter:
             require_traceable(real, str(slot))
+        if real.layout in SPARSE and not isinstance(real, FakeTensor):
+            return make_fake(self.mode, abstract_sparse(real), real.device)
         if real.layout is not torch.strided or real.is_quantized or real.is_nested:
             kind = "quantized" if real.is_quantized else "nested" if real.is_nested else str(real.layout)
-            parts = (
-                " Pass its indices and values instead, and make it in the program: torch.sparse_coo_tensor(indices, "
-                "values, size)."
-            )
-            way_out = parts if real.layout is torch.sparse_coo or real.layout is torch.sparse_csr else ""
-            raise UnsupportedError(f"{slot} is {kind}: only dense strided tensors can be compiled yet.{way_out}")
+            raise UnsupportedError(f"{slot} is {kind}: only dense strided tensors can be compiled yet.")
         if isinstance(real, FakeTensor):
             device = real.fake_device
         else:
@@ -187,7 +185,9 @@ class Engine:
         return self.infer(op, types, args, kwargs)
 
     def infer(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What torch's shape inference says that an operator gives."""
+        """What torch's shape inference says that an operator gives; of sparse tensors, what kernels say."""
+        if self._static and (given := given_for_sparse(self.mode, op, args, kwargs)) is not NotImplemented:
+            return given
         if self._static and op in DIRECT:
             device = _common_device(args)
             if device is not None:

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from .._torch import DynamoWatch, FakeTensor, garbage_collection_paused
 from ..abstract.engine import Engine, EngineReport
 from ..abstract.lean_tensors import to_fake_tensors
+from ..abstract.sparse import SPARSE, storages_of
 from ..codegen.pytree import Around, Flat, Items, Leaf
 from ..errors import (
     EscapeError,
@@ -635,7 +636,19 @@ def plan_memories(attempt: Attempt, whole: Set[Primal]) -> list[SharedMemory]:
             names = ", ".join(map(str, group))
             raise UnsupportedError(f"{names} share memory that is written, and are fake: this cannot be compiled yet.")
         plan.append(share(len(plan), group, flat=flat))
+    _refuse_sharing_with_sparse(attempt.session.real_tensors, changes)
     return plan
+
+
+def _refuse_sharing_with_sparse(tensors: Mapping[Primal, Tensor], changes: Changes) -> None:
+    """Refuse a write that shows in a sparse input: its indices and values are no inputs of their own."""
+    written = {key for slot in changes.written if slot in tensors for key in storages_of(tensors[slot])}
+    for slot, tensor in tensors.items() if written else ():
+        if tensor.layout in SPARSE and not written.isdisjoint(storages_of(tensor)):
+            raise UnsupportedError(
+                f"the program writes to memory that the sparse {slot} shares: this cannot be compiled yet. Pass a "
+                "clone of it."
+            )
 
 
 class Changes(NamedTuple):

@@ -299,11 +299,10 @@ def _tensor_change(
     for (what, read), was in zip(_SAME_FOR_ALL, before, strict=True):
         if read(now) != was:
             return Change(f": {what}", shown(was), shown(read(now)))
-    if now.layout is not torch.strided:
-        return None
-    for what, expected, found in (("size", size, now.shape), ("stride", stride, now.stride())):
+    strides = now.stride() if now.layout is torch.strided else stride
+    for what, expected, found in (("size", size, now.shape), ("stride", stride, strides)):
         for dim, (was, length) in enumerate(zip(expected, found, strict=True)):
-            if was is not None and was != length:
+            if was is not None and length is not None and was != length:
                 return Change(f": {what} of dimension {dim}", shown(was), shown(int(length)))
     return None
 

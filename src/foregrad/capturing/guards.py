@@ -34,6 +34,7 @@ from .._torch import (
     tensor_guard,
 )
 from ..abstract.lean_engine import chosen_by_backends
+from ..abstract.sparse import SPARSE, parts_of, sparse_facts
 from ..codegen.pytree import Object, build_expression, numbered, write_take_apart, write_told_apart
 from ..codegen.writer import FEW, Writer, literal, tuple_of
 from ..joint.inputs import InputFacts
@@ -337,9 +338,17 @@ class GuardedEntry:
         name = writer.bind(check, "tensors_match")
         self.explainers[name] = TensorsBefore(lifted, *map(list, zip(*map(_fixed_shape, shapes), strict=True))).explain
         _require(writer, [f"{name}({', '.join(listed)})"], miss)
+        for facts, real in zip(tensors, lifted, strict=True):
+            if real.layout in SPARSE:
+                self._check_sparse(writer, facts.recorded.slot, real, miss)
         self._check_sources(writer, tensors, lifted, miss)
         self._check_attributes(writer, tensors, lifted, miss)
         self._check_sharing(writer, tensors, miss)
+
+    def _check_sparse(self, writer: Writer, slot: Primal, real: Tensor, miss: str) -> None:
+        """How many elements a sparse tensor holds, and what else the recording knew of it."""
+        check = writer.bind(SparseBefore(real).holds, "sparse_alike")
+        _require(writer, [f"{check}({writer.variable(slot)})"], miss)
 
     def _check_sources(
         self, writer: Writer, tensors: Sequence[InputFacts], lifted: Sequence[Tensor], miss: str
@@ -409,9 +418,11 @@ class GuardedEntry:
         changed = any(facts.data_changed or facts.version_change or facts.made_to_require_grad for facts in tensors)
         plain = [facts for facts in tensors if facts.recorded.layout is None]
         if len(plain) > 1 and (changed or self.shared or self.joint.backward.writes):
-            pattern = sharing_pattern([self._real(facts) for facts in plain])
+            reals = [self._real(facts) for facts in plain]
+            shared = sharing_of_parts if any(real.layout in SPARSE for real in reals) else sharing_pattern
+            pattern = shared(reals)
             listed = writer.listed(facts.recorded.slot for facts in plain)
-            found = f"{writer.bind(sharing_pattern, 'sharing_pattern')}({tuple_of(listed)})"
+            found = f"{writer.bind(shared, 'sharing_pattern')}({tuple_of(listed)})"
             self.places[found] = f"which of {', '.join(str(facts.recorded.slot) for facts in plain)} share memory"
             _require(writer, [f"{found} == {pattern}"], miss)
 
@@ -492,10 +503,12 @@ def geometry(facts: InputFacts) -> Tensor:
 
 
 def _shape(facts: InputFacts, real: Tensor) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Size and stride of an input before the program ran, with symbols where they may change."""
+    """Size and stride of an input before the program ran: symbols where they may change, None where there is none."""
     layout = facts.recorded.layout
     if layout is not None:
         return layout.size, layout.stride
+    if real.layout in SPARSE:  # what it is put together from is compared beside
+        return real.shape, (None,) * real.dim()
     tensor = real if is_static(facts.recorded.seen) else geometry(facts)
     return tensor.shape, tensor.stride()
 
@@ -513,9 +526,9 @@ def _require(writer: Writer, conditions: Sequence[str], miss: str) -> None:
         writer.line(f"if not ({' and '.join(conditions[start : start + 16])}): {miss}")
 
 
-def _fixed(numbers: Sequence[int | SymInt | FromLeaf]) -> list[int | None]:
+def _fixed(numbers: Sequence[int | SymInt | FromLeaf | None]) -> list[int | None]:
     """Sizes or strides, with None for those that may change."""
-    return [n if type(n) is int else None if _may_change(n) else int(n) for n in numbers]  # type: ignore[arg-type]
+    return [n if type(n) is int else None if n is None or _may_change(n) else int(n) for n in numbers]  # type: ignore[arg-type]
 
 
 def _may_change(number: int | SymInt | FromLeaf) -> bool:
@@ -584,6 +597,30 @@ def _sizes_found(expression: str, *values: Any) -> Change:
     )
 
 
+class SparseBefore:
+    """What a sparse tensor was put together from.
+
+    >>> before = SparseBefore(torch.eye(3).to_sparse())
+    >>> before.holds(2 * torch.eye(3).to_sparse()), before.holds(torch.ones(3, 3).to_sparse())
+    (True, False)
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._facts = sparse_facts(tensor)
+
+    def holds(self, now: Tensor) -> bool:
+        """Whether another one is put together alike."""
+        return sparse_facts(now) == self._facts
+
+    def explain(self, now: Tensor) -> Change | None:
+        """The first difference."""
+        found = sparse_facts(now)
+        for what, was in self._facts.items():
+            if found.get(what) != was:
+                return Change(f".{what}", shown(was), shown(found.get(what)))
+        return None
+
+
 class AttributesBeside:
     """Attributes of a wrapper subclass that neither are tensors in it nor stand in its context.
 
@@ -625,6 +662,11 @@ def sharing_pattern(tensors: Sequence[Tensor]) -> tuple[int, ...]:
     """
     first: dict[int, int] = {}
     return tuple([first.setdefault(t.untyped_storage()._cdata, i) for i, t in enumerate(tensors)])
+
+
+def sharing_of_parts(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """The same for tensors some of which are sparse: indices and values are counted one by one."""
+    return sharing_pattern([part for tensor in tensors for part in parts_of(tensor)])
 
 
 def _same_context(writer: Writer, name: str, value: Any) -> str:

@@ -12,7 +12,8 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 from .._torch import OpOverload, hint_of, is_script_object, script_object_identity
-from ..errors import CaptureError
+from ..abstract.sparse import SPARSE
+from ..errors import CaptureError, UnsupportedError
 from ..graph.graph import GraphBuilder, Node, Step
 from ..ops import IDENTITIES, ViewStep, aten, tensors_in
 from ..record.fakify import RecordedInput
@@ -139,6 +140,12 @@ class Walk(abc.ABC):
                 raise CaptureError(
                     "A recorded tensor came from outside the recorder's sight: it was computed in another thread, or "
                     "with torch's modes switched off. Compute it in the program's own thread, or compile with "
+                    "fallback='eager'."
+                )
+            if tensor.layout in SPARSE:
+                raise UnsupportedError(
+                    "a derivative of torch makes a sparse tensor where recording cannot see it (that of values() of a "
+                    "compressed one does): this cannot be compiled yet. Detach the sparse tensor, or compile with "
                     "fallback='eager'."
                 )
             node = self.graph.constant(tensor, tensor)

@@ -13,6 +13,7 @@ from torch.fx.passes.shape_prop import TensorMetadata
 
 from .._torch import LazyGraphModule, direct_call
 from ..abstract.lean_tensors import to_fake_tensors
+from ..abstract.sparse import strides_of
 from ..errors import PartitionError, VerificationError
 from ..slots import Grad, Input, Output, RandomState, Saved, Size, Slot, Tangent, Token
 from ..stack_traces import show_stack
@@ -313,7 +314,7 @@ def tensor_meta(value: Any) -> Any:
 
 
 def _metadata(tensor: Tensor) -> TensorMetadata:
-    key = tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
+    key = tensor.shape, strides_of(tensor), tensor.dtype, tensor.requires_grad
     try:
         return _known(*key)
     except TypeError:  # symbols cannot be looked up
@@ -329,6 +330,8 @@ _QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2,
 
 
 def _memory_format(size: Sequence[Any], stride: Sequence[Any]) -> torch.memory_format | None:
+    if len(size) != len(stride):  # it is sparse
+        return None
     if _is_dense(size, stride, range(len(size))):
         return torch.contiguous_format
     order, layout = _LAST.get(len(size), ((), None))

@@ -20,6 +20,7 @@ import torch
 from torch import SymInt, Tensor
 
 from .._torch import OpOverload, expression_of, is_static, sympy_functions
+from ..abstract.sparse import strides_of
 from ..errors import UnsupportedError
 from ..ops import aten
 from ..slots import Slot, belongs_to_backward, outermost
@@ -186,7 +187,7 @@ class GraphBuilder:
     def _bind_sizes(self, node: Node, tensor: Tensor) -> None:
         if is_static(tensor):
             return
-        readings = ((aten.sym_size.int, tensor.shape), (aten.sym_stride.int, tensor.stride()))
+        readings = ((aten.sym_size.int, tensor.shape), (aten.sym_stride.int, strides_of(tensor)))
         for op, numbers in readings:
             for dim, number in enumerate(numbers):
                 expression = expression_of(number) if isinstance(number, SymInt) else None

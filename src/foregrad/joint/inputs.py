@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .._torch import creation_of, is_internal_assertion, refusal_of_write
 from ..abstract.engine import geometry_of
+from ..abstract.sparse import SPARSE
 from ..errors import UnsupportedError
 from ..functionalize.functionalizer import Functionalizer
 from ..functionalize.state import TensorState, Write
@@ -162,6 +163,11 @@ def _data_change(
     writes = before.storage.writes
     if not writes:
         return None
+    if before.tensor.layout in SPARSE:
+        raise UnsupportedError(
+            f"the program writes to {recorded.slot}, which is sparse: this cannot be compiled yet. Write to a clone "
+            "of it, or compile with fallback='eager'."
+        )
     if recorded.parent is None and _hides_memory(before.tensor):
         raise Retrace(WholeMemory(recorded.slot))
     autograd = Autograd.IGNORED if any(write.step.grad_enabled for write in writes) else Autograd.OFF

@@ -14,6 +14,7 @@ import torch
 from torch import SymInt, Tensor
 
 from .._torch import HigherOrderOperator, OpOverload, hint_of
+from ..abstract.sparse import SPARSE, parts_of
 from ..graph.graph import Node
 from ..ops import Kind, op_info
 
@@ -29,6 +30,8 @@ def bytes_of(value: Any) -> int:
     """
     if not isinstance(value, Tensor):
         return 0
+    if value.layout in SPARSE:
+        return sum(map(bytes_of, parts_of(value)))
     last = 1
     for size, stride in zip(value.shape, value.stride(), strict=True):
         extent, step = _hint(size), _hint(stride)

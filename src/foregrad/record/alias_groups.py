@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .._torch import shares_version_counter
 from ..abstract.engine import has_gaps
+from ..abstract.sparse import storages_of
 from ..ops import ViewStep, aten
 from ..slots import Primal, SyntheticBase, ViewRoot
 from ..subclasses.layout import is_wrapper
@@ -237,5 +238,5 @@ def in_order(slots: Sequence[tuple[Primal, object]]) -> list[Primal]:
     tensors: list[tuple[int, Primal]] = []
     for slot, value in slots:
         if isinstance(value, Tensor):
-            tensors.append((first.setdefault(value.untyped_storage()._cdata, len(first)), slot))
+            tensors.append((first.setdefault(storages_of(value)[-1], len(first)), slot))
     return others + [slot for _, slot in sorted(tensors, key=lambda pair: pair[0])]

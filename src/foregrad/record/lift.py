@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function
 from .._torch import (
     FAST_ATTENTION,
     HANDS_OVER,
+    SPARSE_NUMBERS,
     SPARSE_PARTS,
     BackwardHook,
     CheckpointFrame,
@@ -44,7 +45,7 @@ from ..abstract.engine import (
     refuse_size_of_workspace,
 )
 from ..abstract.kernel_checks import VALUE_CHECKS
-from ..abstract.real_kernels import has_unknown_length
+from ..abstract.sparse import has_unknown_length
 from ..errors import DataDependentError, ForegradError, UnsupportedError
 from ..ops import aten
 from ..stack_traces import is_own_code, is_users_code, user_stack, where
@@ -437,7 +438,8 @@ class LiftedTensors(TorchFunctionMode):
         elif func is Tensor.detach_:
             self._before_detaching(tensor)
         elif func in SPARSE_PARTS:
-            _refuse_unknown_length(func, self._swap(tensor))
+            if not self._is_input(tensor):
+                _refuse_unknown_length(func, self._swap(tensor))
         elif func is Tensor.set_:
             self.access.data_assigned.discard(id(tensor))
 
@@ -491,6 +493,7 @@ class LiftedTensors(TorchFunctionMode):
             and func not in NEEDS_DATA
             and not follows_from_guards(func, result)
             and is_users_code(who_asks(func))
+            and not (func in SPARSE_NUMBERS and self._is_input(args[0]))
             and self._recorder.reads.count == values_read  # it is none that it was given
             and not self._recorder.is_constant([*given, *named.values()])
         ):

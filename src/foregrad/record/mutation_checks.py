@@ -16,6 +16,7 @@ from torch import SymInt, Tensor
 from .._torch import OpOverload, disable_modes, is_refused_cast, pytree, without_function_modes
 from ..abstract.engine import Engine
 from ..abstract.kernel_checks import ask_eager, may_self_overlap, overlap_in_part, reads_what_it_writes, storage_of
+from ..abstract.sparse import SPARSE
 from ..errors import FirstCallError, UnsupportedError
 from ..graph.graph import Step
 from ..ops import Kind, aten, op_info, tensors_in, written_arguments
@@ -66,6 +67,11 @@ class MutationChecks:
             self._before_reshape(op, args[0], stack)
             return ()
         written = written_arguments(op, args, kwargs)
+        if any(tensor.layout in SPARSE for tensor in tensors_in(written)):
+            raise UnsupportedError(
+                f"{op}, at {where(stack)}, writes to a sparse tensor: this cannot be compiled yet. Use the operator "
+                "that gives a new tensor (mul for mul_), or compile with fallback='eager'."
+            )
         if op is _OBSERVES:
             _refuse_first_observation(args, stack)
         if self._noted.detached:

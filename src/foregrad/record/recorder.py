@@ -37,7 +37,7 @@ from .._torch import (
 )
 from ..abstract.engine import Engine, is_empty
 from ..abstract.kernel_checks import DOUBTFUL, can_be_asked, error_missed, error_of_eager, twin_of_refused
-from ..abstract.real_kernels import SIZED_BY_LISTS, SPARSE_MASK, given_by_kernel, masked
+from ..abstract.real_kernels import SIZED_BY_LISTS, given_by_kernel
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
 from ..functional_variants import call_of_variant
 from ..graph.graph import Step
@@ -288,8 +288,7 @@ class Recorder(TorchDispatchMode):
             raise strided_nested(stack)
         try:
             with without_function_modes():  # in backward, operators come straight from C++, with the modes still on
-                made = masked(self.engine, *args) if op is SPARSE_MASK else None
-                return self._run(op, types, args, kwargs) if made is None else made
+                return self._run(op, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             values = self._values_of(args) if op in _GIVES_NUMBERS else None
             if values is not None:
@@ -326,9 +325,6 @@ class Recorder(TorchDispatchMode):
         stack: Stack,
     ) -> Any:
         """The abstract result of an operator that shape inference refuses, if there is one in eager."""
-        missing = isinstance(error, NotImplementedError)
-        if missing and (dense := given_by_kernel(self.engine, op, args, kwargs)) is not None:
-            return dense
         told = error_of_eager(op, args, kwargs) if op.namespace == "aten" else None
         twin = twin_of_refused(op, args) if told is None else None
         if twin is not None:

@@ -23,6 +23,7 @@ from .._torch import (
     set_version,
     shares_version_counter,
 )
+from ..abstract.sparse import storages_of
 from ..codegen.changes import write_change
 from ..codegen.writer import Stage, Writer, arguments_text, grad_mode, literal, op_name, tuple_of
 from ..errors import AssumptionError, UnsupportedError
@@ -516,7 +517,7 @@ def _shares_written_memory(joint: Joint, slot: Primal) -> bool:
     """Whether a view of an input is written: autograd would forbid it once the input requires grad."""
     lifted = joint.recording.real_tensors
     written = [lifted[f.recorded.slot] for f in joint.touched if f.written and f.recorded.slot in lifted]
-    return any(t.untyped_storage()._cdata == lifted[slot].untyped_storage()._cdata for t in written)
+    return any(not set(storages_of(t)).isdisjoint(storages_of(lifted[slot])) for t in written)
 
 
 def dynamic_dims(tensor: Tensor) -> frozenset[int]:
