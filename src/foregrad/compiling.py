@@ -11,7 +11,7 @@ from .api import module_with, resolve
 from .backends import named
 from .capturing.compiled import Compiled
 from .errors import ConfigError
-from .options import Compiler, Partitioner
+from .options import Compiler, Partitioner, config
 from .partition import default_partition, min_cut_rematerialization_partition
 
 _PARTITIONS: dict[str, Partitioner] = {"default": default_partition, "min_cut": min_cut_rematerialization_partition}
@@ -42,19 +42,20 @@ def compile(
 
     Args:
         fn_or_module: what to compile.
-        backend: "inductor", "eager" (the graphs as they are, freeing as they go), another name of
-            `foregrad.backends.names()`, or a function `compiler(graph_module, example_inputs)`.
+        backend: "inductor", "eager" (the graphs as they are, freeing as they go), "cudagraphs" (those of another
+            backend, launched in one piece), another name of `foregrad.backends.names()`, or a function
+            `compiler(graph_module, example_inputs)`.
         mode: as for `torch.compile`, for Inductor: "reduce-overhead", "max-autotune", ...
         dynamic: True makes sizes and ints symbols from the start, False never; None, once they have changed.
         partition: what is saved for backward: "min_cut" (the default, but for "eager"), "default", or a partitioner.
         memory_budget: what a training step may have alive at its peak, see `min_cut_rematerialization_partition`.
         decompositions: operators and what to record in their place, beside those of the backend.
         fallback: "eager" runs what cannot be compiled as it is, with one warning.
-        options: settings of Inductor, by the names that `torch.compile` takes.
+        options: settings of Inductor, by the names that `torch.compile` takes; for "cudagraphs", "backend" as well.
     """
     if not callable(fn_or_module):
         raise ConfigError(f"foregrad.compile compiles a function or a module, not {fn_or_module!r}.")
-    found = named(backend, mode, options)
+    found = named(backend, mode, options, fallback or config.fallback)
     table = {**(found.decompositions() if found.decompositions is not None else {}), **(decompositions or {})}
     resolved = resolve(
         None,

@@ -16,8 +16,8 @@ from .._torch import (
 )
 from ..errors import ConfigError, did_you_mean
 from ..options import Compilers
-from ..slots import Buffer, FreeTensor, Param, Saved, Size, Slot, outermost
-from .backend import Backend
+from ..slots import Saved, Size
+from .backend import Backend, stays_in_place
 
 
 def backend(mode: str | None, options: Mapping[str, Any] | None) -> Backend:
@@ -45,15 +45,10 @@ def _compilers(settings: Mapping[str, Any]) -> Compilers:
     def compiler(phase: str) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
         def compile_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Any:
             slots = graph.meta["slots"]
-            fixed = [i for i, slot in enumerate(slots.inputs) if _stays_in_place(slot)]
+            fixed = [i for i, slot in enumerate(slots.inputs) if stays_in_place(slot)]
             visible = [i for i, slot in enumerate(slots.outputs) if not isinstance(slot, (Saved, Size))]
             return program.compile(graph, examples, phase, fixed, visible)
 
         return compile_graph
 
     return Compilers(compiler("forward"), compiler("backward"), compiler("inference"), program.joint_passes)
-
-
-def _stays_in_place(slot: Slot | None) -> bool:
-    """Whether an input has the same address at each call, as far as the program can know."""
-    return isinstance(outermost(slot), (Param, Buffer, FreeTensor))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from .._torch import registered_backend, registered_backends
 from ..errors import ConfigError, did_you_mean
 from ..options import Compiler
 from ..runtime.compilers import make_boxed_func
-from . import inductor
+from . import cudagraphs, inductor
 from .backend import Backend, of_compiler
 from .eager import run_graph
 
-_OWN = ("inductor", "eager")
+_OWN = ("inductor", "eager", "cudagraphs")
 
 
 def names() -> list[str]:
@@ -21,17 +21,24 @@ def names() -> list[str]:
     return [*_OWN, *(name for name in registered_backends() if name not in _OWN)]
 
 
-def named(backend: str | Compiler, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Backend:
+def named(
+    backend: str | Compiler,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    fallback: Literal["error", "eager"] = "error",
+) -> Backend:
     """A backend by its name, or one that compiles graphs with a function.
 
     >>> named("eager").name
     'eager'
     >>> named("inducto")
     Traceback (most recent call last):
-    foregrad.errors.ConfigError: There is no backend 'inducto'. Did you mean 'inductor'? There are: inductor, eager, ...
+    foregrad.errors.ConfigError: There is no backend 'inducto'. Did you mean 'inductor'? There are: inductor, ...
     """
     if backend == "inductor":
         return inductor.backend(mode, options)
+    if backend == "cudagraphs":
+        return cudagraphs.backend(mode, options, named, fallback)
     if mode is not None or options:
         given = "mode" if mode is not None else "options"
         raise ConfigError(f"{given} is for the backend 'inductor'; backend={backend!r} has none.")

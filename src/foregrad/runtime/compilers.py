@@ -21,7 +21,7 @@ from .._torch import (
 )
 from ..abstract.engine import Engine
 from ..abstract.lean_tensors import to_fake_tensors
-from ..errors import CompilerError, UnsupportedError
+from ..errors import CompilerError, ForegradError, UnsupportedError
 from ..graph.fx import from_fx, to_fx
 from ..graph.graph import Graph, Node
 from ..graph.verify import verify
@@ -123,6 +123,8 @@ def compile_graph(
     ):
         try:
             compiled = compiler(module, list(examples))
+        except ForegradError:
+            raise
         except Exception as error:
             raise CompilerError(
                 f"The compiler of the {phase} graph raised {type(error).__name__}: {error}\n"
