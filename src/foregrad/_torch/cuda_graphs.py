@@ -18,12 +18,19 @@ class GraphMemory:
     device: torch.device
     pool: Any
     stream: Any  # no work is done on it: graphs are recorded there
+    holder: Any  # torch gives a pool up once its last graph is gone, and does not take it back: this one stays
 
 
 def new_memory(device: torch.device) -> GraphMemory:
     """Memory for the graphs of another stream."""
     with torch.cuda.device(device):
-        return GraphMemory(device, torch.cuda.graph_pool_handle(), torch.cuda.Stream())
+        pool, stream, holder = torch.cuda.graph_pool_handle(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(device)
+        with torch.cuda.stream(stream):
+            holder.capture_begin(pool=pool, capture_error_mode="thread_local")
+            torch.zeros(1, device=device)
+            holder.capture_end()
+        return GraphMemory(device, pool, stream, holder)
 
 
 def wait_for(device: torch.device) -> None:
