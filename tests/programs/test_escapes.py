@@ -16,6 +16,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 import foregrad
@@ -1423,3 +1424,40 @@ def test_an_argument_is_kept_on_a_function_that_is_never_called():
     for x in (plain(2), plain(2), plain(3)):
         torch.testing.assert_close(compiled(x), x.sin())
         assert never_called.last is x
+
+
+class Symmetric(nn.Module):
+    def forward(self, x):
+        return x.triu() + x.triu(1).transpose(-1, -2)
+
+
+class Twice(nn.Module):
+    """What the parametrization gives is kept in a global dict, which is replaced at the end of the block."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        parametrize.register_parametrization(self.layer, "weight", Symmetric())
+
+    def forward(self, x):
+        with parametrize.cached():
+            return self.layer(self.layer(x))
+
+
+def test_what_a_program_keeps_in_a_dict_that_it_drops_is_no_escape():
+    gradients = []
+    for compile in (lambda module: module, lambda module: foregrad.aot_module(module, nop)):
+        torch.manual_seed(0)
+        model = Twice()
+        called = compile(model)
+        for _ in range(3):
+            called(plain(3, 4)).sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(map(torch.equal, *gradients))
+    assert len(called.specializations) <= 2  # the dict is another one after the first recording
+
+
+def test_a_parametrization_that_the_caller_caches_is_refused():
+    compiled = foregrad.aot_module(Twice(), nop)
+    with parametrize.cached(), pytest.raises(UnsupportedError, match="open that block in the program"):
+        compiled(plain(3, 4))

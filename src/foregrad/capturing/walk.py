@@ -621,7 +621,8 @@ def _refuse_cached_parametrizations(path: str) -> None:
     if cached_parametrizations():
         raise UnsupportedError(
             f"{path or 'the module'} has parametrizations, and parametrize.cached() is at work: this cannot be "
-            "compiled yet. Call it outside of that block, or compile with fallback='eager'."
+            "compiled yet. Call it outside of that block, open that block in the program, or compile with "
+            "fallback='eager'."
         )
 
 

@@ -237,8 +237,10 @@ class _Search:
     def _older_holders(self, places: Iterable[int]) -> list[Any]:
         values = [self._new[place] for place in places]
         holders = gc.get_referrers(*values)
-        own = {id(values), id(self._new)}
-        return [h for h in holders if id(h) not in self._places and id(h) not in own and not _is_own(h)]
+        own = {id(values), id(self._new), id(holders)}
+        older = [h for h in holders if id(h) not in self._places and id(h) not in own and not _is_own(h)]
+        own.add(id(older))
+        return _without_notes(older, own)
 
     def _survivor(self, leads_to: dict[int, int | None], holder: Any, place: int) -> Survivor:
         trail = [self._new[place]]
@@ -246,6 +248,27 @@ class _Search:
             place = below
             trail.append(self._new[place])
         return Survivor(trail[-1], holder, tuple(trail))
+
+
+def _without_notes(holders: list[Any], searching: set[int]) -> list[Any]:
+    """Holders without those containers in which only this package has noted what was around a program."""
+    holders.append({})
+    unseen = list(map(_unseen, holders))
+    holders.pop()
+    alone = unseen.pop()  # for a container that nothing but the list holds
+    noted = [_only_noted(holder, searching) for holder in holders]
+    return [h for h, count, own in zip(holders, unseen, noted, strict=True) if count > alone or not own]
+
+
+def _unseen(value: Any) -> int:
+    """How many references there are to an object that no other object shows: those of variables, and of C++."""
+    seen = sum(id(item) == id(value) for holder in gc.get_referrers(value) for item in gc.get_referents(holder))
+    return sys.getrefcount(value) - seen
+
+
+def _only_noted(holder: Any, searching: set[int]) -> bool:
+    above = [h for h in gc.get_referrers(holder) if id(h) not in searching and type(h) is not types.FrameType]
+    return type(holder) in (dict, list, tuple) and bool(above) and all(map(_is_own, above))
 
 
 def _is_own(value: Any) -> bool:
