@@ -32,6 +32,13 @@ def _undisturbed():
     assert _ambient() == before
 
 
+@pytest.fixture
+def reads_refused():
+    """Programs must not look at their data."""
+    with foregrad.config.patch(reads="refused"):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)

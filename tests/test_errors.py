@@ -77,6 +77,7 @@ READS = {
 }
 
 
+@pytest.mark.usefixtures("reads_refused")
 @pytest.mark.parametrize("name", READS)
 def test_reading_a_value_names_the_line_and_the_way_out(name):
     program, words = READS[name]
@@ -86,6 +87,7 @@ def test_reading_a_value_names_the_line_and_the_way_out(name):
     assert "fallback='eager'" in str(caught.value) and isinstance(caught.value, RuntimeError)
 
 
+@pytest.mark.usefixtures("reads_refused")
 def test_reading_a_tensor_of_the_closure_names_the_line_too():
     """F-14: its value would be baked in."""
     scale = plain(1)
@@ -106,6 +108,7 @@ DATA_DEPENDENT = {
 }
 
 
+@pytest.mark.usefixtures("reads_refused")
 @pytest.mark.parametrize("name", DATA_DEPENDENT)
 def test_a_size_that_depends_on_data_names_operator_line_and_way_out(name):
     with pytest.raises(DataDependentError, match=rf"aten\..*{HERE}:\d+.*depends on the data.*torch.where") as caught:
@@ -113,6 +116,7 @@ def test_a_size_that_depends_on_data_names_operator_line_and_way_out(name):
     assert "fallback='eager'" in str(caught.value)
 
 
+@pytest.mark.usefixtures("reads_refused")
 def test_batch_norm_with_a_cumulative_average_reads_its_count():
     with pytest.raises(DataDependentError, match=r"float\(\) of a recorded tensor"):
         compile_and_call(nn.BatchNorm1d(2, momentum=None), plain(3, 2))
@@ -366,7 +370,7 @@ def test_torchscript_functions_are_recorded():
         compiled(x).sum().backward()
         (scripted(y) * 2).sum().backward()
         assert torch.equal(x.grad, y.grad)
-    with pytest.raises(DataDependentError):
+    with foregrad.config.patch(reads="refused"), pytest.raises(DataDependentError):
         grab(scripted_branch)[0](leaf(4))
 
 
@@ -462,6 +466,7 @@ def test_the_module_that_was_compiled_is_named_by_its_class_and_the_call():
     assert note.startswith("in Linear, called at ") and HERE in note
 
 
+@pytest.mark.usefixtures("reads_refused")
 def test_a_refusal_names_the_module_and_its_line_once():
     error = raised_by(lambda: compile_and_call(Stack(Reads()), plain(2)))
     assert isinstance(error, DataDependentError) and f"{HERE}:" in str(error)

@@ -64,6 +64,7 @@ def test_frames_of_torch_are_not_the_users():
     assert not any("torch/autograd" in code.co_filename for code, _ in seen[0])
 
 
+@pytest.mark.usefixtures("reads_refused")
 def test_an_error_inside_a_helper_names_the_innermost_line_of_the_user():
     def helper(x):
         return x.item()  # here

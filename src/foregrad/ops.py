@@ -59,6 +59,11 @@ SAVED_FOR_HIGHER_ORDERS: dict[Any, tuple[tuple[int, ...], tuple[int, ...]]] = {
     aten.linalg_lu.default: ((), (0, 1, 2)),
 }
 
+COLLECTIVES = frozenset(
+    {"_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem", "_dtensor"}
+)
+"""Namespaces of operators that other processes take part in."""
+
 
 @dataclass(frozen=True, slots=True)
 class ViewStep:

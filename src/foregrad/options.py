@@ -39,6 +39,8 @@ class Config:
     debug_assert: bool = False
     fallback: Literal["error", "eager"] = "error"
     max_specializations: int = 32
+    reads: Literal["checked", "refused"] = "checked"
+    max_reads: int = 256
     static_weight_shapes: bool = True
     view_replay_for_aliased_outputs: bool = True
     functionalize_rng_ops: bool = False

@@ -232,7 +232,30 @@ class Size(NamedTuple):
         return f"size {self.name}"
 
 
-Slot = Primal | Part | RandomState | Returned | Tangent | LowerTangent | Grad | BackwardUpdate | Token | Saved | Size
+class Value(NamedTuple):
+    """What a part of a forward gives to later ones, by the name of its node."""
+
+    name: str
+    kind: Literal["value"] = "value"
+
+    def __str__(self) -> str:
+        return f"value {self.name}"
+
+
+Slot = (
+    Primal
+    | Part
+    | RandomState
+    | Returned
+    | Tangent
+    | LowerTangent
+    | Grad
+    | BackwardUpdate
+    | Token
+    | Saved
+    | Size
+    | Value
+)
 
 
 def outermost(slot: Slot | None) -> Slot | None:

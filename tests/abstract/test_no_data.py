@@ -100,6 +100,7 @@ def forgiving(x):
         return x * 2
 
 
+@pytest.mark.usefixtures("reads_refused")
 @pytest.mark.parametrize("program", [forgiving, lambda x: x * struct.unpack("f", struct.pack("f", x.sum()))[0]])
 def test_a_refusal_that_is_caught_is_a_refusal(program):
     """A handler of the program's, or C code that raises another error, would lead to what eager does not do."""

@@ -266,6 +266,7 @@ def test_a_write_to_a_tensor_in_an_object_and_a_view_of_it():
     assert compiled(plain(2), box) is box.w and box.w.tolist() == [2, 4] and box.v._base is box.w
 
 
+@pytest.mark.usefixtures("reads_refused")
 def test_a_refused_call_changes_nothing():
     def program(x, box):
         box.n, box.w = 5, x

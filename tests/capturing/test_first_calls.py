@@ -344,6 +344,7 @@ def test_what_a_backward_changes_is_refused():
     assert not model.ready
 
 
+@pytest.mark.usefixtures("reads_refused")
 def test_the_last_error_is_that_of_the_next_call():
     """A program that reads data once it is set up is refused for that."""
 

@@ -293,6 +293,7 @@ def test_each_earlier_program_has_its_reason():
     assert len(compiled.recompiles) == 3
 
 
+@pytest.mark.usefixtures("reads_refused")
 def test_a_refused_call_is_no_recompile():
     compiled = foregrad.aot_function(lambda x, flag: x * x.sum().item() if flag else x, nop)
     compiled(plain(2), False)

@@ -108,6 +108,7 @@ def test_a_module_that_compiles(folder, capsys, name):
     assert f"recording explained.py:{name} ..." in err and "Traceback" not in out + err
 
 
+@pytest.mark.usefixtures("reads_refused")
 def test_a_module_that_is_refused(folder, capsys):
     code, out, _ = run(capsys, "explained.py:Gated", "--shape", "tokens=4x3:int64")
     assert code == 1 and "explained.py:Gated does not compile." in out

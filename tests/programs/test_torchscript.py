@@ -192,6 +192,7 @@ class Branching(nn.Module):
         return x
 
 
+@pytest.mark.usefixtures("reads_refused")
 @pytest.mark.parametrize(
     ("kind", "error", "words"),
     [(Assigning, UnsupportedError, "'calls'"), (Branching, DataDependentError, "depends on the data")],

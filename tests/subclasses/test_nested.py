@@ -88,6 +88,7 @@ def test_two_arguments():
         f(x, jagged(2, 3))
 
 
+@pytest.mark.usefixtures("reads_refused")
 def test_lengths_that_nobody_knows():
     """A program that must look at the lengths of the rows is refused by name"""
     with pytest.raises(foregrad.errors.DataDependentError, match="_local_scalar_dense"):

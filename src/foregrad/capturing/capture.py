@@ -537,7 +537,7 @@ class _Recordings:
             self._reachable.noting_code,
         )
         if self._call.given is not None and not config.is_export:
-            session.check_reads()
+            session.check_reads(config.options.max_reads if config.options.reads == "checked" else 0)
         self._sessions.append(session)
         return session
 

@@ -82,6 +82,11 @@ class Specialization:
         return self._program.forward_graph
 
     @property
+    def forward_parts(self) -> tuple[fx.GraphModule, ...]:
+        """The forward as its compiler was given it: cut where the program reads data, otherwise whole."""
+        return self._program.forward_parts
+
+    @property
     def backward_graph(self) -> fx.GraphModule | None:
         """What the backward compiler is given, if the program has a backward."""
         return self._program.backward_graph

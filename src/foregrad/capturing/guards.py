@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -51,6 +52,7 @@ from ..runtime.call import (
     write_inner_tensors,
     write_shared_memory,
 )
+from ..runtime.parts import Missed
 from ..slots import GradOf, Inner, Input, Output, Part, Primal, Slot
 from ..subclasses.layout import Fixed, FromLeaf, Layout
 from ..values import Change, Remembered, is_plain, same_value, shown, weakly
@@ -61,6 +63,23 @@ from .patterns import ObjectPattern
 from .sources import Source
 
 MISS = object()  # what a program returns when a call is not for it
+
+
+class Misses(threading.local):
+    """The read at which the last call of this thread found other data than the recording."""
+
+    last: Change | None = None
+
+    def note(self, missed: Missed) -> object:
+        """The call is for another program."""
+        read = missed.read
+        self.last = Change(f"{read.what} at {read.place}", shown(read.value), shown(missed.value))
+        return MISS
+
+    def take(self) -> Change | None:
+        """What it was, if there was one; it is told once."""
+        last, self.last = self.last, None
+        return last
 
 
 class GuardedEntry:
@@ -81,6 +100,7 @@ class GuardedEntry:
         self.free_variables = capture.free_variables
         self.shared = capture.shared
         self.reads = capture.reads
+        self.misses = Misses()
         self.places: dict[str, str] = {}  # text that reads a place: the user's name for it
         self.explainers: dict[str, Callable[..., Change | None]] = {}  # by the names of checks that are in C++
         self._variables: dict[Slot, str] = {}
@@ -89,7 +109,8 @@ class GuardedEntry:
         """The guards, to be asked why they refuse a call."""
         known = [(slot, name) for slot, name in self._variables.items() if not isinstance(slot, Part)]
         variables = {name: str(slot) for slot, name in known if name.isidentifier()}  # others are constants
-        return GuardText(program.source, program.call.__globals__, {**self.places, **variables}, self.explainers)
+        places = {**self.places, **variables}
+        return GuardText(program.source, program.call.__globals__, places, self.explainers, self.misses.take)
 
     def open(self, writer: Writer) -> str:
         return "def call(args, kwargs):"
@@ -112,6 +133,9 @@ class GuardedEntry:
     def leave(self, writer: Writer, results: int) -> None:
         names = [writer.variable(Output(i)) for i in range(results)]
         writer.line(f"return {build_expression(writer, self.result.tree, names, self.result.shared)}")
+
+    def miss(self, writer: Writer) -> str:
+        return writer.bind(self.misses.note, "missed_read")
 
     # -------------------------------------------------------------------------------------------- checks
     def _check_ambient(self, writer: Writer, miss: str) -> None:

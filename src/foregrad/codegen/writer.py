@@ -291,3 +291,6 @@ class Stage:
 
     def leave(self, writer: Writer) -> None:
         """Lines on the way out."""
+
+    def undo(self, writer: Writer) -> None:
+        """Lines that take back what those on the way in did, for a call that is for another program."""

@@ -96,6 +96,10 @@ class Functionalizer(Walk):
             self._position = position
             graph.stack, graph.backward, graph.origin = step.stack, step.backward, step.origin
             graph.recomputed = step.backward and step.grad_enabled
+            if step.read is not None:
+                node = graph.read(step.op, self.args(step.args), self.kwargs(step.kwargs), step.out, step.read)
+                self.results(node, step.out)
+                continue
             kind = op_info(step.op).kind
             if kind is Kind.PURE or kind is Kind.HIGHER_ORDER:
                 effect = effect_of(step.op)

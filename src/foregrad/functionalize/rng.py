@@ -145,6 +145,7 @@ class Draws:
                 node.op, node.args, node.kwargs, node.impure = operator.getitem, (drawn, 0), {}, False
                 graph.nodes[place : place + 1] = [drawn, draw.state, node]
             draw.state.backward, draw.state.stack, draw.state.origin = node.backward, node.stack, node.origin
+            drawn.part = draw.state.part = node.part
         return draw.state
 
     def _more(

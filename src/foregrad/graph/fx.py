@@ -251,6 +251,10 @@ def _meta(node: Node) -> dict[str, Any]:
             meta["impure"] = True
         if node.recomputed:
             meta["recomputed"] = True
+        if node.part:
+            meta["part"] = node.part
+        if node.read is not None:
+            meta["read"] = node.read
         _tell_origin(node, meta)
     if "val" in meta:
         meta["tensor_meta"] = tensor_meta(meta["val"])
@@ -395,6 +399,7 @@ def from_fx(module: fx.GraphModule, slots: Sequence[Slot]) -> Graph:
         new.name, new.meta = node.name, node.meta
         new.impure = bool(node.meta.get("impure"))
         new.recomputed = bool(node.meta.get("recomputed"))
+        new.part, new.read = node.meta.get("part", 0), node.meta.get("read")
         new.backward = node.meta.get("partitioner_tag") == "is_backward"
         read[node] = new
         if node.op == "placeholder":

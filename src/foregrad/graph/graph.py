@@ -25,6 +25,7 @@ from ..errors import UnsupportedError
 from ..ops import aten
 from ..slots import Slot, belongs_to_backward, outermost
 from ..stack_traces import Origin, Stack, show_stack
+from .reads import Read
 
 Target = Callable[..., Any]
 
@@ -47,6 +48,8 @@ class Node:
     recomputed: bool = False  # the backward runs again what the forward ran, as a checkpoint asked for
     stack: Stack = ()
     origin: Origin | None = None
+    part: int = 0  # of the forward: so many reads come before it
+    read: Read | None = None  # that it is
     _inputs: tuple[Node, ...] | None = None  # found when first asked for
 
     def __repr__(self) -> str:
@@ -171,6 +174,7 @@ class GraphBuilder:
         self.recomputed = False  # nodes made now run again what the forward ran
         self.stack: Stack = ()  # the user's line for nodes made now
         self.origin: Origin | None = None  # of nodes made now
+        self.part = 0  # of nodes made now
         self._symbols: dict[Any, Node] = {}
 
     def placeholder(self, slot: Slot, value: Any) -> Node:
@@ -201,7 +205,15 @@ class GraphBuilder:
         node.recomputed = self.recomputed
         node.stack = self.stack
         node.origin = self.origin
+        node.part = self.part
         self.nodes.append(node)
+        return node
+
+    def read(self, op: Target, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any, read: Read) -> Node:
+        """A node that reads data, at which a part of the forward ends."""
+        node = self.call(op, args, kwargs, value)
+        node.impure, node.read = True, read
+        self.part += 1
         return node
 
     def constant(self, held: Any, value: Any) -> Node:
@@ -355,6 +367,7 @@ class Step:
     computed: Sequence[Any] | None = None  # what a decomposition of its functional variant gave, if it writes
     origin: Origin | None = None
     becomes_grad: bool = False  # autograd's copy for a `.grad`, of what the recording holds too
+    read: Read | None = None  # that it is
 
     def __repr__(self) -> str:
         return f"<{self.op}{', in backward' if self.backward else ''}>"

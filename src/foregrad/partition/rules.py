@@ -13,14 +13,12 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from .._torch import HigherOrderOperator, OpOverload
 from ..graph.graph import Node, get_constant
-from ..ops import Kind, op_info
+from ..ops import COLLECTIVES, Kind, op_info
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What may be computed twice: one predicate, which no budget and no option lifts.
 #
 # The forward runs an operator once. If the backward runs it again, it must see the same values, unnoticed.
-_COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem", "_dtensor")
-
 MARKED = "marked to be saved"
 _SAVE = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
 _RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
@@ -72,7 +70,7 @@ def _dropout_argument(op: OpOverload) -> tuple[int | None, Any]:
 
 
 def _is_collective(op: Any, node: Node) -> bool:
-    return isinstance(op, OpOverload) and op.namespace in _COLLECTIVES
+    return isinstance(op, OpOverload) and op.namespace in COLLECTIVES
 
 
 def _writes(op: Any, node: Node) -> bool:

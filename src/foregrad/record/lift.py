@@ -49,6 +49,7 @@ from ..abstract.sparse import has_unknown_length
 from ..errors import DataDependentError, ForegradError, UnsupportedError
 from ..ops import aten
 from ..stack_traces import is_own_code, is_users_code, user_stack, where
+from ..subclasses.layout import is_wrapper
 from ..values import PLAIN
 from .borrowed import Borrowed, Caches
 from .hooks import REGISTERING, Hooks, HooksLeft
@@ -293,24 +294,40 @@ class LiftedTensors(TorchFunctionMode):
             return kind([self._swap(item) for item in value])
         return value
 
-    def _value_to_read(self, func: Any, args: tuple[Any, ...]) -> Tensor | None:
-        """The value of a tensor that the program reads, if it is the same at each call."""
+    def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a function gives that asks for data: of a value that calls compare, or that is always the same."""
         tensor = args[0] if args else None
         if not isinstance(tensor, Tensor):
-            return None
-        value = None
-        if self._abstract(tensor) and func in _GIVES_NUMBERS:
-            value = self._recorder.value_of(tensor)
-        elif self._abstract(tensor) and func in _GIVES_TEXT:
-            value = self._recorder.reads.constant(tensor)
-        elif self._abstract(tensor):
-            value = self._recorder.engine.value_of(tensor)
+            return NotImplemented
+        numbers = func in _GIVES_NUMBERS
+        if numbers and self._recorder.checked_reads is not None:
+            tensor = self._swap(tensor)
+        if numbers and is_wrapper(tensor):  # it says itself what it holds
+            return self._call(func, args, kwargs)
+        value = self._known_value(func, tensor)
+        if value is not None and (numbers or func in _GIVES_TEXT):
+            with disable_modes(), without_function_modes():
+                return func(value, *args[1:], **kwargs)
+        if numbers and value is None and self._abstract(tensor):
+            found = self._recorder.read(NEEDS_DATA[func], func, [tensor])
+            if found is not NotImplemented:
+                return found
         if value is None:
             raise DataDependentError(
                 f"{NEEDS_DATA[func]} of a recorded tensor, at {where(user_stack(3))}. While a program is recorded its "
                 f"tensors have no data. {WAY_OUT}"
             )
-        return value
+        return NotImplemented
+
+    def _known_value(self, func: Any, tensor: Tensor) -> Tensor | None:
+        """The value of a tensor that the program reads, if it is the same at each call, or a guard compares it."""
+        if not self._abstract(tensor):
+            return None
+        if func in _GIVES_NUMBERS:
+            return self._recorder.value_of(tensor)
+        if func in _GIVES_TEXT:
+            return self._recorder.reads.constant(tensor)
+        return self._recorder.engine.value_of(tensor)
 
     def _is_input(self, tensor: Tensor) -> bool:
         return not self._abstract(tensor) or id(tensor) in self._arguments or id(tensor) in self._lifted
@@ -410,10 +427,9 @@ class LiftedTensors(TorchFunctionMode):
         if func not in _SPECIAL:
             return self._call(func, args, kwargs)
         if func in NEEDS_DATA:
-            value = self._value_to_read(func, args)
-            if value is not None and (func in _GIVES_NUMBERS or func in _GIVES_TEXT):
-                with disable_modes(), without_function_modes():
-                    return func(value, *args[1:], **kwargs)
+            found = self._read(func, args, kwargs)
+            if found is not NotImplemented:
+                return found
         elif func in _SETTERS:
             return self._set(func, args)
         elif func in INNER_BACKWARDS:

@@ -41,6 +41,7 @@ from ..abstract.real_kernels import SIZED_BY_LISTS, given_by_kernel
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
 from ..functional_variants import call_of_variant
 from ..graph.graph import Step
+from ..graph.reads import READ
 from ..ops import Kind, OpInfo, aten, op_info, tensors_in, written_arguments
 from ..stack_traces import (
     GRADIENT_SUM,
@@ -55,6 +56,7 @@ from ..stack_traces import (
     where,
 )
 from ..subclasses.layout import is_wrapper
+from .checked_reads import CheckedReads
 from .mutation_checks import ForeignMemory, MutationChecks, Mutations, lists_share_memory, one_after_another
 from .reads import Reads
 from .refusals import MAKES_STRIDED_NESTED, communicating, explained, strided_nested
@@ -67,7 +69,11 @@ _DEVICE_OF = torch.ops.prim.device.default
 _SIZES_OF = torch.ops.aten.size.default
 _COPY = torch.ops.aten.copy_.default
 _ZERO = torch.ops.aten.zero_.default
-_GIVES_NUMBERS = (aten._local_scalar_dense.default, aten.is_nonzero.default, aten.equal.default)
+_GIVES_NUMBERS = {
+    aten._local_scalar_dense.default: "item()",
+    aten.is_nonzero.default: "bool()",
+    aten.equal.default: "equal()",
+}
 _NOT_EAGERS = (NotImplementedError, AssertionError, AttributeError, KeyError, UnsupportedFakeTensorException)
 
 
@@ -138,6 +144,7 @@ class Recorder(TorchDispatchMode):
         self._origin: Origin | None = None  # of the operator that runs now
         self.generators = Generators(lambda: where(user_stack(2)))
         self.reads = Reads(self.steps, engine)
+        self.checked_reads: CheckedReads | None = None  # where calls can compare what the program reads
         self._default_dtype = torch.get_default_dtype()
         self._devices: set[torch.device] = set()
         self._last_node = _LastNode()  # of those whose gradients are summed up
@@ -275,6 +282,19 @@ class Recorder(TorchDispatchMode):
         values = [self.reads.constant(tensor) for tensor in tensors_in(args)]
         return bool(values) and all(value is not None for value in values)
 
+    def read(self, what: str, look: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
+        """A value that the program reads, and that each call compares; `NotImplemented` where calls cannot."""
+        if self.checked_reads is None or self.backward:
+            return NotImplemented
+        stack = self._stack()
+        origin = self._origin
+        found, read = self.checked_reads.read(what, look, tensors, stack)
+        self.reads.count += 1
+        if read is not None:
+            self._note(READ, (list(tensors),), {}, None, stack, origin)
+            self.steps[-1].read = read
+        return found
+
     def _values_of(self, args: Sequence[Any]) -> list[torch.Tensor] | None:
         values = [self.value_of(tensor) for tensor in tensors_in(args)]
         known = [value for value in values if value is not None]
@@ -294,6 +314,9 @@ class Recorder(TorchDispatchMode):
             if values is not None:
                 with disable_modes(), without_function_modes():
                     return op(*values)
+            found = self.read(_GIVES_NUMBERS[op], op, args) if op in _GIVES_NUMBERS else NotImplemented
+            if found is not NotImplemented:
+                return found
             if op in SIZED_BY_LISTS and (made := given_by_kernel(self.engine, op, args, kwargs)) is not None:
                 return made
             raise DataDependentError(
@@ -484,11 +507,12 @@ class Recorder(TorchDispatchMode):
 
     def _draw(self, op: OpOverload, kwargs: dict[str, Any], args: tuple[Any, ...]) -> tuple[int | None, int | None]:
         """The earlier step whose draw this random operator replays, if it does, and the one that it follows."""
-        generator = kwargs.get("generator") or self._default_generator(args, kwargs)
+        generator = kwargs.get("generator") or self.default_generator(args, kwargs)
         run = running_node_number() if self.backward else None
         return self.generators.draw(op, generator, len(self.steps), may_reseed=self.backward, run=run)
 
-    def _default_generator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator:
+    def default_generator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator:
+        """What a random operator draws from, unless it is given a generator."""
         tensors = [a for a in args if self.engine.is_abstract(a)]
         device = self.engine.device_of(tensors[0]) if tensors else torch.device(kwargs.get("device") or "cpu")
         if device.type == "cuda":

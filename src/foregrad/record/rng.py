@@ -36,6 +36,12 @@ class Generators:
             torch.rand(1, device="cpu")
             self._left[id(default)] = (default, default.get_state())
 
+    def first_state(self, generator: torch.Generator) -> Tensor:
+        """The state of a generator before the program drew from it."""
+        if generator is torch.default_generator:
+            return self._states_seen[0]
+        return self._before[id(generator)][1]
+
     def draw(
         self, what: Any, generator: torch.Generator, position: int, may_reseed: bool, run: int | None
     ) -> tuple[int | None, int | None]:

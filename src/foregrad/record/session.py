@@ -50,6 +50,7 @@ from ..stack_traces import caller_of, is_users_code, passes_through, user_stack,
 from ..subclasses.layout import is_jagged, is_wrapper, layout_of, leaves_of, require_comparable, with_symbols
 from .alias_groups import SharedMemory, root_of
 from .borrowed import Borrowed
+from .checked_reads import CheckedReads
 from .fakify import (
     Argument,
     FoundAttributes,
@@ -64,6 +65,7 @@ from .fakify import (
 from .hooks import BackwardGuards, BackwardState, UserCode, user_code_seen
 from .lift import LiftedTensors
 from .recorder import Recorder
+from .replay import Replay
 from .retrace import GradientBefore, Retrace
 from .survivors import Beginning, References, escape_error
 from .tape import accumulated, edges_from, follow_determinants, node_of, tape_edges, with_added
@@ -162,6 +164,7 @@ class Session:
         self._shared: dict[int, SharedMemory] = {}  # by id of the real tensors that look at it
         self._roots: dict[int, RecordedInput] = {}  # by id of the real root
         self.real_tensors: dict[Primal, Tensor] = {}
+        self._real_memories: dict[Primal, Tensor] = {}
         self._found: dict[Primal, weakref.ref[Tensor]] = {}  # what is left of them once they are released
         self._by_identity: dict[int, RecordedInput] = {}
         self._wrappers_by_storage: dict[int, list[tuple[Tensor, Tensor]]] = {}  # those met so far, and what stands in
@@ -189,8 +192,10 @@ class Session:
         as_in_eager = self.recorder.reads.can_be_checked
         return questions_answered_as_in_eager(self.engine.own_mode) if as_in_eager else contextlib.nullcontext()
 
-    def check_reads(self) -> None:
-        """Calls can check what the program reads of its inputs."""
+    def check_reads(self, most: int) -> None:
+        """Calls can check what the program reads; so many reads at most, beside those that inputs determine."""
+        if most:
+            self.recorder.checked_reads = CheckedReads(self._replay(), most)
         self.recorder.reads.check(
             lambda: {
                 id(recorded.seen): (recorded.slot, self.real_tensors[recorded.slot])
@@ -198,6 +203,23 @@ class Session:
                 if recorded.slot in self.real_tensors
             }
         )
+
+    def _replay(self) -> Replay:
+        recorder = self.recorder
+        return Replay(
+            self.steps,
+            self.engine,
+            self._inputs_and_reals,
+            recorder.generators,
+            lambda step: step.kwargs.get("generator") or recorder.default_generator(step.args, step.kwargs),
+        )
+
+    def _inputs_and_reals(self) -> Iterator[tuple[RecordedInput, Tensor]]:
+        for recorded in (*self.memories, *self.inputs):
+            real = self._real_memories.get(recorded.slot)
+            real = self.real_tensors.get(recorded.slot) if real is None else real
+            if recorded.is_tensor and real is not None:
+                yield recorded, real
 
     def run(
         self,
@@ -406,6 +428,8 @@ class Session:
         """Memory that inputs share is seen before the inputs are."""
         base = fakify(self.engine, Argument(memory.slot, memory.base))
         self.memories.append(base)
+        self._real_memories[memory.slot] = memory.base
+        self._real_memories |= {alias_group.slot: alias_group.root for alias_group in memory.families}
         for alias_group in memory.families:
             root = base if alias_group.is_memory else fakify_root(base, alias_group)
             if root is not base:
@@ -417,6 +441,9 @@ class Session:
         """Let go of the tensors that the program was recorded on; a compiled program holds no data of its own."""
         self._found = {s: weakref.ref(t) for s, t in self.real_tensors.items() if not isinstance(s, Input)}
         self.real_tensors.clear()
+        self._real_memories.clear()
+        if self.recorder.checked_reads is not None:
+            self.recorder.checked_reads.release()
         self._by_identity.clear()
         self._shared.clear()
         self.lifted.release_arguments()
@@ -440,6 +467,8 @@ class Session:
     def abandon(self) -> None:
         """Take it apart: its parts lead to each other, and to the user's objects."""
         self.recorder.forget_refusal()
+        if self.recorder.checked_reads is not None:
+            self.recorder.checked_reads.release()
         self.real_tensors.clear()  # which the joint graph has as well
         vars(self.lifted).clear()
         vars(self).clear()

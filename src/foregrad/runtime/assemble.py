@@ -6,22 +6,23 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
 
 from .._torch import any_autocast_enabled, deterministic_enabled
-from ..codegen.writer import Writer
+from ..codegen.writer import Stage, Writer
 from ..compat import ViewAndMutationMeta, describe
-from ..errors import ForegradError, InternalError
+from ..errors import ForegradError, InternalError, UnsupportedError
 from ..graph.graph import Graph
 from ..graph.verify import verify
 from ..joint.build import Joint
+from ..joint.hooks import HookAdded
 from ..joint.outputs import Constant, Number, SameAsInput
 from ..logs import show_graph
-from ..options import AOTConfig
-from ..slots import Input, Output, Saved, Token, belongs_to_backward
+from ..options import AOTConfig, Compiler
+from ..slots import Input, Output, Primal, Saved, Token, belongs_to_backward
 from . import rng, subclasses
 from .autograd_function import TrainingCore
 from .backward import Backward
@@ -29,6 +30,7 @@ from .call import Entry, InferenceCore
 from .compilers import Boxed, CompilerInput, checked, compile_graph, example_values, partitioned
 from .double_backward import Orders
 from .effect_tokens import unlift_tokens, without_first_tokens
+from .parts import Missed, States, generators_before, has_reads, require_all_reads, write_parts
 from .saved_tensors import SavedValue, saved_by
 from .stages import stages_of
 
@@ -45,6 +47,7 @@ class Program:
     config: AOTConfig
     deterministic: bool  # torch's algorithms had to be, when it was compiled
     forward_graph: fx.GraphModule
+    forward_parts: tuple[fx.GraphModule, ...]  # between which data is read; otherwise the graph itself
     backward_graph: fx.GraphModule | None
     source: str
     call: Callable[..., Any]
@@ -68,7 +71,8 @@ class _Compiled:
     """The graphs of a program, and what runs them."""
 
     core: InferenceCore | TrainingCore
-    forward: fx.GraphModule
+    forward: CompilerInput
+    parts: tuple[fx.GraphModule, ...]
     backward_graph: fx.GraphModule | None
     strides: Sequence[Any] | None
     backward: Backward | None
@@ -103,7 +107,8 @@ def _assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
         joint=joint,
         config=config,
         deterministic=deterministic_enabled(),
-        forward_graph=made.forward,
+        forward_graph=made.forward.module,
+        forward_parts=made.parts,
         backward_graph=made.backward_graph,
         source=writer.source,
         call=writer.namespace["call"],
@@ -149,13 +154,10 @@ def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, au
         verify(joint.graph)
     if config.options.unlift_effect_tokens:
         given = unlift_tokens(given)
-    examples = _forward_examples(joint, given.graph)
     compiler = config.inference_compiler or config.fw_compiler
-    compiled, strides = compile_graph(compiler, given, examples, "inference", config)
-    install = _install_forward(given.graph, writer, name)
-    install(checked(compiled, "inference", given.graph, install))
+    parts, strides = _compile_forward(joint, given, compiler, "inference", config, writer, name)
     core = InferenceCore(joint, entry.guarded, autocast, entry.frees, edge)
-    return _Compiled(core, given.module, None, strides, None)
+    return _Compiled(core, given, parts, None, strides, None)
 
 
 def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool) -> _Compiled:
@@ -163,18 +165,53 @@ def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, aut
     if config.options.unlift_effect_tokens:
         forward, backward = unlift_tokens(forward), unlift_tokens(backward)
     saved = saved_by(joint, forward.graph, backward.graph, config.name)
-    examples = _forward_examples(joint, forward.graph)
     name = _around_forward(joint, writer, "forward_graph", joint.has_wrappers)
-    compiled, strides = compile_graph(config.fw_compiler, forward, examples, "forward", config)
-    install = _install_forward(forward.graph, writer, name)
-    install(checked(compiled, "forward", forward.graph, install))
+    parts, strides = _compile_forward(joint, forward, config.fw_compiler, "forward", config, writer, name)
     slots = [output.slot for output in forward.graph.outputs]
     saved_strides = strides and [strides[i] for i, slot in enumerate(slots) if isinstance(slot, Saved)]
     runner = Backward(saved, backward, joint.backward, config, Orders, saved_strides)
     name = _around_backward(joint, writer, "backward_graph", backward.graph, len(saved.names))
     runner.install(lambda compiled: writer.rebind(name, compiled))
     core = TrainingCore(joint, runner, entry.guarded, autocast)
-    return _Compiled(core, forward.module, backward.module, strides, runner)
+    return _Compiled(core, forward, parts, backward.module, strides, runner)
+
+
+def _compile_forward(
+    joint: Joint,
+    given: CompilerInput,
+    compiler: Compiler | None,
+    phase: Literal["forward", "inference"],
+    config: AOTConfig,
+    writer: Writer,
+    name: str,
+) -> tuple[tuple[fx.GraphModule, ...], Sequence[Any] | None]:
+    """Compile a forward and install it under a name, in parts if it reads data: its parts, and reported strides."""
+    if has_reads(joint.graph):
+        require_all_reads(joint.graph, given.graph)
+        return _compile_parts(joint, given.graph, compiler, phase, config, writer, name)
+    compiled, strides = compile_graph(compiler, given, _forward_examples(joint, given.graph), phase, config)
+    install = _install_forward(given.graph, writer, name)
+    install(checked(compiled, phase, given.graph, install))
+    return (given.module,), strides
+
+
+def _compile_parts(
+    joint: Joint,
+    graph: Graph,
+    compiler: Compiler | None,
+    phase: Literal["forward", "inference"],
+    config: AOTConfig,
+    writer: Writer,
+    name: str,
+) -> tuple[tuple[fx.GraphModule, ...], Sequence[Any] | None]:
+    def compile_part(part: CompilerInput, strides: Sequence[Any], install: Callable[[Boxed], None]) -> Any:
+        examples = example_values(joint.recording.engine, [node.value for node in part.graph.inputs], strides)
+        compiled, reported = compile_graph(compiler, part, examples, phase, config)
+        install(checked(compiled, phase, part.graph, install))
+        return reported
+
+    parts = write_parts(graph, writer, name, compile_part)
+    return parts.modules, parts.strides
 
 
 def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, made: _Compiled) -> None:
@@ -188,10 +225,38 @@ def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, made: 
         entry.enter(writer)
         for stage in stages:
             stage.enter(writer)
-        made.core.write(writer, [facts.recorded.slot for facts in joint.primals])
+        inputs = [facts.recorded.slot for facts in joint.primals]
+        if has_reads(joint.graph):
+            _write_or_miss(joint, made, entry, writer, stages, inputs)
+        else:
+            made.core.write(writer, inputs)
         for stage in reversed(stages):
             stage.leave(writer)
         entry.leave(writer, joint.visible)
+
+
+def _write_or_miss(
+    joint: Joint, made: _Compiled, entry: Entry, writer: Writer, stages: Sequence[Stage], inputs: Sequence[Primal]
+) -> None:
+    """The graphs of a program that reads data; where it finds other data, everything is put back as it was."""
+    for hook in joint.hooks:
+        if isinstance(hook, HookAdded) and hook.before_writes:
+            raise UnsupportedError(
+                f"the program reads data, and registers a hook on {hook.of}, which it writes to: this cannot be "
+                "compiled yet. Register the hook outside, or compile with fallback='eager'."
+            )
+    generators = [*generators_before(made.forward.graph), *rng.generators_of(joint)]
+    states = States(tuple(dict.fromkeys(generators)))
+    if generators:
+        writer.line(f"generators = {writer.bind(states.note, 'note_generators')}()")
+    with writer.block("try:"):
+        made.core.write(writer, inputs)
+    with writer.block(f"except {writer.bind(Missed, 'Missed')} as missed:"):
+        if generators:
+            writer.line(f"{writer.bind(states.restore, 'restore_generators')}(generators)")
+        for stage in reversed(stages):
+            stage.undo(writer)
+        writer.line(f"return {entry.miss(writer)}(missed)")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -87,6 +87,9 @@ class Entry(Protocol):
     def leave(self, writer: Writer, results: int) -> None:
         """The `return`."""
 
+    def miss(self, writer: Writer) -> str:
+        """What a call returns that read other data than the recording, as `missed` says."""
+
 
 def source_expression(writer: Writer, source: Source) -> str:
     """Python text that finds a tensor that was not passed, from an input that is a view of its memory."""
@@ -176,6 +179,9 @@ class FlatEntry:
 
     def leave(self, writer: Writer, results: int) -> None:
         writer.line(f"return [{', '.join(writer.variable(Output(i)) for i in range(results))}]")
+
+    def miss(self, writer: Writer) -> str:
+        raise AssertionError("a program that is called as it is reads no data")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -65,6 +65,12 @@ def _state(side: RandomInputs) -> GeneratorState:
     return GeneratorState(side.device, side.draws)
 
 
+def generators_of(joint: Joint) -> list[torch.Generator]:
+    """The generators that a forward takes its seed from."""
+    forward = joint.random.forward
+    return [torch.default_generator, default_generator(forward.device)] if forward is not None else []
+
+
 def _takes_state(graph: Graph) -> bool:
     """Whether a backward takes a seed of its own; it may also be given the forward's, as a saved value."""
     return any(node.slot == RandomState("bwd", "seed") for node in graph.inputs)

@@ -174,6 +174,10 @@ class RequireGrad(Stage):
         if not self.at_once:
             self._set(writer)
 
+    def undo(self, writer: Writer) -> None:
+        for slot in self.slots if self.at_once else ():
+            writer.line(f"{writer.variable(slot)}.requires_grad_(False)")
+
     def _set(self, writer: Writer) -> None:
         for slot in self.slots:
             writer.line(f"{writer.variable(slot)}.requires_grad_()")
@@ -280,6 +284,13 @@ class Versions(Stage):
             writer.line(f"{version} = {name}._version")
         for facts in filter(self._only_counts_in_memory, self.inputs):
             self._set(writer, facts)
+
+    def undo(self, writer: Writer) -> None:
+        for facts in filter(self._only_counts, self.inputs):
+            move_version(writer, writer.variable(facts.recorded.slot), -self._missing(facts))
+        for facts in filter(self._only_counts_in_memory, self.inputs):
+            name, setter = writer.variable(facts.recorded.slot), writer.bind(set_version, "set_version")
+            writer.line(f"{setter}({name}, {writer.variables['version of', name]})")
 
     def leave(self, writer: Writer) -> None:
         for facts in self.inputs:

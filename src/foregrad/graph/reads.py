@@ -1,0 +1,38 @@
+"""Reads: places where a program looks at its data, which a call looks at again and compares.
+
+A read runs between two parts of a forward and never inside of one, so that nothing that follows it runs before it is
+compared: what follows may be wrong for other data, an index out of range for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .._torch import OpOverload
+from ..values import shown
+
+library = torch.library.Library("foregrad", "FRAGMENT")
+
+# In a graph, a read whose value is a constant of the program is an operator without a result, which computes nothing.
+library.define("read(Tensor[] tensors) -> ()")
+library.impl("read", lambda tensors: None, "CompositeExplicitAutograd")
+READ: OpOverload = torch.ops.foregrad.read.default
+torch.fx.node.has_side_effect(READ)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """What a program has read of some tensors, and how: a call that reads anything else is not for this program."""
+
+    number: int  # of the read, in the order of the program
+    what: str  # `bool()`, `item()`
+    look: Callable[..., Any]  # gives the value, of the tensors
+    value: Any
+    place: str  # in the user's code
+
+    def __str__(self) -> str:
+        return f"read {self.number}: {self.what} is {shown(self.value)}, at {self.place}"

@@ -1,0 +1,240 @@
+"""A forward in parts: between two of them data is read, and compared with what was read while recording.
+
+The parts are what compilers get. What the rest of the run time sees is one forward, which takes and returns what the
+whole graph does, and raises `Missed` if a read gives something else: by then nothing was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..codegen.writer import Writer, literal
+from ..errors import PartitionError
+from ..functionalize.operators import default_generator
+from ..graph.graph import Graph, GraphOutput, Node, get_constant, nodes_in
+from ..graph.reads import Read
+from ..ops import op_info
+from ..slots import Token, Value
+from ..values import same_value
+from .compilers import Boxed, CompilerInput, for_compiler
+
+
+class Missed(Exception):
+    """A read gave another value than while the program was recorded: the call is for another program."""
+
+    def __init__(self, read: Read, value: Any) -> None:
+        super().__init__(str(read))
+        self.read, self.value = read, value
+
+
+@dataclass(slots=True)
+class Part:
+    """What runs before a read, or after the last one."""
+
+    nodes: list[Node] = field(default_factory=list)
+    read: Node | None = None  # after it
+    takes: list[Node] = field(default_factory=list)
+    gives: list[Node] = field(default_factory=list)
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is anything to run."""
+        return bool(self.gives) or any(node.impure for node in self.nodes)
+
+
+def has_reads(graph: Graph) -> bool:
+    """Whether a graph reads data."""
+    return any(node.read is not None for node in graph.nodes)
+
+
+def require_all_reads(joint: Graph, forward: Graph) -> None:
+    """A partitioner of the user's must keep the reads: what follows them depends on their values."""
+    wanted = [node.read for node in joint.nodes if node.read is not None]
+    found = {node.read for node in forward.nodes if node.read is not None}
+    for read in wanted:
+        if read not in found:
+            raise PartitionError(
+                f"The partitioner left a read out of the forward ({read}). It must keep nodes that are marked impure."
+            )
+
+
+def cut_at_reads(graph: Graph) -> list[Part]:
+    """The parts of a forward, in order, each with what it takes of the inputs and of earlier parts."""
+    reads = sorted((node for node in graph.nodes if node.read is not None), key=lambda node: node.part)
+    places = {node.part: i for i, node in enumerate(reads)}
+    parts = [Part(read=node) for node in reads] + [Part()]
+    for node in graph.nodes:
+        if node.read is None and node.op is not get_constant:
+            parts[_place(node.part, places, len(reads))].nodes.append(node)
+    needed = {node for node in nodes_in(graph.results) if node.op is not get_constant}
+    for part in reversed(parts):
+        wanted = needed if part.read is None else needed.union(part.read.inputs())
+        own = set(part.nodes)
+        part.gives = [node for node in part.nodes if node in wanted]
+        inputs = dict.fromkeys(item for node in part.nodes for item in node.inputs())
+        part.takes = [item for item in inputs if item not in own and item.op is not get_constant]
+        part.nodes[:0] = [item for item in inputs if item.op is get_constant]
+        needed = wanted.union(part.takes)
+    return parts
+
+
+def _place(number: int, places: Mapping[int, int], last: int) -> int:
+    """The part of a node after which so many reads were recorded."""
+    return places.get(number, last)
+
+
+@dataclass(frozen=True)
+class CompiledParts:
+    """The compiled parts of a forward."""
+
+    modules: tuple[Any, ...]  # graph modules, as the compiler was given them
+    strides: list[Any] | None  # of what the forward returns, if the compiler reported any
+
+
+def write_parts(
+    graph: Graph,
+    writer: Writer,
+    name: str,
+    compile_part: Callable[[CompilerInput, Sequence[Any], Callable[[Boxed], None]], list[Any] | None],
+) -> CompiledParts:
+    """Compile the parts of a forward, and write the function `name` that runs them.
+
+    `compile_part` compiles a graph that takes inputs of these strides, hands the result to what puts it in its place,
+    and gives the strides of what it returns, where they are reported.
+    """
+    parts = cut_at_reads(graph)
+    modules: list[Any] = []
+    strides: dict[Node, Any] = {}
+    calls: list[str | None] = []
+    for part in parts:
+        if not part.runs:
+            calls.append(None)
+            continue
+        calls.append(writer.fresh(f"part_{len(modules)}"))
+        outputs = [GraphOutput(Value(node.name), node) for node in part.gives]
+        overwritten = graph.overwritten & {*part.takes, *part.nodes}
+        given = for_compiler(Graph(part.takes, part.nodes, outputs, overwritten))
+        modules.append(given.module)
+        install = _Install(writer, calls[-1] or "")
+        reported = compile_part(given, [strides.get(node) for node in part.takes], install)
+        strides |= dict(zip(part.gives, reported, strict=True)) if reported else {}
+    _write(graph, writer, name, parts, calls)
+    known = [strides.get(value) if isinstance(value, Node) else None for value in graph.results]
+    return CompiledParts(tuple(modules), known if strides else None)
+
+
+@dataclass(frozen=True)
+class _Install:
+    """Puts a compiled part in its place."""
+
+    writer: Writer
+    name: str
+
+    def __call__(self, compiled: Boxed) -> None:
+        self.writer.rebind(self.name, compiled)
+
+
+def _write(graph: Graph, writer: Writer, name: str, parts: Sequence[Part], calls: Sequence[str | None]) -> None:
+    """The function that runs the parts; values are dropped after their last use."""
+    for own in ("args", "graph_inputs", "value"):
+        writer.fresh(own)
+    shown = (*graph.inputs, *(node for part in parts for node in part.gives))
+    names = {node: writer.fresh(node.name) for node in shown}
+    names |= {n: writer.bind(n.args[0], "constant") for n in nodes_in(graph.results) if n.op is get_constant}
+    tokens = graph.inputs_of(Token)
+    with writer.block(f"def {name}(args):"):
+        taken = [names[node] for node in graph.inputs if node not in tokens]
+        if taken:
+            writer.take_apart(taken, "args")
+        writer.line("args.clear()")
+        for node in tokens:
+            writer.line(f"{names[node]} = None")
+        for part, call, dropped in zip(parts, calls, _last_uses(graph, parts), strict=True):
+            if call is not None:
+                _write_call(writer, part, call, dropped, names)
+            if part.read is not None:
+                _write_read(writer, part.read, names)
+        results = graph.results[len(tokens) :]
+        texts = [names[value] if isinstance(value, Node) else literal(writer, value) for value in results]
+        writer.line(f"return [{', '.join(texts)}]")
+    writer.line()
+
+
+def _write_call(writer: Writer, part: Part, call: str, dropped: Sequence[Node], names: Mapping[Node, str]) -> None:
+    writer.line(f"graph_inputs = [{', '.join(names[node] for node in part.takes)}]")
+    if dropped:
+        writer.line(f"del {', '.join(names[node] for node in dropped)}")
+    if part.gives:
+        writer.take_apart([names[node] for node in part.gives], f"{call}(graph_inputs)")
+    else:
+        writer.line(f"{call}(graph_inputs)")
+
+
+def _write_read(writer: Writer, node: Node, names: Mapping[Node, str]) -> None:
+    """Read, and compare."""
+    read = node.read
+    assert read is not None
+    known = writer.bind(read, f"read_{read.number}")
+    writer.line(f"# {read}")
+    writer.line(f"value = {writer.bind(read.look, 'look')}({', '.join(names[item] for item in node.inputs())})")
+    if type(read.value) is bool:
+        differs = f"value is not {read.value}"
+    elif type(read.value) is int:
+        differs = f"value != {read.value}"
+    else:
+        differs = f"not {writer.bind(same_value, 'same_value')}(value, {known}.value)"
+    writer.line(f"if {differs}: raise {writer.bind(Missed, 'Missed')}({known}, value)")
+
+
+def _last_uses(graph: Graph, parts: Sequence[Part]) -> list[list[Node]]:
+    """For each part, the values that nothing reads after it has started."""
+    needed = set(nodes_in(graph.results))
+    found: list[list[Node]] = []
+    for part in reversed(parts):
+        read = () if part.read is None else part.read.inputs()
+        needed |= set(read)
+        found.append([node for node in part.takes if node not in needed] if part.runs else [])
+        needed |= set(part.takes)
+    found.reverse()
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Generators that a call has drawn from, before it finds that it is for another program.
+def generators_before(graph: Graph) -> list[torch.Generator]:
+    """The generators that a forward draws from before its last read."""
+    last = max(node.part for node in graph.nodes if node.read is not None)
+    found: dict[torch.Generator, None] = {}
+    for node in graph.nodes:
+        draws = hasattr(node.op, "_schema") and "random" in op_info(node.op).traits  # type: ignore[arg-type]
+        if draws and node.part <= last:
+            given = [item.args[0] for item in node.inputs() if item.op is get_constant]
+            own = [item for item in given if isinstance(item, torch.Generator)]
+            found.update(dict.fromkeys(own or [default_generator(_device_of(node))]))
+    return list(found)
+
+
+def _device_of(node: Node) -> torch.device:
+    values = [node.value, *(item.value for item in node.inputs())]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class States:
+    """Notes where generators are, and puts them back."""
+
+    generators: tuple[torch.Generator, ...]
+
+    def note(self) -> list[torch.Tensor]:
+        """Where they are now."""
+        return [generator.get_state() for generator in self.generators]
+
+    def restore(self, states: list[torch.Tensor]) -> None:
+        """Put them back."""
+        for generator, state in zip(self.generators, states, strict=True):
+            generator.set_state(state)
