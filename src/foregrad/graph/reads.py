@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .._torch import OpOverload
 from ..values import shown
@@ -30,9 +31,20 @@ class Read:
 
     number: int  # of the read, in the order of the program
     what: str  # `bool()`, `item()`
-    look: Callable[..., Any]  # gives the value, of the tensors
-    value: Any
+    look: Callable[..., Any]  # gives the value, of the tensors; or an operator whose result has a size that is data
+    value: Any  # or the sizes of the results
     place: str  # in the user's code
+    sized: bool = False  # only the sizes of the results are compared
 
     def __str__(self) -> str:
-        return f"read {self.number}: {self.what} is {shown(self.value)}, at {self.place}"
+        verb = "has the size" if self.sized else "is"
+        return f"read {self.number}: {self.what} {verb} {shown(self.value)}, at {self.place}"
+
+
+def sizes_of(results: Any) -> Any:
+    """The size of a tensor, or of each of several.
+
+    >>> sizes_of(torch.ones(2, 3)), sizes_of((torch.ones(2), torch.ones(())))
+    ((2, 3), ((2,), ()))
+    """
+    return tuple(results.shape) if isinstance(results, Tensor) else tuple(map(sizes_of, results))

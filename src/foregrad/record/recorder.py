@@ -41,7 +41,7 @@ from ..abstract.real_kernels import SIZED_BY_LISTS, given_by_kernel
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
 from ..functional_variants import call_of_variant
 from ..graph.graph import Step
-from ..graph.reads import READ
+from ..graph.reads import READ, Read
 from ..ops import Kind, OpInfo, aten, op_info, tensors_in, written_arguments
 from ..stack_traces import (
     GRADIENT_SUM,
@@ -56,7 +56,7 @@ from ..stack_traces import (
     where,
 )
 from ..subclasses.layout import is_wrapper
-from .checked_reads import CheckedReads
+from .checked_reads import MASKS, SIZED_BY_DATA, WRITES_BY_MASK, CheckedReads
 from .mutation_checks import ForeignMemory, MutationChecks, Mutations, lists_share_memory, one_after_another
 from .reads import Reads
 from .refusals import MAKES_STRIDED_NESTED, communicating, explained, strided_nested
@@ -145,6 +145,8 @@ class Recorder(TorchDispatchMode):
         self.generators = Generators(lambda: where(user_stack(2)))
         self.reads = Reads(self.steps, engine)
         self.checked_reads: CheckedReads | None = None  # where calls can compare what the program reads
+        self._places: dict[int, tuple[int, int]] = {}  # of masks, by their ids: the step that gave them, the version
+        self._read: Read | Literal["known"] | None = None  # that the operator is whose result was found last
         self._default_dtype = torch.get_default_dtype()
         self._devices: set[torch.device] = set()
         self._last_node = _LastNode()  # of those whose gradients are summed up
@@ -245,6 +247,8 @@ class Recorder(TorchDispatchMode):
             return self._note(_ZERO, args[:1], {}, args[0], stack, origin)
         if changes:
             self.foreign.refuse_write(written_arguments(op, args, kwargs), stack)
+        if op in WRITES_BY_MASK and self.checked_reads is not None:
+            self._find_places(op, args)
         shapes = self.mutation_checks.before(op, args, kwargs, stack) if changes else ()
         computed = self._by_variant(op, args, kwargs) if self._twins_decompose and info.kind is Kind.WRITE else None
         out = self._checked_result(op, types, args, kwargs, stack)
@@ -253,10 +257,11 @@ class Recorder(TorchDispatchMode):
         if get_default_dtype() is not self._default_dtype and info.kind is Kind.PURE:
             kwargs = self._with_its_dtype(op, types, args, kwargs, out)
         repeats, follows = self._draw(op, kwargs, args) if random and computed is None else (None, None)
-        if info.is_plain and id(op) not in self._decomposed and id(op) not in DOUBTFUL:
+        if info.is_plain and id(op) not in self._decomposed and id(op) not in DOUBTFUL and op not in WRITES_BY_MASK:
             self._plain.add(id(op))
         self._note(op, args, kwargs, out, stack, origin, repeats, follows)
-        self.steps[-1].computed = computed
+        if computed is not None:
+            self.steps[-1].computed = computed
         return out
 
     def _checked_result(
@@ -288,11 +293,50 @@ class Recorder(TorchDispatchMode):
             return NotImplemented
         stack = self._stack()
         origin = self._origin
-        found, read = self.checked_reads.read(what, look, tensors, stack)
+        found, read = self.checked_reads.number(what, look, tensors, stack)
         self.reads.count += 1
         if read is not None:
+            self._read = read
             self._note(READ, (list(tensors),), {}, None, stack, origin)
-            self.steps[-1].read = read
+        return found
+
+    def _read_data(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack) -> Any:
+        """The result of an operator that gives numbers, or whose result has a size that depends on data."""
+        if op in _GIVES_NUMBERS:
+            found = self.read(_GIVES_NUMBERS[op], op, args)
+            self._read = None if found is NotImplemented else "known"
+            return found
+        if self.checked_reads is None or op not in SIZED_BY_DATA:
+            return NotImplemented
+        if self.backward:
+            return self._selected_in_backward(op, args)
+        found, self._read = self.checked_reads.results(op, args, kwargs, stack)
+        return found
+
+    def _find_places(self, op: OpOverload, args: tuple[Any, ...]) -> None:
+        """A write by a mask, of a value that is differentiated: its gradient will be selected by the same mask."""
+        masks = args[1] if isinstance(args[1], (list, tuple)) else args[1:2]
+        if not self.backward and isinstance(args[2], torch.Tensor) and args[2].requires_grad:
+            for mask in masks:
+                if mask is not None and mask.dtype in MASKS and id(mask) not in self._places:
+                    with self:
+                        aten.unbind.int(aten.nonzero.default(mask), 1)
+                    self._places[id(mask)] = len(self.steps) - 1, mask._version
+
+    def _selected_in_backward(self, op: OpOverload, args: tuple[Any, ...]) -> Any:
+        """What a mask selects of a gradient, by the places that the forward has found."""
+        masks = args[1] if op is aten.index.Tensor else [args[1]]
+        indices: list[Any] = []
+        for mask in masks:
+            if mask is None or mask.dtype not in MASKS:
+                indices.append(mask)
+            elif self._places.get(id(mask), (0, None))[1] == mask._version:
+                indices += self.steps[self._places[id(mask)][0]].out
+            else:
+                return NotImplemented
+        with self:
+            found = aten.index.Tensor(args[0], indices)
+        self._read = "known"
         return found
 
     def _values_of(self, args: Sequence[Any]) -> list[torch.Tensor] | None:
@@ -312,9 +356,10 @@ class Recorder(TorchDispatchMode):
         except (DataDependentOutputException, DynamicOutputShapeException):
             values = self._values_of(args) if op in _GIVES_NUMBERS else None
             if values is not None:
+                self._read = "known"
                 with disable_modes(), without_function_modes():
                     return op(*values)
-            found = self.read(_GIVES_NUMBERS[op], op, args) if op in _GIVES_NUMBERS else NotImplemented
+            found = self._read_data(op, args, kwargs, stack)
             if found is not NotImplemented:
                 return found
             if op in SIZED_BY_LISTS and (made := given_by_kernel(self.engine, op, args, kwargs)) is not None:
@@ -377,10 +422,13 @@ class Recorder(TorchDispatchMode):
         repeats: int | None = None,
         follows: int | None = None,
     ) -> Any:
-        """Write an operator down."""
+        """Write an operator down; numbers that were read are none of its results."""
+        read, self._read = self._read, None
+        if read == "known":
+            return out
         step = Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, repeats, follows)
         step.becomes_grad = self.backward and op is _COPY and accumulates_gradient()
-        step.origin = origin
+        step.origin, step.read = origin, read
         self.steps.append(step)
         return out
 

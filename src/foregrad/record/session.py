@@ -195,7 +195,7 @@ class Session:
     def check_reads(self, most: int) -> None:
         """Calls can check what the program reads; so many reads at most, beside those that inputs determine."""
         if most:
-            self.recorder.checked_reads = CheckedReads(self._replay(), most)
+            self.recorder.checked_reads = CheckedReads(self._replay(), self.engine, most)
         self.recorder.reads.check(
             lambda: {
                 id(recorded.seen): (recorded.slot, self.real_tensors[recorded.slot])

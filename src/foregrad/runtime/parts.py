@@ -6,6 +6,7 @@ whole graph does, and raises `Missed` if a read gives something else: by then no
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from ..codegen.writer import Writer, literal
 from ..errors import PartitionError
 from ..functionalize.operators import default_generator
 from ..graph.graph import Graph, GraphOutput, Node, get_constant, nodes_in
-from ..graph.reads import Read
+from ..graph.reads import Read, sizes_of
 from ..ops import op_info
 from ..slots import Token, Value
 from ..values import same_value
@@ -37,6 +38,7 @@ class Part:
 
     nodes: list[Node] = field(default_factory=list)
     read: Node | None = None  # after it
+    unpacked: list[Node] = field(default_factory=list)  # single results of the read
     takes: list[Node] = field(default_factory=list)
     gives: list[Node] = field(default_factory=list)
 
@@ -68,7 +70,9 @@ def cut_at_reads(graph: Graph) -> list[Part]:
     places = {node.part: i for i, node in enumerate(reads)}
     parts = [Part(read=node) for node in reads] + [Part()]
     for node in graph.nodes:
-        if node.read is None and node.op is not get_constant:
+        if _is_result_of_read(node):
+            parts[_place(node.args[0].part, places, len(reads))].unpacked.append(node)
+        elif node.read is None and node.op is not get_constant:
             parts[_place(node.part, places, len(reads))].nodes.append(node)
     needed = {node for node in nodes_in(graph.results) if node.op is not get_constant}
     for part in reversed(parts):
@@ -80,6 +84,10 @@ def cut_at_reads(graph: Graph) -> list[Part]:
         part.nodes[:0] = [item for item in inputs if item.op is get_constant]
         needed = wanted.union(part.takes)
     return parts
+
+
+def _is_result_of_read(node: Node) -> bool:
+    return node.op is operator.getitem and isinstance(node.args[0], Node) and node.args[0].read is not None
 
 
 def _place(number: int, places: Mapping[int, int], last: int) -> int:
@@ -140,9 +148,10 @@ class _Install:
 
 def _write(graph: Graph, writer: Writer, name: str, parts: Sequence[Part], calls: Sequence[str | None]) -> None:
     """The function that runs the parts; values are dropped after their last use."""
-    for own in ("args", "graph_inputs", "value"):
+    for own in ("args", "graph_inputs"):
         writer.fresh(own)
-    shown = (*graph.inputs, *(node for part in parts for node in part.gives))
+    shown = [*graph.inputs, *(node for part in parts for node in (*part.gives, *part.unpacked))]
+    shown += [part.read for part in parts if part.read is not None]
     names = {node: writer.fresh(node.name) for node in shown}
     names |= {n: writer.bind(n.args[0], "constant") for n in nodes_in(graph.results) if n.op is get_constant}
     tokens = graph.inputs_of(Token)
@@ -158,6 +167,8 @@ def _write(graph: Graph, writer: Writer, name: str, parts: Sequence[Part], calls
                 _write_call(writer, part, call, dropped, names)
             if part.read is not None:
                 _write_read(writer, part.read, names)
+            for node in part.unpacked:
+                writer.line(f"{names[node]} = {names[node.args[0]]}[{node.args[1]}]")
         results = graph.results[len(tokens) :]
         texts = [names[value] if isinstance(value, Node) else literal(writer, value) for value in results]
         writer.line(f"return [{', '.join(texts)}]")
@@ -178,16 +189,34 @@ def _write_read(writer: Writer, node: Node, names: Mapping[Node, str]) -> None:
     """Read, and compare."""
     read = node.read
     assert read is not None
-    known = writer.bind(read, f"read_{read.number}")
+    known, look = writer.bind(read, f"read_{read.number}"), writer.bind(read.look, "look")
+    raises = f"raise {writer.bind(Missed, 'Missed')}({known}"
     writer.line(f"# {read}")
-    writer.line(f"value = {writer.bind(read.look, 'look')}({', '.join(names[item] for item in node.inputs())})")
+    if read.sized:
+        arguments = [_text(writer, item, names) for item in node.args]
+        arguments += [f"{key}={_text(writer, item, names)}" for key, item in node.kwargs.items()]
+        writer.line(f"{names[node]} = {look}({', '.join(arguments)})")
+        sizes = f"{writer.bind(sizes_of, 'sizes_of')}({names[node]})"
+        writer.line(f"if {sizes} != {read.value}: {raises}, {sizes})")
+        return
+    value = names[node]
+    writer.line(f"{value} = {look}({', '.join(names[item] for item in node.inputs())})")
     if type(read.value) is bool:
-        differs = f"value is not {read.value}"
+        differs = f"{value} is not {read.value}"
     elif type(read.value) is int:
-        differs = f"value != {read.value}"
+        differs = f"{value} != {read.value}"
     else:
-        differs = f"not {writer.bind(same_value, 'same_value')}(value, {known}.value)"
-    writer.line(f"if {differs}: raise {writer.bind(Missed, 'Missed')}({known}, value)")
+        differs = f"not {writer.bind(same_value, 'same_value')}({value}, {known}.value)"
+    writer.line(f"if {differs}: {raises}, {value})")
+
+
+def _text(writer: Writer, value: Any, names: Mapping[Node, str]) -> str:
+    """An argument of a read."""
+    if isinstance(value, Node):
+        return names[value]
+    if type(value) in (list, tuple):
+        return f"[{', '.join(_text(writer, item, names) for item in value)}]"
+    return literal(writer, value)
 
 
 def _last_uses(graph: Graph, parts: Sequence[Part]) -> list[list[Node]]:
