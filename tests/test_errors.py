@@ -224,6 +224,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.usefixtures("reads_refused")
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_failed_compile_leaves_everything_as_it_was(name):
     """F-12"""
@@ -268,6 +269,7 @@ def test_every_error_belongs_to_one_family():
             assert issubclass(kind, (RuntimeError, AssertionError)), kind
 
 
+@pytest.mark.usefixtures("reads_refused")
 def test_what_cannot_be_compiled_can_run_eagerly_with_one_warning():
     compiled, _ = grab(lambda x: x * x.sum().item(), fallback="eager")
     with pytest.warns(EagerFallbackWarning, match=r"runs eagerly: item\(\) of a recorded tensor"):
@@ -544,6 +546,7 @@ WAYS_OUT = {
 }
 
 
+@pytest.mark.usefixtures("reads_refused")
 @pytest.mark.parametrize("name", WAYS_OUT)
 def test_a_refused_program_runs_with_the_fallback_that_its_error_names(name):
     """In the text, or in the note that is added where the text names another way."""

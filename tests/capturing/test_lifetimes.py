@@ -181,6 +181,7 @@ def moves(x):
 REFUSED = [counts, remembers, raises, cannot_be_multiplied, reads, catches_the_refusal, moves]
 
 
+@pytest.mark.usefixtures("reads_refused")
 @pytest.mark.parametrize("program", REFUSED, ids=lambda program: program.__name__)
 def test_an_argument_of_a_refused_call_is_freed_at_once(program, no_collections):
     dynamic = program is not cannot_be_multiplied  # which torch would log, with the frames, where pytest keeps it

@@ -1076,6 +1076,7 @@ def test_an_iterator_is_not_used_up_by_a_program_that_is_refused(make, iterate):
     assert list(iterator) == [1.0, 2.0]
 
 
+@pytest.mark.usefixtures("reads_refused")
 def test_a_refused_program_leaves_no_trace_in_a_cache():
     @functools.lru_cache
     def doubled(x):

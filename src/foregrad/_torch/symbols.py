@@ -59,6 +59,56 @@ def new_shape_env(duck_shape: bool | None = None) -> ShapeEnv:
     return ShapeEnv(duck_shape=duck_shape)
 
 
+def shape_env_of_reads() -> ShapeEnv:
+    """An environment for sizes that a program reads: any of them may be 0 or 1, and none is that of an input."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return ShapeEnv(
+        allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, specialize_zero_one=False, duck_shape=False
+    )
+
+
+def sizes_of_any_kind() -> contextlib.AbstractContextManager[Any]:
+    """In this context torch does not ask whether a symbolic size is 0 or 1, to lay a tensor out otherwise then."""
+    import torch.fx.experimental._config as config
+
+    return config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+
+
+def read_symbol(shape_env: ShapeEnv, name: str, value: int, is_size: bool) -> Any:
+    """A symbolic number that a program has read."""
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    source = local_source(name)
+    symbol = shape_env.create_symbol(
+        value, source, dynamic_dim=DimDynamic.DYNAMIC, positive=None, do_not_specialize_zero_one=True
+    )
+    if is_size:  # as a range: where sympy itself takes a symbol for positive, it drops the guard of `n > 0`
+        known = shape_env.var_to_range[symbol]
+        shape_env.var_to_range[symbol] = ValueRanges(0, known.upper)
+    return shape_env.create_symintnode(symbol, hint=value, source=source)
+
+
+def conditions_on_symbols(shape_env: ShapeEnv) -> list[tuple[str, frozenset[str]]]:
+    """What a recording assumed about symbols, as Python text, each with the names of the symbols in it."""
+    from torch.utils._sympy.printers import PythonPrinter
+
+    printed = PythonPrinter()
+    found = {
+        printed.doprint(guard.expr): frozenset(str(symbol) for symbol in guard.expr.free_symbols)
+        for guard in shape_env.guards
+    }
+    return [(text, names) for text, names in found.items() if names]
+
+
+def condition_on_symbols(text: str, names: Sequence[str]) -> Callable[..., bool]:
+    """A function of the values of symbols that evaluates such text."""
+    from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+    return eval(f"lambda {', '.join(names)}: {text}", dict(SYMPY_INTERP))
+
+
 def free_symbols(value: Any) -> set[Any]:
     """The symbols in the sizes of a value."""
     from torch.fx.experimental.symbolic_shapes import free_symbols

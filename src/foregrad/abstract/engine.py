@@ -216,6 +216,10 @@ class Engine:
         """A fresh abstract tensor with other strides."""
         return self._strided(tensor.shape, tuple(stride), 0, tensor.dtype, device)
 
+    def laid_out(self, size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A fresh abstract tensor of any layout; sizes may be symbols."""
+        return self._strided(tuple(size), tuple(stride), 0, dtype, device)
+
     def device_of(self, tensor: Tensor) -> torch.device:
         """The device that an abstract tensor pretends to be on."""
         assert isinstance(tensor, FakeTensor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, ParamSpec
@@ -13,7 +14,7 @@ import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
-from .._torch import DynamoWatch, FakeTensor, garbage_collection_paused
+from .._torch import DynamoWatch, FakeTensor, garbage_collection_paused, is_about_symbols
 from ..abstract.engine import Engine, EngineReport
 from ..abstract.lean_tensors import to_fake_tensors
 from ..abstract.sparse import SPARSE, storages_of
@@ -40,6 +41,7 @@ from ..record.alias_groups import (
     related_to,
     share,
 )
+from ..record.checked_reads import Symbols
 from ..record.fakify import Argument, engine_for
 from ..record.hooks import UserCode
 from ..record.pre_dispatch import AboveAutograd
@@ -54,6 +56,8 @@ from ..record.retrace import (
     LateInputs,
     Reason,
     Retrace,
+    SizesAreExact,
+    SizesAreRead,
     WholeMemory,
 )
 from ..record.session import Session
@@ -74,6 +78,8 @@ from .sources import Source
 from .walk import Walk
 
 P = ParamSpec("P")
+
+log = logging.getLogger("foregrad")
 
 # A recording that shows something new is made again; each input may show its memory and its gradient.
 _MOST_RECORDINGS = 16
@@ -332,10 +338,12 @@ class Shown:
     whole: frozenset[Primal] = frozenset()  # inputs whose whole storage must be seen
     late: tuple[Tensor, ...] = ()  # inputs that a backward found by itself
     with_grads: tuple[Tensor, ...] = ()  # tensors whose gradients, from before the call, are inputs
+    symbols: Symbols = "wanted"  # for sizes that the program reads
 
     def after(self, attempt: Attempt) -> Shown | None:
         """With what one more recording has shown; None if that is nothing new."""
         whole, late, with_grads, stable = self.whole, self.late, self.with_grads, False
+        symbols = self.symbols
         match attempt.outcome:
             case WholeMemory(slot):
                 whole, stable = whole | {slot}, True
@@ -343,6 +351,10 @@ class Shown:
                 with_grads = (*with_grads, tensor)
             case LateInputs(tensors):
                 late = (*late, *tensors)
+            case SizesAreRead():
+                symbols = "given"
+            case SizesAreExact():
+                symbols = "refused"
             case Raised() if not self.shared:
                 whole, stable = whole | _in_larger_memory(attempt.session), True
             case Raised() | Recorded():
@@ -350,7 +362,7 @@ class Shown:
         plan = plan_memories(attempt, whole)
         if len(plan) <= len(self.shared) and stable:
             return None
-        return Shown(plan if len(plan) > len(self.shared) else self.shared, whole, late, with_grads)
+        return Shown(plan if len(plan) > len(self.shared) else self.shared, whole, late, with_grads, symbols)
 
 
 def retrace_until_stable(record: Callable[[Shown], Attempt]) -> tuple[Recorded, Sequence[SharedMemory]]:
@@ -495,13 +507,15 @@ class _Recordings:
         call = self._call
         arguments, state = call.inputs, [argument for argument, _ in call.state]
         dynamic = call.config.dynamic_shapes and not shown.shared
-        engine = engine_for([(argument.slot, argument.value) for argument in (*state, *arguments)], dynamic)
+        symbols: Symbols = "refused" if dynamic else shown.symbols
+        slots = [(argument.slot, argument.value) for argument in (*state, *arguments)]
+        engine = engine_for(slots, dynamic, reads=symbols == "given")
         if not dynamic:
             arguments, state = _with_fixed_sizes(arguments), _with_fixed_sizes(state)
         beginning, dynamo = Beginning(), DynamoWatch()
         snapshot = Snapshot(self._reachable.reached)
         self._reachable.tell(snapshot.add)
-        session = self._new_session(engine, beginning)
+        session = self._new_session(engine, beginning, symbols)
         try:
             try:
                 session.run(call.run, arguments, state, shown.shared, shown.late, shown.with_grads)
@@ -512,6 +526,10 @@ class _Recordings:
                 raise Retrace(DynamoLoaded())
         except Exception as error:
             reason = Retrace(DynamoLoaded()) if dynamo.loaded else error
+            if symbols == "given" and not isinstance(reason, (Retrace, FirstCallError, OpenOtherwise)):
+                log.debug("recording with symbols for what is read failed, exact numbers are tried: %s", error)
+                reason = Retrace(SizesAreExact())  # an error that is the program's own comes again
+                reason.__cause__ = error  # whose frames hold recorded tensors
             return Attempt(session, self._undone(reason, session, snapshot))
         refusal = snapshot.undo(session)
         if refusal is not None:
@@ -520,7 +538,7 @@ class _Recordings:
         session.end()
         return Attempt(session, recorded)
 
-    def _new_session(self, engine: Engine, beginning: Beginning) -> Session:
+    def _new_session(self, engine: Engine, beginning: Beginning, symbols: Symbols) -> Session:
         function, config = self._call.function, self._call.config
         kind = AboveAutograd if config.pre_dispatch else Recorder
         program = function.module if isinstance(function, Forward) else function
@@ -537,7 +555,7 @@ class _Recordings:
             self._reachable.noting_code,
         )
         if self._call.given is not None and not config.is_export:
-            session.check_reads(config.options.max_reads if config.options.reads == "checked" else 0)
+            session.check_reads(symbols, config.options.max_reads if config.options.reads == "checked" else 0)
         self._sessions.append(session)
         return session
 
@@ -570,6 +588,8 @@ class _Recordings:
                 call.given.taken.require_others()
             raise self._unless_first(change, session, arguments)
         joint = build_joint(Recording.of(session), result.leaves, result.paths, escapes, call.config, changes)
+        if session.recorder.has_symbols_of_reads and any(map(is_about_symbols, joint.backward.refused.values())):
+            raise Retrace(SizesAreExact())
         if call.given is not None:
             call.given.require_unchanged("in its backward")
         refuse_private_state(joint.hooks, self._reachable, session)

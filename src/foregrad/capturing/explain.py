@@ -37,7 +37,7 @@ class GuardText:
     namespace: dict[str, Any]
     places: Mapping[str, str]  # text of an expression: the user's name for what it reads
     explainers: Mapping[str, Explain]  # of functions that cannot carry their own
-    missed: Callable[[], Change | None]  # the read at which the last call left the program, if it did
+    missed: Callable[[], Change | None] = lambda: None  # the read at which the last call left the program, if it did
 
     def failure(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Change | None:
         """What a call is refused for; None if it is not, any more."""

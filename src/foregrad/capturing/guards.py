@@ -496,7 +496,7 @@ class GuardedEntry:
         """Relations between sizes that the recording relied on."""
         engine = self.joint.recording.engine
         shape_env = getattr(engine, "shape_env", None)
-        if shape_env is None:
+        if shape_env is None or self.joint.recording.session.recorder.has_symbols_of_reads:
             return
         symbolic = [f for f in self.joint.inputs if isinstance(f.recorded.seen, (FakeTensor, SymInt))]
         expression = shape_guard_expression(

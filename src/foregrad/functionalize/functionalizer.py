@@ -99,6 +99,8 @@ class Functionalizer(Walk):
             if step.read is not None:
                 node = graph.read(step.op, self.args(step.args), self.kwargs(step.kwargs), step.out, step.read)
                 self.results(node, step.out)
+                for tensor in tensors_in([step.out] if step.read.symbols else []):
+                    graph.bind_sizes(self.node_of(tensor), tensor)
                 continue
             kind = op_info(step.op).kind
             if kind is Kind.PURE or kind is Kind.HIGHER_ORDER:

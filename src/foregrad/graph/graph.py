@@ -185,10 +185,11 @@ class GraphBuilder:
         if isinstance(value, SymInt):
             self._symbols.setdefault(expression_of(value), node)
         elif isinstance(value, Tensor):
-            self._bind_sizes(node, value)
+            self.bind_sizes(node, value)
         return node
 
-    def _bind_sizes(self, node: Node, tensor: Tensor) -> None:
+    def bind_sizes(self, node: Node, tensor: Tensor) -> None:
+        """Symbols in the size of a tensor can be found in it from now on."""
         if is_static(tensor):
             return
         readings = ((aten.sym_size.int, tensor.shape), (aten.sym_stride.int, strides_of(tensor)))
@@ -214,6 +215,8 @@ class GraphBuilder:
         node = self.call(op, args, kwargs, value)
         node.impure, node.read = True, read
         self.part += 1
+        if isinstance(value, SymInt):
+            self._symbols[expression_of(value)] = node
         return node
 
     def constant(self, held: Any, value: Any) -> Node:

@@ -35,6 +35,7 @@ class Read:
     value: Any  # or the sizes of the results
     place: str  # in the user's code
     sized: bool = False  # only the sizes of the results are compared
+    symbols: tuple[tuple[str, str], ...] = ()  # or they are symbols: how each is found in the results
 
     def __str__(self) -> str:
         verb = "has the size" if self.sized else "is"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from .._torch import OpOverload
+from .._torch import OpOverload, expression_of, hint_of, read_symbol
 from ..abstract.engine import Engine
 from ..errors import DataDependentError
 from ..graph.reads import Read, sizes_of
@@ -17,6 +18,7 @@ from ..ops import aten
 from ..stack_traces import Stack, where
 from .refusals import WAY_OUT
 from .replay import Replay, Unknown
+from .retrace import Retrace, SizesAreExact, SizesAreRead
 
 _MOST_ELEMENTS = 4096  # of a list
 
@@ -40,14 +42,54 @@ WRITES_BY_MASK = frozenset(
 MASKS = (torch.bool, torch.uint8)
 
 
+Symbols = Literal["wanted", "given", "refused"]
+"""Whether sizes that are read are symbols: they are to be, from the next recording on; they are; they cannot be."""
+
+
+def _given(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names, defaults included."""
+    arguments = op._schema.arguments
+    found = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    return found | dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+
+
+def _dims_of_data(op: OpOverload, given: dict[str, Any]) -> dict[int, int]:
+    """For each result whose size depends on data, in which dimension it does: in all the same size."""
+    dim = given.get("dim")
+    dims = {0: 0 if dim is None else dim % given["self"].dim()}
+    return dims | {2: 0} if given.get("return_counts") else dims
+
+
+def _strides(shape: Sequence[Any], columns: bool) -> list[Any]:
+    """Of a result without gaps; in `columns`, its first dimension is the innermost."""
+    stride: list[Any] = [1] * len(shape)
+    order = list(range(len(shape))) if columns else list(reversed(range(len(shape))))
+    for inner, outer in itertools.pairwise(order):
+        stride[outer] = stride[inner] * shape[inner]
+    return stride
+
+
 class CheckedReads:
     """What a program has read so far."""
 
-    def __init__(self, replay: Replay, engine: Engine, most: int) -> None:
-        self._replay, self._engine, self._most = replay, engine, most
+    def __init__(self, replay: Replay, engine: Engine, symbols: Symbols, most: int) -> None:
+        """Nothing was read yet.
+
+        Args:
+            replay: Gives the values of recorded tensors.
+            engine: That the recording is made on.
+            symbols: Whether sizes are symbols.
+            most: So many reads.
+        """
+        self._replay, self._engine, self._symbols, self._most = replay, engine, symbols, most
         self.reads: list[Read] = []
         self._known: dict[Any, Any] = {}  # values that were read, by what was read of which tensors
         self._writes = 0  # when they were
+
+    @property
+    def are_symbols(self) -> bool:
+        """Whether sizes are symbols."""
+        return self._symbols == "given"
 
     def release(self) -> None:
         """Let go of all tensors."""
@@ -75,17 +117,42 @@ class CheckedReads:
 
     def results(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack) -> tuple[Any, Read]:
         """Abstract results of an operator, of the sizes that they have in this call, and the read."""
+        if self._symbols == "wanted":
+            raise Retrace(SizesAreRead())
         with self._caught_up(str(op), stack):
             named = {name: self._replay.value(item) for name, item in kwargs.items()}
             real = op(*self._replay.value(args), **named)
-        out = self._like(real)
+        if self._symbols == "refused":
+            out, symbols = self._like(real), ()
+        else:
+            out, symbols = self._like_with_symbol(op, args, kwargs, real)
         self._replay.bind(out, real)
-        return out, self._add(str(op), op, sizes_of(real), stack, sized=True)
+        return out, self._add(str(op), op, sizes_of(real), stack, sized=True, symbols=symbols)
 
     def _like(self, real: Any) -> Any:
         if isinstance(real, Tensor):
             return self._engine.strided(real, real.stride(), real.device)
         return tuple(map(self._like, real))
+
+    def _like_with_symbol(self, op: OpOverload, args: Any, kwargs: Any, real: Any) -> tuple[Any, Any]:
+        """Abstract results with one symbol for the size that is data, and how that is found in the results."""
+        several = not isinstance(real, Tensor)
+        dims = _dims_of_data(op, _given(op, args, kwargs))
+        shown = list(real) if several else [real]
+        number = shown[0].shape[dims[0]]
+        assert self._engine.shape_env is not None
+        size = read_symbol(self._engine.shape_env, f"read {len(self.reads)}", number, is_size=True)
+        results = []
+        for i, tensor in enumerate(shown):
+            shape: list[Any] = list(tensor.shape)
+            if i in dims:
+                shape[dims[i]] = size
+            stride = _strides(shape, columns=op is aten.nonzero.default)
+            if number > 1 and tensor.numel() and tuple(map(hint_of, stride)) != tensor.stride():
+                raise Retrace(SizesAreExact())
+            results.append(self._engine.laid_out(shape, stride, tensor.dtype, tensor.device))
+        found = f"{'[0]' if several else ''}.size({dims[0]})"
+        return (tuple(results) if several else results[0]), ((str(expression_of(size)), found),)
 
     @contextlib.contextmanager
     def _caught_up(self, what: str, stack: Stack) -> Iterator[None]:
@@ -98,11 +165,11 @@ class CheckedReads:
                 f"{what} of a recorded tensor that follows from no input of the call, at {where(stack)}. {WAY_OUT}"
             ) from None
 
-    def _add(self, what: str, look: Callable[..., Any], value: Any, stack: Stack, sized: bool = False) -> Read:
+    def _add(self, what: str, look: Callable[..., Any], value: Any, stack: Stack, **more: Any) -> Read:
         if len(self.reads) >= self._most:
             raise DataDependentError(
                 f"the program reads data more than {self._most} times, at last at {where(stack)}: a loop there may not "
                 "end. Raise foregrad.config.max_reads, or compile with fallback='eager'."
             )
-        self.reads.append(Read(len(self.reads), what, look, value, where(stack), sized))
+        self.reads.append(Read(len(self.reads), what, look, value, where(stack), **more))
         return self.reads[-1]

@@ -21,6 +21,7 @@ from .._torch import (
     new_fake_mode,
     new_shape_env,
     running_fake_mode,
+    shape_env_of_reads,
 )
 from ..abstract.engine import Engine
 from ..abstract.lean_engine import LeanEngine
@@ -91,8 +92,11 @@ _ABSENT = object()
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Which engine a program is recorded on.
-def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool) -> Engine:
-    """The engine for a recording: over the inputs' own fake mode if they have one."""
+def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool, reads: bool = False) -> Engine:
+    """The engine for a recording: over the inputs' own fake mode if they have one.
+
+    `dynamic` says that sizes of inputs are symbols, `reads` that sizes are which the program reads.
+    """
     plain = [(slot, leaf) for slot, value in inputs for leaf in (leaves_of(value) if is_wrapper(value) else [value])]
     fakes = [(slot, value) for slot, value in plain if isinstance(value, FakeTensor)]
     for slot, value in fakes:
@@ -107,6 +111,8 @@ def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool) -> Engine:
         return SymbolicEngine(mode, "a front end has a fake mode of its own")
     if dynamic:
         return SymbolicEngine(new_fake_mode(new_shape_env()), "sizes are symbols", own=True)
+    if reads:
+        return SymbolicEngine(new_fake_mode(shape_env_of_reads()), "sizes are read", own=True)
     if not DATA_CAN_BE_FORBIDDEN:
         return SymbolicEngine(
             new_fake_mode(None), "this build of torch has no storages that refuse to be read", own=True

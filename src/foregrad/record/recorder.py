@@ -308,8 +308,8 @@ class Recorder(TorchDispatchMode):
             return found
         if self.checked_reads is None or op not in SIZED_BY_DATA:
             return NotImplemented
-        if self.backward:
-            return self._selected_in_backward(op, args)
+        if self.backward or (op is aten.index.Tensor and self.has_symbols_of_reads):
+            return self._selected_by_places(op, args)
         found, self._read = self.checked_reads.results(op, args, kwargs, stack)
         return found
 
@@ -323,8 +323,13 @@ class Recorder(TorchDispatchMode):
                         aten.unbind.int(aten.nonzero.default(mask), 1)
                     self._places[id(mask)] = len(self.steps) - 1, mask._version
 
-    def _selected_in_backward(self, op: OpOverload, args: tuple[Any, ...]) -> Any:
-        """What a mask selects of a gradient, by the places that the forward has found."""
+    @property
+    def has_symbols_of_reads(self) -> bool:
+        """Whether sizes that are read are symbols."""
+        return self.checked_reads is not None and self.checked_reads.are_symbols
+
+    def _selected_by_places(self, op: OpOverload, args: tuple[Any, ...]) -> Any:
+        """What masks select; of a gradient, by the places that the forward has found."""
         masks = args[1] if op is aten.index.Tensor else [args[1]]
         indices: list[Any] = []
         for mask in masks:
@@ -332,8 +337,11 @@ class Recorder(TorchDispatchMode):
                 indices.append(mask)
             elif self._places.get(id(mask), (0, None))[1] == mask._version:
                 indices += self.steps[self._places[id(mask)][0]].out
-            else:
+            elif self.backward:
                 return NotImplemented
+            else:
+                with self:
+                    indices += aten.unbind.int(aten.nonzero.default(mask), 1)
         with self:
             found = aten.index.Tensor(args[0], indices)
         self._read = "known"

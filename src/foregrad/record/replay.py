@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, SymInt, Tensor
 
-from .._torch import FakeTensor, autocast_off, disable_modes, effect_of, without_function_modes
+from .._torch import FakeTensor, autocast_off, disable_modes, effect_of, hint_of, without_function_modes
 from ..abstract.engine import Engine
 from ..errors import DataDependentError
 from ..graph.graph import Step
@@ -96,7 +96,7 @@ class Replay:
             return self._tensor(given)
         if isinstance(given, (list, tuple)):
             return type(given)(map(self.value, given)) if type(given) in (list, tuple) else [*map(self.value, given)]
-        return given
+        return hint_of(given) if isinstance(given, SymInt) else given
 
     def bind(self, recorded: Any, real: Any) -> None:
         """From now on `recorded`, a tensor or several, has this value."""

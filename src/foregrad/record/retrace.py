@@ -40,7 +40,17 @@ class DynamoLoaded:
     """The program has loaded Dynamo, which may have traced a part of it: it must be told to stay aside."""
 
 
-Reason = WholeMemory | GradientBefore | LateInputs | ArgumentsElsewhere | DynamoLoaded
+@dataclass(frozen=True, slots=True)
+class SizesAreRead:
+    """The program reads sizes or whole numbers: they are to be symbols."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizesAreExact:
+    """The program, or torch, cannot do with symbols for what is read: other numbers are for other programs."""
+
+
+Reason = WholeMemory | GradientBefore | LateInputs | ArgumentsElsewhere | DynamoLoaded | SizesAreRead | SizesAreExact
 
 
 class Retrace(Exception):

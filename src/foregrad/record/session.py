@@ -38,6 +38,7 @@ from .._torch import (
     script_functions_seen,
     shares_version_counter,
     sizes_like_numbers,
+    sizes_of_any_kind,
     storages_asked_first,
     without_function_modes,
 )
@@ -50,7 +51,7 @@ from ..stack_traces import caller_of, is_users_code, passes_through, user_stack,
 from ..subclasses.layout import is_jagged, is_wrapper, layout_of, leaves_of, require_comparable, with_symbols
 from .alias_groups import SharedMemory, root_of
 from .borrowed import Borrowed
-from .checked_reads import CheckedReads
+from .checked_reads import CheckedReads, Symbols
 from .fakify import (
     Argument,
     FoundAttributes,
@@ -192,10 +193,10 @@ class Session:
         as_in_eager = self.recorder.reads.can_be_checked
         return questions_answered_as_in_eager(self.engine.own_mode) if as_in_eager else contextlib.nullcontext()
 
-    def check_reads(self, most: int) -> None:
+    def check_reads(self, symbols: Symbols, most: int) -> None:
         """Calls can check what the program reads; so many reads at most, beside those that inputs determine."""
         if most:
-            self.recorder.checked_reads = CheckedReads(self._replay(), self.engine, most)
+            self.recorder.checked_reads = CheckedReads(self._replay(), self.engine, symbols, most)
         self.recorder.reads.check(
             lambda: {
                 id(recorded.seen): (recorded.slot, self.real_tensors[recorded.slot])
@@ -484,6 +485,8 @@ class Session:
             if self.engine.symbolic:
                 for context in sizes_like_numbers(is_users_code):
                     symbols.enter_context(context)
+                if self.recorder.has_symbols_of_reads:
+                    symbols.enter_context(sizes_of_any_kind())
             try:
                 with (
                     recording_autograd(),

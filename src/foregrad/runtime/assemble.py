@@ -30,7 +30,7 @@ from .call import Entry, InferenceCore
 from .compilers import Boxed, CompilerInput, checked, compile_graph, example_values, partitioned
 from .double_backward import Orders
 from .effect_tokens import unlift_tokens, without_first_tokens
-from .parts import Missed, States, generators_before, has_reads, require_all_reads, write_parts
+from .parts import Missed, States, conditions_of, generators_before, has_reads, require_all_reads, write_parts
 from .saved_tensors import SavedValue, saved_by
 from .stages import stages_of
 
@@ -210,7 +210,10 @@ def _compile_parts(
         install(checked(compiled, phase, part.graph, install))
         return reported
 
-    parts = write_parts(graph, writer, name, compile_part)
+    reads = [node.read for node in joint.graph.nodes if node.read is not None]
+    shape_env = joint.recording.engine.shape_env
+    conditions = conditions_of(shape_env, reads) if any(read.symbols for read in reads) else {}
+    parts = write_parts(graph, conditions, writer, name, compile_part)
     return parts.modules, parts.strides
 
 

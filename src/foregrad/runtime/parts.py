@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .._torch import condition_on_symbols, conditions_on_symbols
 from ..codegen.writer import Writer, literal
 from ..errors import PartitionError
 from ..functionalize.operators import default_generator
@@ -103,8 +104,25 @@ class CompiledParts:
     strides: list[Any] | None  # of what the forward returns, if the compiler reported any
 
 
+Conditions = Mapping[int, tuple[str, tuple[str, ...]]]
+"""By the numbers of reads: what the recording assumed about the symbols of that read and those before, as text."""
+
+
+def conditions_of(shape_env: Any, reads: Sequence[Read]) -> Conditions:
+    """The conditions of a recording, each at the last read that it mentions."""
+    owners = {symbol: read.number for read in reads for symbol, _ in read.symbols}
+    texts: dict[int, list[str]] = {}
+    names: dict[int, set[str]] = {}
+    for text, symbols in conditions_on_symbols(shape_env):
+        last = max(owners[symbol] for symbol in symbols)
+        texts.setdefault(last, []).append(f"({text})")
+        names.setdefault(last, set()).update(symbols)
+    return {number: (" and ".join(texts[number]), tuple(sorted(names[number]))) for number in texts}
+
+
 def write_parts(
     graph: Graph,
+    conditions: Conditions,
     writer: Writer,
     name: str,
     compile_part: Callable[[CompilerInput, Sequence[Any], Callable[[Boxed], None]], list[Any] | None],
@@ -130,7 +148,7 @@ def write_parts(
         install = _Install(writer, calls[-1] or "")
         reported = compile_part(given, [strides.get(node) for node in part.takes], install)
         strides |= dict(zip(part.gives, reported, strict=True)) if reported else {}
-    _write(graph, writer, name, parts, calls)
+    _write(graph, conditions, writer, name, parts, calls)
     known = [strides.get(value) if isinstance(value, Node) else None for value in graph.results]
     return CompiledParts(tuple(modules), known if strides else None)
 
@@ -146,7 +164,14 @@ class _Install:
         self.writer.rebind(self.name, compiled)
 
 
-def _write(graph: Graph, writer: Writer, name: str, parts: Sequence[Part], calls: Sequence[str | None]) -> None:
+def _write(
+    graph: Graph,
+    conditions: Conditions,
+    writer: Writer,
+    name: str,
+    parts: Sequence[Part],
+    calls: Sequence[str | None],
+) -> None:
     """The function that runs the parts; values are dropped after their last use."""
     for own in ("args", "graph_inputs"):
         writer.fresh(own)
@@ -166,7 +191,7 @@ def _write(graph: Graph, writer: Writer, name: str, parts: Sequence[Part], calls
             if call is not None:
                 _write_call(writer, part, call, dropped, names)
             if part.read is not None:
-                _write_read(writer, part.read, names)
+                _write_read(writer, part.read, names, conditions)
             for node in part.unpacked:
                 writer.line(f"{names[node]} = {names[node.args[0]]}[{node.args[1]}]")
         results = graph.results[len(tokens) :]
@@ -185,7 +210,7 @@ def _write_call(writer: Writer, part: Part, call: str, dropped: Sequence[Node], 
         writer.line(f"{call}(graph_inputs)")
 
 
-def _write_read(writer: Writer, node: Node, names: Mapping[Node, str]) -> None:
+def _write_read(writer: Writer, node: Node, names: Mapping[Node, str], conditions: Conditions) -> None:
     """Read, and compare."""
     read = node.read
     assert read is not None
@@ -196,6 +221,9 @@ def _write_read(writer: Writer, node: Node, names: Mapping[Node, str]) -> None:
         arguments = [_text(writer, item, names) for item in node.args]
         arguments += [f"{key}={_text(writer, item, names)}" for key, item in node.kwargs.items()]
         writer.line(f"{names[node]} = {look}({', '.join(arguments)})")
+        if read.symbols:
+            _write_symbols(writer, read, names[node], conditions)
+            return
         sizes = f"{writer.bind(sizes_of, 'sizes_of')}({names[node]})"
         writer.line(f"if {sizes} != {read.value}: {raises}, {sizes})")
         return
@@ -208,6 +236,19 @@ def _write_read(writer: Writer, node: Node, names: Mapping[Node, str]) -> None:
     else:
         differs = f"not {writer.bind(same_value, 'same_value')}({value}, {known}.value)"
     writer.line(f"if {differs}: {raises}, {value})")
+
+
+def _write_symbols(writer: Writer, read: Read, value: str, conditions: Conditions) -> None:
+    """Name the symbols of a read, and compare what was assumed about them."""
+    for symbol, found in read.symbols:
+        writer.line(f"{writer.variables.setdefault(('symbol', symbol), writer.fresh(symbol))} = {value}{found}")
+    if read.number in conditions:
+        text, symbols = conditions[read.number]
+        given = ", ".join(writer.variables["symbol", symbol] for symbol in symbols)
+        holds = writer.bind(condition_on_symbols(text, symbols), "sizes_fit")
+        missed, known = writer.bind(Missed, "Missed"), writer.bind(read, f"read_{read.number}")
+        seen = f"{writer.bind(sizes_of, 'sizes_of')}({value})"
+        writer.line(f"if not {holds}({given}): raise {missed}({known}, {seen})  # {text}")
 
 
 def _text(writer: Writer, value: Any, names: Mapping[Node, str]) -> str:

@@ -478,7 +478,7 @@ def stages_of(
     if joint.autocast_after is not None or joint.grad_mode_after is not None:
         stages.append(ModesAfter(joint.grad_mode_after, joint.autocast_after))
     dims = tuple((i, dynamic_dims(t)) for i, t in enumerate(joint.outputs.tensors) if t is not None and dynamic_dims(t))
-    if dims:
+    if dims and not joint.recording.session.recorder.has_symbols_of_reads:
         stages.append(DynamicMarks(dims))
     return [*stages, *_giving_results(joint), *_writing_back(joint, counted)]
 
