@@ -247,8 +247,8 @@ class Recorder(TorchDispatchMode):
             return self._note(_ZERO, args[:1], {}, args[0], stack, origin)
         if changes:
             self.foreign.refuse_write(written_arguments(op, args, kwargs), stack)
-        if op in WRITES_BY_MASK and self.checked_reads is not None:
-            self._find_places(op, args)
+        if op in WRITES_BY_MASK:
+            self._find_places(args)
         shapes = self.mutation_checks.before(op, args, kwargs, stack) if changes else ()
         computed = self._by_variant(op, args, kwargs) if self._twins_decompose and info.kind is Kind.WRITE else None
         out = self._checked_result(op, types, args, kwargs, stack)
@@ -257,7 +257,7 @@ class Recorder(TorchDispatchMode):
         if get_default_dtype() is not self._default_dtype and info.kind is Kind.PURE:
             kwargs = self._with_its_dtype(op, types, args, kwargs, out)
         repeats, follows = self._draw(op, kwargs, args) if random and computed is None else (None, None)
-        if info.is_plain and id(op) not in self._decomposed and id(op) not in DOUBTFUL and op not in WRITES_BY_MASK:
+        if info.is_plain and self._is_plain(op):
             self._plain.add(id(op))
         self._note(op, args, kwargs, out, stack, origin, repeats, follows)
         if computed is not None:
@@ -313,8 +313,14 @@ class Recorder(TorchDispatchMode):
         found, self._read = self.checked_reads.results(op, args, kwargs, stack)
         return found
 
-    def _find_places(self, op: OpOverload, args: tuple[Any, ...]) -> None:
+    def _is_plain(self, op: OpOverload) -> bool:
+        """Whether an operator that does nothing but compute may be run and written down without another look."""
+        return id(op) not in self._decomposed and id(op) not in DOUBTFUL and op not in WRITES_BY_MASK
+
+    def _find_places(self, args: tuple[Any, ...]) -> None:
         """A write by a mask, of a value that is differentiated: its gradient will be selected by the same mask."""
+        if self.checked_reads is None:
+            return
         masks = args[1] if isinstance(args[1], (list, tuple)) else args[1:2]
         if not self.backward and isinstance(args[2], torch.Tensor) and args[2].requires_grad:
             for mask in masks:
