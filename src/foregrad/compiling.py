@@ -27,6 +27,7 @@ def compile(
     memory_budget: float | None = None,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     fallback: Literal["error", "eager"] | None = None,
+    inplace: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Compile a function or a module: it runs faster, and behaves as before.
@@ -51,6 +52,9 @@ def compile(
         memory_budget: what a training step may have alive at its peak, see `min_cut_rematerialization_partition`.
         decompositions: operators and what to record in their place, beside those of the backend.
         fallback: "eager" runs what cannot be compiled as it is, with one warning.
+        inplace: where the program writes to tensors and is not differentiated, let its graph write in place as soon as
+            the old value is dead. It takes less memory; a program that fails half-way has then written some of it,
+            as in eager.
         options: settings of Inductor, by the names that `torch.compile` takes; for "cudagraphs", "backend" as well.
     """
     if not callable(fn_or_module):
@@ -66,7 +70,8 @@ def compile(
         partition_fn=found.partition if partition is None else _partitioner(partition),
         decompositions=table or None,
         num_params_buffers=0,
-        keep_inference_input_mutations=found.writes_inputs,
+        keep_inference_input_mutations=found.writes_inputs or inplace,
+        inplace=inplace and not found.writes_inputs,
         dynamic_shapes=bool(dynamic),
         symbols_once_changed=dynamic is None,
         new_compilers=found.new_compilers,

@@ -130,6 +130,17 @@ def idle_arguments(op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*args[:flag], *args[flag + 1 :])
 
 
+def really_written(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """What a call writes to; a fused optimizer says that it writes to the gradients, and does so if it scales them.
+
+    None stands in the place of what is not written.
+    """
+    written = written_arguments(op, args, kwargs)
+    if "grad_scale" not in op_info(op).names or kwargs.get("grad_scale") is not None:
+        return written
+    return [None if argument is args[1] else argument for argument in written]
+
+
 Call = tuple[OpOverload, Sequence[Any], dict[str, Any]]
 
 

@@ -25,6 +25,7 @@ from ..functional_variants import (
     functional_variant,
     idle_arguments,
     is_idle_batch_norm,
+    really_written,
     variant_arguments,
 )
 from ..graph.graph import Node, Step
@@ -70,7 +71,7 @@ def _idle_batch_norm(walk: Walk, step: Step) -> None:
 
 # ------------------------------------------------------------------------------------------ functional variants
 def _by_variant(walk: Walk, step: Step, variant: Variant) -> None:
-    targets = _really_written(step, written_arguments(step.op, step.args, step.kwargs))
+    targets = really_written(step.op, step.args, step.kwargs)
     _refuse_reading_results(walk, step, variant.pointwise, targets)
     if variant.op is aten.conj_physical.default and not step.args[0].is_complex():  # it would return the input itself
         variant = replace(variant, op=aten.clone.default, pointwise=False)
@@ -129,15 +130,6 @@ def _refuse_reading_results(walk: Walk, step: Step, pointwise: bool, targets: Se
             f"{step.op}, at {where(step.stack)}, writes to memory that it reads as another argument: it cannot be "
             "compiled yet. Pass a clone."
         )
-
-
-def _really_written(step: Step, targets: Sequence[Any]) -> Sequence[Any]:
-    """What a step writes: fused optimizers say that they write to the gradients, and do so if they scale them."""
-    names = op_info(step.op).names
-    if "grad_scale" not in names or step.kwargs.get("grad_scale") is not None:
-        return targets
-    gradients = step.args[1]
-    return [None if target is gradients else target for target in targets]
 
 
 def _refuse_gaps(walk: Walk, step: Step, targets: Sequence[Any]) -> None:

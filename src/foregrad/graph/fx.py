@@ -17,7 +17,7 @@ from ..abstract.sparse import strides_of
 from ..errors import PartitionError, VerificationError
 from ..slots import Grad, Input, Output, RandomState, Saved, Size, Slot, Tangent, Token
 from ..stack_traces import show_stack
-from .graph import Graph, GraphOutput, Node, get_constant, map_nodes, nodes_in
+from .graph import Graph, GraphOutput, Node, get_constant, map_nodes, nodes_in, same_number
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Modules whose `torch.fx` graph is made when it is looked at.
@@ -346,18 +346,11 @@ def _is_dense(size: Sequence[Any], stride: Sequence[Any], order: Sequence[int]) 
     """Whether dimensions follow each other in memory in an order; those of size one may lie anywhere."""
     expected: Any = 1
     for dim in reversed(order):
-        if not _same(size[dim], 1):
-            if not _same(stride[dim], expected):
+        if not same_number(size[dim], 1):
+            if not same_number(stride[dim], expected):
                 return False
             expected = expected * size[dim]
     return True
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether numbers are equal as they stand: symbols are compared without a guard."""
-    if isinstance(one, int) and isinstance(other, int):
-        return one == other
-    return str(one) == str(other)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

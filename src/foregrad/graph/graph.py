@@ -110,6 +110,13 @@ def map_nodes(value: Any, of: Callable[[Node], Any]) -> Any:
     return value
 
 
+def same_number(one: Any, other: Any) -> bool:
+    """Whether numbers are equal as they stand: symbols are compared without a guard."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    return str(one) == str(other)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The graph.
 class GraphOutput(NamedTuple):

@@ -16,18 +16,20 @@ from ..codegen.writer import Stage, Writer
 from ..compat import ViewAndMutationMeta, describe
 from ..errors import ForegradError, InternalError, UnsupportedError
 from ..graph.graph import Graph
-from ..graph.verify import verify
+from ..graph.inplace import written_in_place
+from ..graph.verify import verify, verify_in_place
 from ..joint.build import Joint
 from ..joint.hooks import HookAdded
 from ..joint.outputs import Constant, Number, SameAsInput
 from ..logs import show_graph
+from ..ops import aten
 from ..options import AOTConfig, Compiler
 from ..slots import Input, Output, Primal, Saved, Token, belongs_to_backward
 from . import rng, subclasses
 from .autograd_function import TrainingCore
 from .backward import Backward
 from .call import Entry, InferenceCore
-from .compilers import Boxed, CompilerInput, checked, compile_graph, example_values, partitioned
+from .compilers import Boxed, CompilerInput, checked, compile_graph, example_values, for_compiler, partitioned
 from .double_backward import Orders
 from .effect_tokens import unlift_tokens, without_first_tokens
 from .parts import Missed, States, conditions_of, generators_before, has_reads, require_all_reads, write_parts
@@ -152,12 +154,22 @@ def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, au
     given = CompilerInput(joint.graph, joint.module)
     if config.options.verify:
         verify(joint.graph)
+    if config.inplace and not has_reads(joint.graph):  # nothing is written before the last read
+        given = for_compiler(_written_in_place(joint, config))
     if config.options.unlift_effect_tokens:
         given = unlift_tokens(given)
     compiler = config.inference_compiler or config.fw_compiler
     parts, strides = _compile_forward(joint, given, compiler, "inference", config, writer, name)
     core = InferenceCore(joint, entry.guarded, autocast, entry.frees, edge)
     return _Compiled(core, given, parts, None, strides, None)
+
+
+def _written_in_place(joint: Joint, config: AOTConfig) -> Graph:
+    graph = written_in_place(joint.graph, joint.recording.engine)
+    if config.options.verify:
+        written = {node.args[0] for node in joint.graph.nodes if node.op is aten.copy_.default}
+        verify_in_place(graph, written)
+    return graph
 
 
 def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool) -> _Compiled:
