@@ -1224,6 +1224,8 @@ def test_a_cache_that_was_emptied_and_filled_again():
         table["n"] = 3.0
         looked_up.cache_clear()
         yield compiled(x).tolist()
+        looked_up.cache_clear()  # and the next call fills it again, as a first one would
+        yield compiled(x).tolist()
         table["n"] = -1.0  # which nobody asks for: the cache knows the call
         yield compiled(x).tolist()
 

@@ -412,3 +412,50 @@ def test_an_input_that_the_program_makes_require_grad_beside_views_in_another_dt
     """B-5: neither family stands for the memory, so its root is an input for the sake of its gradient."""
     memory = plain(4)
     check_core(lambda x, y, z: (x.requires_grad_(), go(x, y))[1], memory, memory[:2], memory.detach().view(dtype))
+
+
+def makes_both(x, y):
+    y.requires_grad_()
+    x.requires_grad_()
+    return y * 2, x * 3
+
+
+def assigns_to_both(x, y):
+    x.requires_grad = True
+    y.requires_grad = True
+    return y
+
+
+@pytest.mark.parametrize("program", [makes_both, assigns_to_both])
+def test_a_view_and_its_base_that_the_program_makes_require_grad(program):
+    """The view gets a gradient of its own."""
+    x = plain(3)
+    y = x[1:]
+    with pytest.raises(UnsupportedError, match=r"makes args\[1\] require grad and what it is a view of"):
+        foregrad.aot_function(program, nop)(x, y)
+    assert not x.requires_grad and not y.requires_grad
+
+
+def test_a_base_that_the_program_makes_require_grad_by_assignment():
+    def program(x, y):
+        x.requires_grad = True
+        return y * 2, x * 3
+
+    x = plain(3)
+    check_core(program, x, x[1:])
+
+
+def test_a_tensor_found_outside_that_the_program_makes_require_grad_by_assignment():
+    seen = []
+    for transform in (lambda f: f, lambda f: foregrad.aot_function(f, nop)):
+        weight, x = plain(3), leaf(3)
+
+        def program(x, weight=weight):
+            weight.requires_grad = True
+            return (x * weight).sum()
+
+        call = transform(program)
+        for _ in range(2):
+            call(x).backward()
+        seen.append([weight.requires_grad, weight.grad.tolist(), x.grad.tolist()])
+    assert seen[0] == seen[1]

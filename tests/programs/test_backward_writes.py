@@ -273,6 +273,28 @@ def test_the_write_of_one_branch_only():
     agree(program, scene)
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_view_that_shows_elements_twice_is_written_through_its_memory(requires_grad):
+    def scene(call):
+        x, memory = leaf(2), plain(3).requires_grad_(requires_grad)
+        call(x, memory.expand(2, 3)).sum().backward()
+        return memory, x.grad, memory.grad
+
+    agree(lambda x, b: InBackward.apply(x, b.diagonal(), lambda g, b: b.add_(1) * g), scene)
+
+
+def test_a_write_that_only_a_later_backward_makes_is_refused():
+    state, x, b = {"writes": False}, leaf(2), plain(2)
+    compiled = foregrad.aot_function(
+        lambda x, b: InBackward.apply(x, b, lambda g, b: b.add_(1) * g if state["writes"] else g * 2), nop
+    )
+    result = compiled(x, b)
+    state["writes"] = True
+    with pytest.raises(BackwardError, match=r"writes to args\[1\], which it did not when the program was compiled"):
+        result.sum().backward()
+    assert (b.tolist(), b._version, x.grad) == (plain(2).tolist(), 0, None)
+
+
 def test_a_backward_that_writes_to_what_another_saved_is_refused():
     """M-14: together they fail in eager too, and alone they work; the forward can be called in any case."""
 

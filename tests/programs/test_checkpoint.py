@@ -166,6 +166,31 @@ def test_draws_from_a_generator_of_the_users_own_are_made_anew():
     assert all(torch.equal(a, b) for a, b in zip(run(program), run(grab(program)[0]), strict=True))
 
 
+def test_generators_in_the_same_state_draw_each():
+    def run(f):
+        generators = [torch.Generator().manual_seed(3) for _ in range(2)]
+        results = [f(torch.ones(3), *generators) for _ in range(2)]
+        return *results, *(generator.get_state() for generator in generators)
+
+    def program(x, first, second):
+        return x + torch.rand(3, generator=first) * torch.rand(3, generator=second)
+
+    assert all(torch.equal(a, b) for a, b in zip(run(program), run(grab(program)[0]), strict=True))
+
+
+@pytest.mark.parametrize("backward_of", [[1], [0], [0, 1]])
+def test_a_batch_norm_that_runs_twice_and_is_recomputed_once(backward_of):
+    """The recomputation counts its batches, and their versions, as often as it runs."""
+    logs = []
+    for transform in (lambda f: f, lambda f: grab(f)[0]):
+        norm, x = nn.BatchNorm1d(4), torch.linspace(-1, 2, 12).reshape(3, 4)
+        twice = lambda x, norm=norm: [checkpoint(norm, x, use_reentrant=False) for _ in range(2)]  # noqa: E731
+        results = transform(twice)(x)
+        sum((results[i] ** 2).sum() for i in backward_of).backward()
+        logs.append([(buffer.tolist(), buffer._version) for buffer in norm.buffers()])
+    assert logs[0] == logs[1]
+
+
 @REENTRANT
 def test_autocast_is_restored_in_the_recomputation(reentrant):
     """J-11"""

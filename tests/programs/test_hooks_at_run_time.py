@@ -513,6 +513,26 @@ def test_hooks_made_outside():
         torch.testing.assert_close(one, other)
 
 
+def test_results_that_retain_their_gradients_and_are_written_to():
+    """Torch would take one for another: it knows them by their numbers in a node, which a write changes."""
+
+    def program(x):
+        results = x * 2, x.sin(), x.cos()
+        for result in results:
+            result.retain_grad()
+        return results
+
+    seen = []
+    for transform in (lambda f: f, compiled):
+        x = leaf(3)
+        results = transform(program)(x)
+        for factor, result in enumerate(results, 2):
+            result.mul_(factor)
+        sum((y * y).sum() for y in results).backward()
+        seen.append([x.grad.tolist(), *(y.grad.tolist() for y in results)])
+    assert seen[0] == seen[1]
+
+
 def test_an_optimizer_that_steps_in_backward():
     """A post-accumulate hook that updates the parameter and frees its gradient."""
     results = []

@@ -483,9 +483,18 @@ def test_a_write_to_what_was_assigned_in_inference_mode_is_refused_by_name():
     x = plain(3)
     with torch.inference_mode():
         x.data = x.data * 2
-    with pytest.raises(UnsupportedError, match=r"writes to a tensor that `\.data =` has given an inference tensor"):
+    with pytest.raises(UnsupportedError, match=r"uses a tensor that `\.data =` has given an inference tensor"):
         foregrad.aot_function(lambda x: x.add_(1) * 2, nop)(x)
     assert torch.equal(x, plain(3) * 2)
+
+
+def test_the_version_of_what_was_assigned_in_inference_mode_is_refused_by_name():
+    """Eager knows it, and it is no inference tensor in this."""
+    x = plain(3)
+    with torch.inference_mode():
+        x.data = x.data * 2
+    with pytest.raises(UnsupportedError, match=r"uses a tensor that `\.data =` has given an inference tensor"):
+        foregrad.aot_function(lambda x: x * (1 + x._version), nop)(x)
 
 
 @pytest.mark.parametrize("make", [made_by_assigning_data, made_in_inference_mode])

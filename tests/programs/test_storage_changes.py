@@ -381,6 +381,14 @@ def test_what_the_program_makes_a_leaf_keeps_its_end_of_the_tape(program):
     check_core(program, plain(3), plain(3) + 0.5)
 
 
+def test_what_is_moved_and_made_to_require_grad_keeps_its_shape():
+    """Autograd has known the input since the call began, and would refuse gradients of another shape."""
+    x = plain(3)
+    with pytest.raises(UnsupportedError, match=r"args\[0\] requires grad and takes another shape"):
+        foregrad.aot_function(moved_and_made_to_require_grad, nop)(x, plain(2))
+    assert x.tolist() == plain(3).tolist() and not x.requires_grad
+
+
 def test_data_of_another_shape():
     """M-7"""
     check_core(lambda x, y: (setattr(x, "data", y), x * x)[1], plain(3), plain(2, 2))

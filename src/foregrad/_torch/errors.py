@@ -55,7 +55,7 @@ def is_about_symbols(error: BaseException) -> bool:
 
 def is_about_inference_tensors(error: BaseException) -> bool:
     """Whether an inference tensor is used as only others may be."""
-    return "inference tensor" in str(error)
+    return "inference tensor" in str(error).lower()
 
 
 def is_not_differentiable(error: BaseException) -> bool:

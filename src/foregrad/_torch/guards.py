@@ -35,16 +35,17 @@ def compared_settings(guard: Any) -> dict[str, Any]:
     return found
 
 
-_dict_version: Callable[[Any], int] = _dynamo.guards.dict_version
+# Goes up with each change, so that no number comes twice: a dict that was filled and is empty again has a new one.
+dict_changes: Callable[[Any], int] = _dynamo.guards.dict_version
 
 
 def _version_or_empty(table: Any) -> int:
     """From Python 3.12 on the number does not tell when an empty dict is filled at once: `{}.update(other)`."""
-    return _dict_version(table) if table else -1
+    return dict_changes(table) if table else -1
 
 
 # Changes whenever the dict does.
-dict_version: Callable[[Any], int] = _dict_version if sys.version_info < (3, 12) else _version_or_empty
+dict_version: Callable[[Any], int] = dict_changes if sys.version_info < (3, 12) else _version_or_empty
 
 
 def tensor_guard(

@@ -31,7 +31,7 @@ from .._torch import (
     FakeTensor,
     ScriptMethod,
     ScriptModule,
-    dict_version,
+    dict_changes,
     restore_script_attributes,
     script_attributes,
 )
@@ -405,8 +405,11 @@ def tables_of(cache: Any) -> list[dict[Any, Any]]:
 
 
 def _read_cache(owner: Any) -> Items:
-    """What it holds cannot be looked at, but whether anything was put into it or taken out can."""
-    filled = (*tuple(owner.cache_info())[1:], *map(dict_version, tables_of(owner)))
+    """What it holds cannot be looked at, but whether anything was put into it or taken out since can.
+
+    A recording fills it as a call would, and the program does not: one that was emptied again is not as it was.
+    """
+    filled = (*tuple(owner.cache_info())[1:], *map(dict_changes, tables_of(owner)))
     return {"__wrapped__": owner.__wrapped__, "cache_info()": filled}
 
 

@@ -122,6 +122,7 @@ class Walk(abc.ABC):
         self.real_tensors = recording.real_tensors
         self._steps = recording.session.steps  # backwards follow
         self._data_assigned = recording.access.data_assigned
+        self._made_to_require_grad = recording.access.made_to_require_grad
         self._states: dict[int, TensorState] = {}
         self._script_objects: dict[int, Node] = {}
         self._position = 0
@@ -206,6 +207,10 @@ class Walk(abc.ABC):
     def moves_uncounted(self, recorded: RecordedInput) -> bool:
         """Whether an input was moved to other memory by `.data =`, which does not count as a write."""
         return id(recorded.seen) in self._data_assigned
+
+    def is_asked_for(self, recorded: RecordedInput) -> bool:
+        """Whether `requires_grad_()` was called on an input itself: a view requires grad where its base does, too."""
+        return id(recorded.seen) in self._made_to_require_grad
 
     def state_before(self, recorded: RecordedInput) -> TensorState:
         """The state that an input started with."""

@@ -20,6 +20,7 @@ from ..functionalize.functionalizer import Functionalizer
 from ..functionalize.rng import RandomInputs
 from ..functionalize.state import Storage, TensorState
 from ..functionalize.storage import changes_memory
+from ..functionalize.view_inverses import repeats_elements
 from ..graph.graph import Graph, GraphOutput, Node, Step, get_constant, name_nodes, nodes_in
 from ..graph.subgraph import between, impure_since, read_by
 from ..ops import Kind, aten, op_info, tensors_in
@@ -27,7 +28,7 @@ from ..options import AOTConfig, Loss
 from ..record.fakify import RecordedInput
 from ..record.hooks import BackwardState
 from ..record.refusals import without_frames
-from ..record.retrace import LateInputs, Retrace
+from ..record.retrace import LateInputs, Retrace, WholeMemory
 from ..record.session import RecordedBackward, Session
 from ..record.tape import tape_nodes
 from ..slots import (
@@ -215,6 +216,8 @@ class BackwardWrites:
                     "the backward writes to memory at which inputs with histories of their own look, which cannot be "
                     "compiled yet. Pass a clone, or compile with fallback='eager'."
                 )
+            if written and not isinstance(slot, Tangent) and repeats_elements(tensor):
+                raise Retrace(WholeMemory(slot))  # its new value cannot be written to it, but to its memory it can
             root, current = self._ends[id(storage)]
             change = tensor._version - versions.get(id(tensor), 0)
             found.append(BackwardWrite(slot, current, walk.read(root) if written else None, reshapes, change, False))
@@ -628,6 +631,12 @@ class Tape:
         start = len(graph.nodes)
         derived = self.differentiate(slots, autocast=True)
         new = {write.of: write.new for write in derived.writes}
+        late = next((slot for slot in new if slot not in {write.of for write in writes}), None)
+        if late is not None:
+            raise BackwardError(
+                f"The backward of a compiled program writes to {late}, which it did not when the program was "
+                "compiled, because something that it reads has changed. Call the original function."
+            )
         gradients = with_own_constants(self.functionalizer, spread(derived.gradients))
         places = [slot for slot, _ in derived.outputs(self.primals)]
         outputs = [GraphOutput(*pair) for pair in zip(places, gradients, strict=False)]

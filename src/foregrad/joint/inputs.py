@@ -148,7 +148,7 @@ def input_facts(functionalizer: Functionalizer, recorded: RecordedInput, keep_wr
         version_change=0 if seen.is_inference() else seen._version,
         geometry=before.tensor,
         requires_grad=requires_grad,
-        made_to_require_grad=_is_made_to_require_grad(recorded, bool(before.storage.writes)),
+        made_to_require_grad=_is_made_to_require_grad(functionalizer, recorded, bool(before.storage.writes)),
     )
 
 
@@ -280,7 +280,7 @@ def _refuse_move(recorded: RecordedInput, before: Tensor, real: Tensor | None) -
             f"the program moves {recorded.slot} to other memory and writes to it there, which cannot be differentiated "
             "yet. Write to a copy of it."
         )
-    if recorded.required_grad and seen.shape != before.shape:
+    if (recorded.required_grad or seen.requires_grad) and seen.shape != before.shape:
         raise UnsupportedError(
             f"{recorded.slot} requires grad and takes another shape, which cannot be compiled yet. Pass a tensor of "
             "that shape."
@@ -301,15 +301,16 @@ def _may_go_stale(functionalizer: Functionalizer, recorded: RecordedInput) -> bo
     return real._is_view() and creation_of(real) != "DEFAULT"
 
 
-def _is_made_to_require_grad(recorded: RecordedInput, written: bool) -> bool:
+def _is_made_to_require_grad(functionalizer: Functionalizer, recorded: RecordedInput, written: bool) -> bool:
     seen = recorded.seen
     made = not is_stale(seen) and seen.requires_grad and not recorded.required_grad and seen.is_leaf
-    if made and seen._base is not None and seen._base.requires_grad:  # what it is a view of was made so
-        return False
+    if made and seen._base is not None and seen._base.requires_grad and not functionalizer.is_asked_for(recorded):
+        return False  # what it is a view of was made so
     if made and (written or not _is_own(recorded)):
+        also = "writes to its memory" if written else "what it is a view of"
         raise UnsupportedError(
-            f"the program makes {recorded.slot} require grad and writes to its memory, which cannot be compiled yet. "
-            "Call requires_grad_() before."
+            f"the program makes {recorded.slot} require grad and {also}, which cannot be compiled yet. Call "
+            "requires_grad_() before."
         )
     return made
 

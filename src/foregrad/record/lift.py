@@ -70,9 +70,8 @@ _GRAD = vars(Tensor.__base__)["grad"].__get__
 _GRAD_FN = vars(Tensor.__base__)["grad_fn"].__get__
 _GRAD_SETTER = vars(Tensor.__base__)["grad"].__set__
 _DATA_SETTER = vars(Tensor.__base__)["data"].__set__
-_SETTERS = frozenset(
-    {_GRAD_SETTER, _DATA_SETTER, *(getattr(Tensor, name).__set__ for name in ("data", "grad", "requires_grad"))}
-)
+_REQUIRES_GRAD_SETTER = vars(Tensor.__base__)["requires_grad"].__set__
+_SETTERS = frozenset({_GRAD_SETTER, _DATA_SETTER, _REQUIRES_GRAD_SETTER})
 
 # What asks for data, or for memory, of a tensor that has none.
 NEEDS_DATA: dict[Any, str] = {
@@ -367,7 +366,7 @@ class LiftedTensors(TorchFunctionMode):
         return self._arguments.get(id(seen)) if found is None else found()
 
     def _require_grad(self, tensor: Tensor) -> None:
-        self.access.made_to_require_grad.add(id(tensor))
+        self.access.made_to_require_grad.update((id(tensor), id(self._swap(tensor))))
         real = self._arguments.get(id(tensor), tensor)
         if not self._abstract(real) and not is_functorch_wrapped(real):
             self._before_requiring_grad(real, self.fake_of(real))
@@ -408,7 +407,7 @@ class LiftedTensors(TorchFunctionMode):
             if is_about_inference_tensors(error) and self._meets_half_inference():
                 raise self._recorder.refuse(
                     UnsupportedError(
-                        f"the program writes to a tensor that `.data =` has given an inference tensor, at "
+                        f"the program uses a tensor that `.data =` has given an inference tensor, at "
                         f"{where(user_stack(2))}: this cannot be compiled yet. Compile with fallback='eager'."
                     )
                 ) from error
@@ -473,11 +472,7 @@ class LiftedTensors(TorchFunctionMode):
             return self._assign_data(*self._swap(args))
         if func == _GRAD_SETTER:
             return func(self._look_at_grad(args[0]), self._swap(args[1]))
-        if not self._abstract(args[0]):
-            raise UnsupportedError(
-                f"assigning .{func.__self__.__name__}, at {where(user_stack(2))}, cannot be compiled yet. Write to the "
-                "tensor in place or pass it as an argument, or compile with fallback='eager'."
-            )
+        self._require_grad(args[0])
         return self._call(func, args, {})
 
     def _before_detaching(self, tensor: Tensor) -> None:

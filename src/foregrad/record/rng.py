@@ -1,8 +1,8 @@
 """Random numbers while recording: none are consumed, and a replayed draw is told from a new one.
 
 Checkpointing restores a generator's state outside the dispatcher and runs a random operator once more. The
-generator's own state names the draw: the same state again is the same draw. So that successive draws have different
-states, each recorded draw moves its generator by one number; every state is put back after the recording.
+generator's own state names the draw: the same state of it again is the same draw. So that successive draws have
+different states, each recorded draw moves its generator by one number; every state is put back after the recording.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Generators:
         with disable_modes(), without_function_modes():
             state = generator.get_state()
             self._before.setdefault(id(generator), (generator, state))
-            key = (what, bytes(state.numpy().data))
+            key = (what, id(generator), bytes(state.numpy().data))
             replayed = self._draws.get(key)
             follows = None
             if replayed is not None and self._last.get(id(generator), (0, None))[1] == run is not None:

@@ -24,6 +24,7 @@ from .._torch import (
 from ..codegen.writer import FEW, PackedArgs, Writer, pack_if_many, spread, tuple_of
 from ..graph.graph import Node
 from ..joint.build import Joint
+from ..joint.hooks import GradRetained
 from ..joint.outputs import Differentiable, Plain
 from ..ops import aten
 from ..record.refusals import once_more
@@ -403,6 +404,7 @@ class TrainingCore:
         left = ", ".join(results)
         if self._all_through:
             writer.line(f"{left} = apply({', '.join(through)})")
+            self._give_own_nodes(writer)
             return
         rest = writer.listed(inputs[i] for i in self._beside)
         nondiff_args = writer.fresh("nondiff_args")
@@ -412,3 +414,25 @@ class TrainingCore:
         writer.line(f"{left} = apply({', '.join([nondiff_args, *through, *dummy_leaf])})")
         if self._nondiff_args:
             writer.take_apart([writer.variable(slot) for slot in self._nondiff_args], nondiff_args)
+        self._give_own_nodes(writer)
+
+    def _give_own_nodes(self, writer: Writer) -> None:
+        """A result that retains its gradient and is written to loses it to the first result of its node: torch looks
+        it up by the number that the result has in its new node."""
+        retaining = {effect.of for effect in self._joint.hooks if isinstance(effect, GradRetained)}
+        for slot in self._targets[1:]:
+            if slot in retaining:
+                name = writer.variable(slot)
+                writer.line(f"{name} = {writer.bind(boundary_apply(_Result), 'with_own_node')}({name})")
+
+
+class _Result(torch.autograd.Function):
+    """One of several results, with a node of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor) -> Tensor:
+        return result.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor) -> Any:
+        return tangents

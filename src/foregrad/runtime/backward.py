@@ -28,7 +28,7 @@ from .._torch import (
 )
 from ..errors import BackwardError, UnsupportedError
 from ..graph.graph import Graph
-from ..joint.differentiate import Differentiated, Tape
+from ..joint.differentiate import BackwardWrite, Differentiated, Tape
 from ..locks import Lock
 from ..options import AOTConfig
 from ..record.hooks import BackwardState
@@ -68,36 +68,47 @@ class WritesOfBackward:
     def __init__(self, tape: Tape, derived: Differentiated) -> None:
         self._tape = tape
         self.writes = derived.writes
-        self._are_checked = derived.is_checked
+        self._whole = derived
 
     def carry_out(
-        self, ctx: Any, results: Sequence[Any], tangents: Sequence[Tensor | None], checked: bool | None = None
+        self, ctx: Any, results: Sequence[Any], tangents: Sequence[Tensor | None], part: Differentiated | None = None
     ) -> None:
-        """Write to inputs and tangents what the backward writes to them."""
+        """Write to inputs and tangents what the backward writes to them, or what a part of it does."""
+        if not self.writes:
+            return
         new_values = results[self._tape.gradients : self._tape.gradients + len(self.writes)]
-        if self._are_checked and getattr(ctx, "has_written", False):
-            _refuse_second_time(checked)
-        if any(new is not None or write.reshapes for write, new in zip(self.writes, new_values, strict=True)):
+        if self._whole.is_checked and getattr(ctx, "has_written", False):
+            _refuse_second_time(None if part is None else part.is_checked)
+        done = {write.of: (write, new) for write, new in zip(self.writes, new_values, strict=True)}
+        if part is not None:  # which counts and reshapes less
+            done = {write.of: (write, done[write.of][1]) for write in part.writes}
+        done = {of: (write, new) for of, (write, new) in done.items() if new is not None or write.reshapes}
+        if done:
             ctx.has_written = True
-        by_slot = dict(zip(map(Tangent, self._tape.targets), tangents, strict=True))
-        for k, (write, new) in enumerate(zip(self.writes, new_values, strict=True)):
-            target: Tensor | None = by_slot[write.of] if isinstance(write.of, Tangent) else ctx.live[k]
-            if target is None or (new is None and not write.reshapes):
-                continue
-            with torch.no_grad():
-                if new is not None:
-                    target.detach().copy_(new)
-                for step in write.reshapes:
-                    step.op(target, *step.args[1:], **step.kwargs)
-            if not isinstance(write.of, Tangent):
-                moves = len(write.reshapes) + (new is not None)
-                set_version(target, target._version + write.version_change - moves)
+        targets: dict[Any, Tensor | None] = dict(zip(map(Tangent, self._tape.targets), tangents, strict=True))
+        targets |= {write.of: held for write, held in zip(self.writes, ctx.live, strict=True) if held is not None}
+        for of, (write, new) in done.items():
+            target = targets[of]
+            if target is not None:
+                _carry_out(write, new, target)
 
     def refuse_locked(self, ctx: Any, exposed: Container[Primal | Tangent]) -> None:
         """Eager's own refusal of writes to leaves and to some views, for inputs that are written with gradients on."""
         for write, target in zip(self.writes, ctx.live, strict=True):
             if write.of in exposed:
                 _refuse_write_to_locked(target)
+
+
+def _carry_out(write: BackwardWrite, new: Tensor | None, target: Tensor) -> None:
+    """Give a tensor of the caller's its new value and its new shape."""
+    with torch.no_grad():
+        if new is not None:
+            target.detach().copy_(new)
+        for step in write.reshapes:
+            step.op(target, *step.args[1:], **step.kwargs)
+    if not isinstance(write.of, Tangent):
+        moves = len(write.reshapes) + (new is not None)
+        set_version(target, target._version + write.version_change - moves)
 
 
 def _refuse_second_time(checked: bool | None) -> None:
@@ -309,7 +320,7 @@ class Backward:
             ctx.maybe_clear_saved_tensors()  # only the list holds them now, and the graph may empty it
         with autocast_off(), torch.no_grad():  # the casts are in the graph
             found: Sequence[Any] = run(arguments)
-        self.writing.carry_out(ctx, found, tangents, graph.derived.is_checked)
+        self.writing.carry_out(ctx, found, tangents, graph.derived)
         return found if marks is None else refusing_second_order(found, marks)
 
     def _arguments(self, graph: _Graph, values: Sequence[Any], given: Sequence[Tensor | None]) -> list[Any]:
