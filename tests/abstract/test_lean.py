@@ -86,7 +86,8 @@ def test_every_node_is_what_fake_tensor_mode_says(name, monkeypatch):
     """F-12"""
     engines = []
 
-    def checked(inputs, dynamic):
+    def checked(inputs, dynamic, reads):
+        assert not reads
         engines.append(CheckedEngine())
         return engines[-1]
 

@@ -1,5 +1,6 @@
 """`foregrad explain` and `foregrad doctor`, called as a user calls them: what is printed, and the exit code."""
 
+import io
 import os
 import pathlib
 import subprocess
@@ -75,6 +76,21 @@ def broken():
 number = 3
 """
 
+ONCE = """
+from torch import nn
+
+
+class Once(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.state = 0
+
+    def forward(self, x):
+        if self.state == 0:
+            self.state = 1
+        return x * 2
+"""
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
@@ -118,8 +134,8 @@ def test_a_module_that_is_refused(folder, capsys):
 
 def test_a_program_that_fails_in_eager(folder, capsys):
     code, out, _ = run(capsys, "explained.py:loss", "--shape", "x=2x3", "--shape", "w=2x3")
-    assert code == 1 and "fails, as it does in eager" in out
-    assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)" in out
+    assert code == 1 and "fails, as it does in eager" in out and "RuntimeError: " in out
+    assert "mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)" in " ".join(out.split())
     assert ">   32      return (x @ w).relu().mean()" in out
 
 
@@ -136,10 +152,49 @@ def test_a_factory_and_several_calls(folder, capsys):
     assert code == 0 and "4, 576 bytes: 0.weight" in out
     rows = {line.split()[1]: line for line in out.splitlines() if line.startswith("  call ")}
     assert "number 1" in rows["1"] and "known" in rows["2"] and "number 2" in rows["3"]
-    assert "['input']: nothing, now float32[16, 8]" in rows["3"]
+    assert "the first program" in rows["1"] and "len(args) was 1, is 0" in rows["3"]
     code, out, _ = run(capsys, "explained.py:make", "--shape", "input=4x8", "--shape", "input=5x8")
-    assert code == 0 and "['input']: float32[4, 8], now float32[5, 8]" in out
+    assert code == 0 and "kwargs['input']: size of dimension 0 was 4, is 5" in out
     assert run(capsys, "explained.py:make", "--inputs", "explained.py:one")[0] == 0
+
+
+def test_what_a_program_reads_is_told(folder, capsys):
+    code, out, _ = run(capsys, "explained.py:Gated", "--shape", "tokens=4x3:int64", "--shape", "tokens=4x3:int64")
+    assert code == 0 and "data that it reads, and each call compares" in out
+    [row] = [line for line in out.splitlines() if "if x.sum() > 0:" in line]
+    assert "explained.py:18: " in row and ("bool(): True" in row or "bool(): False" in row)
+
+
+def test_a_call_that_runs_as_it_is_written_is_no_program(folder, capsys):
+    (folder / "explained.py").write_text(ONCE)
+    code, out, _ = run(capsys, "explained.py:Once", "--shape", "x=2", "--shape", "x=2", "--shape", "x=2")
+    rows = {line.split()[1]: line for line in out.splitlines() if line.startswith("  call ")}
+    assert code == 0 and "after a call as it is written, since that changes something once" in out
+    assert "as written" in rows["1"] and "the first program" in rows["2"] and "known" in rows["3"]
+
+
+def test_with_rich(folder):
+    """Titles, a table that is no wider than the terminal, and the line that is meant."""
+    pytest.importorskip("rich")
+    from foregrad.cli.parts import Excerpt, Table, Text, Verdict
+    from foregrad.cli.with_rich import show_with_rich
+
+    row = ("saved", "a" * 60 + " " + "b" * 60)
+    parts = [
+        Verdict("it does not compile.", good=False),
+        Text(("[red]is no markup",)),
+        Table("memory", ("", "what"), (row,), remarks=("that is all",)),
+        Excerpt("model.py", ((7, "if x.sum() > 0:"), (8, "    x = -x")), 7),
+    ]
+    stream = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        patch.setenv("NO_COLOR", "1")
+        show_with_rich(parts, stream)
+    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    assert lines[:5] == ["it does not compile.", "", "[red]is no markup", "", "memory"]
+    assert all(len(line) <= 80 for line in lines) and "  that is all" in lines and "model.py:7" in lines
+    assert any(line.startswith("❱ 7") and "if x.sum() > 0:" in line for line in lines)
 
 
 def test_a_name_in_a_module(folder, capsys):

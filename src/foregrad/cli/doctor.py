@@ -14,7 +14,8 @@ import torch
 
 from .._torch import missing_names, private_names
 from ..abstract.tensor_meta import table_file, torch_version
-from .output import Part, Table, Text, doing
+from .output import doing
+from .parts import Part, Table, Verdict
 
 OLDEST, NEWEST = (2, 11), (2, 15)  # torch that was tried
 
@@ -38,7 +39,7 @@ def diagnose() -> tuple[int, list[Part]]:
     rows = [(one.name, one.found, one.note) for one in (*head, *findings)]
     wrong = [one.name for one in findings if not one.fine]
     verdict = f"Foregrad cannot work here: {', '.join(wrong)}." if wrong else "Foregrad can work here."
-    return int(bool(wrong)), [Table("what was found", ("", "", ""), tuple(rows)), Text((verdict,))]
+    return int(bool(wrong)), [Table("what was found", ("", "", ""), tuple(rows)), Verdict(verdict, not wrong)]
 
 
 def version_of(package: str) -> str | None:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from ..errors import BudgetError
 from .doctor import diagnose
 from .explain import explain
-from .output import Part, doing, show
+from .output import doing, show
+from .parts import Part
 from .targets import BadUsage, Shape, calls_of, program_named
 
 _EXAMPLES = """examples:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -47,24 +47,46 @@ class PartitionReport:
         """The most bytes alive at any moment, beyond the inputs."""
         return max((alive for _, alive in (*self.forward_memory, *self.backward_memory)), default=0)
 
-    def __str__(self) -> str:
-        head = ("", "values", "operator", "KiB", "MFLOP", "why", "where")
+    @property
+    def table(self) -> tuple[tuple[str, ...], ...]:
+        """The rows as text, those that differ in their names only as one, under `HEAD`; at most 40."""
         groups = sorted(_grouped(self.rows), key=lambda group: (not group[0].saved, -sum(r.bytes for r in group)))
-        table = [head, *map(_cells, groups[:_SHOWN])]
-        widths = [max(len(cells[k]) for cells in table) for k in range(len(head))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in table]
-        if len(groups) > _SHOWN:
-            lines.append(f"... and {len(groups) - _SHOWN} more; `rows` has all of them")
+        return tuple(map(_cells, groups[:_SHOWN]))
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """What the table does not show, and the sums."""
+        hidden = len(_grouped(self.rows)) - _SHOWN
         inputs = sum(row.saved and row.operator == "input" for row in self.rows)
         views = sum(row.reason == _VIEW for row in self.rows)
-        lines += [
+        more = (f"... and {hidden} more; `rows` has all of them",) if hidden > 0 else ()
+        return (
+            *more,
             f"beside them {inputs} inputs, which the caller holds; {views} views and elements, which take no memory",
             f"saved {self.saved_bytes / 1024:.1f} KiB, computed again {self.flops / 1e6:.1f} MFLOP, "
             f"peak {self.peak / 1024:.1f} KiB beyond the inputs",
-        ]
-        return "\n".join(line.rstrip() for line in lines)
+        )
+
+    def __str__(self) -> str:
+        return "\n".join((*columns((HEAD, *self.table), NUMBERS), *self.summary))
 
 
+def columns(rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> list[str]:
+    """Rows of cells as lines of text; columns of numbers are aligned to the right.
+
+    >>> columns((("a", "12", "x"), ("long", "3", "")), numbers=(1,))
+    ['a     12  x', 'long   3']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def aligned(k: int, cell: str) -> str:
+        return cell.rjust(widths[k]) if k in numbers else cell.ljust(widths[k])
+
+    return ["  ".join(aligned(k, cell) for k, cell in enumerate(row)).rstrip() for row in rows]
+
+
+HEAD = ("", "values", "operator", "KiB", "MFLOP", "why", "where")
+NUMBERS = (3, 4)  # columns of numbers
 _VIEW = "a view or an element"
 _SHOWN = 40
 
