@@ -83,7 +83,7 @@ def _undisturbed() -> Iterator[None]:
     """Leave the random generator, the grad mode and the warnings of the caller alone."""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.set_grad_enabled(True):
         warnings.simplefilter("ignore")
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         yield
 
 

@@ -260,3 +260,17 @@ def test_another_kernel_for_attention_gets_another_program():
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         assert torch.equal(compiled(q), attend(q, q, q)) and programs(compiled) == 2
     assert torch.equal(compiled(q), attend(q, q, q)) and programs(compiled) == 2
+
+
+def test_what_is_refused_after_the_program_ran_is_refused_for_its_reason(monkeypatch):
+    """The copies of the arguments are noted once more when the program has ended, and hold no survivors."""
+
+    def program(box):
+        box.view = box.x.view(-1)
+        box.view.set_(box.view.detach())
+        return box.view
+
+    monkeypatch.setattr(gc, "get_referrers", lambda *_: pytest.fail("nothing has to be searched among all objects"))
+    compiled, _ = grab(program)
+    with pytest.raises(UnsupportedError, match=r"aten\.set_\.source_Tensor"):
+        compiled(Box(x=plain(3).requires_grad_() * 1))

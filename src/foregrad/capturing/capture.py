@@ -613,6 +613,7 @@ class _Recordings:
             error = Retrace(ArgumentsElsewhere())
         refusal = snapshot.undo(session)
         snapshot.forget_calls()
+        session.arguments = self._call.held  # which has noted what they hold now, if the program came to its end
         given_up = isinstance(error, Retrace) and isinstance(error.reason, DynamoLoaded)
         left = [] if given_up else snapshot.survivors(session, error)  # Dynamo may have collected garbage
         disown(session)

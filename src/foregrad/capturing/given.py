@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -165,22 +165,32 @@ def _parts(value: Any) -> list[Any]:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What the program does to them.
+class Held(NamedTuple):
+    """All that refers to what stands for inputs. Nothing else here does, for references to tensors are counted.
+
+    It has a class of its own, so that a search for tensors that outlive a recording ends here.
+    """
+
+    leaves: list[Any]
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    objects: dict[int, Any]  # by number
+    noted: dict[int, tuple[Any, Before]]  # by number: what they held before
+
+
 @dataclass
 class Copies:
     """What a program was given in one recording, and what it held then."""
 
     taken: TakenArguments
     slots: Sequence[Input]  # of the leaves
-    # All that refers to what stands for inputs: leaves, arguments, objects by number, and what those held before.
-    # Nothing else here does, for references to tensors are counted.
-    held: tuple[Any, ...] = ()
+    held: Held = field(default_factory=lambda: Held([], ((), {}), {}, {}))
     _places: dict[int, Given] = field(default_factory=dict)  # by the id of an object
 
     def put_together(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments and keyword arguments, of what stands for their leaves."""
         building = PuttingTogether(leaves)
         arguments: tuple[tuple[Any, ...], dict[str, Any]] = building.build(self.taken.flat.tree)
-        self.held = leaves, arguments, building.objects, {}
+        self.held = Held(leaves, arguments, building.objects, {})
         self.settle()
         own = {id(leaf): Given(slot) for leaf, slot in zip(leaves, self.slots, strict=True) if _is_one_of_a_kind(leaf)}
         self._places = {**own, **{id(value): Given(Part(n)) for n, value in building.objects.items()}}
@@ -193,9 +203,8 @@ class Copies:
     def changes(self, taking: TakingApart) -> list[Change]:
         """What the program has changed so far; new values are taken apart."""
         found = []
-        _, _, objects, noted = self.held
-        for number, (node, before) in noted.items():
-            path, now = self._path(number), Before.of(node, objects[number])
+        for number, (node, before) in self.held.noted.items():
+            path, now = self._path(number), Before.of(node, self.held.objects[number])
             if now.kind is not before.kind:
                 raise StateChangeError(
                     f"the program changes the class of {path}: a compiled call would not change it again. Make a new "
@@ -225,8 +234,8 @@ class Copies:
     def settle(self) -> None:
         """What they hold now is what changes are compared with."""
         nodes = dict(numbered(self.taken.flat.tree))
-        noted = {n: (nodes[n], Before.of(nodes[n], value)) for n, value in self.held[2].items()}
-        self.held = (*self.held[:3], noted)
+        noted = {n: (nodes[n], Before.of(nodes[n], value)) for n, value in self.held.objects.items()}
+        self.held = self.held._replace(noted=noted)
 
     def _path(self, number: int) -> str:
         return user_path(self.taken.objects[number][1])

@@ -252,6 +252,8 @@ class _Search:
 
 def _without_notes(holders: list[Any], searching: set[int]) -> list[Any]:
     """Holders without those containers in which only this package has noted what was around a program."""
+    if not holders:  # each of the following takes a comparison with everything there is
+        return []
     holders.append({})
     unseen = list(map(_unseen, holders))
     holders.pop()

@@ -192,7 +192,7 @@ def observe(side: Side, arguments: Arguments, contents: Contents, scenario: Scen
     before = side.state.tensors()
     versions = _versions([*call.tensors, *before])
     given = call.unfolded("before the call").objects
-    torch.manual_seed(seed)
+    _seed(seed)
     with _modes_kept():
         try:
             result = unfold(side.target(*call.args, **call.kwargs), "output")
@@ -223,6 +223,14 @@ def observe(side: Side, arguments: Arguments, contents: Contents, scenario: Scen
         )
     _overwrite([*(leaf.grad for _, leaf in arrived if _history(leaf) == "leaf"), *shown.values()])
     return replace(seen, writing=_writing(returned)) if scenario is FORWARD_ONLY else seen
+
+
+def _seed(seed: int) -> None:
+    """Seed the generators of all devices: `manual_seed` keeps a traceback for each device that may come, for good."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 def _given_back(result: Tree, arguments: Tree, call: Call) -> Tree:
