@@ -83,6 +83,22 @@ def test_graphs_are_found_in_inductors_cache(tmp_path, monkeypatch):
             assert not counters["inductor"]["fxgraph_cache_bypass"]
 
 
+def test_what_is_saved_has_strides_that_are_symbols():
+    """A table of pairs whose length changes: its rows are as far apart as it is long."""
+
+    def program(x, pairs):
+        return (x[pairs[0]] * x[pairs[1]]).sum()
+
+    compiled = foregrad.compile(program, dynamic=True)
+    for n in (7, 9):
+        x, pairs = torch.randn(5, requires_grad=True), torch.arange(2 * n).view(2, n) % 5
+        y = x.detach().requires_grad_()
+        program(x, pairs).backward()
+        compiled(y, pairs).backward()
+        torch.testing.assert_close(y.grad, x.grad)
+    assert len(compiled.specializations) == 1
+
+
 def test_a_program_that_pools_is_the_first_that_a_process_compiles():
     """Inductor's decompositions look into modules of Inductor's that nobody may have imported yet."""
     text = (

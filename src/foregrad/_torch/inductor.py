@@ -18,17 +18,24 @@ import torch
 from torch import fx
 from torch._guards import TracingContext, tracing  # compilers report the strides of their outputs in it
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from .symbols import new_shape_env
 
 
 @contextlib.contextmanager
 def output_strides_reported(examples: Sequence[Any]) -> Iterator[list[Any] | None]:
     """What a compiler says about the strides of its outputs: torch's contract, in a context of the front end's.
 
-    Where no front end has made one, it is made here: Inductor chooses other strides and says so nowhere else.
+    Where no front end has made one, it is made here: Inductor chooses other strides and says so nowhere else. It gives
+    numbers, unless it is told that results are to be abstract; then it gives what they are for all sizes.
     """
     with _tracing_context(_mode_of(examples)), TracingContext.report_output_strides() as strides:
-        yield strides
+        context: Any = TracingContext.get()
+        before, context.fakify_first_call = context.fakify_first_call, True
+        try:
+            yield strides
+        finally:
+            context.fakify_first_call = before
 
 
 def _mode_of(examples: Sequence[Any]) -> FakeTensorMode:
@@ -160,7 +167,7 @@ def _as_inductor_expects(mode: FakeTensorMode) -> Iterator[None]:
     before = mode.allow_non_fake_inputs, mode.shape_env
     mode.allow_non_fake_inputs = True
     if mode.shape_env is None:
-        mode.shape_env = ShapeEnv()
+        mode.shape_env = new_shape_env()
     try:
         yield
     finally:

@@ -126,6 +126,15 @@ def hint_of(value: Any) -> int:
     return int(value.node.hint) if isinstance(value, torch.SymInt) else int(value)
 
 
+def equal_for_all_sizes(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether numbers, symbolic ones among them, are written alike; to ask whether they are equal adds a guard."""
+
+    def written(number: Any) -> Any:
+        return number.node.expr if isinstance(number, torch.SymInt) else number
+
+    return [*map(written, some)] == [*map(written, others)]
+
+
 def sympy_functions() -> Any:
     """torch's own sympy functions: FloorDiv, Mod and the like."""
     from torch.utils._sympy import functions

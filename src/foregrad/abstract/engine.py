@@ -129,7 +129,7 @@ class Engine:
             return make_fake(self.mode, abstract_sparse(real), real.device)
         if real.layout is not torch.strided or real.is_quantized or real.is_nested:
             kind = "quantized" if real.is_quantized else "nested" if real.is_nested else str(real.layout)
-            raise UnsupportedError(f"{slot} is {kind}: only dense strided tensors can be compiled yet.")
+            raise UnsupportedError(f"{slot} is {kind}: only strided and sparse tensors can be compiled yet.")
         if isinstance(real, FakeTensor):
             device = real.fake_device
         else:

@@ -143,7 +143,9 @@ class Walk(abc.ABC):
                     "with torch's modes switched off. Compute it in the program's own thread, or compile with "
                     "fallback='eager'."
                 )
-            if tensor.layout in SPARSE:
+            if (
+                isinstance(tensor, Tensor) and tensor.layout in SPARSE
+            ):  # torch also gives a number where one was wrapped
                 raise UnsupportedError(
                     "a derivative of torch makes a sparse tensor where recording cannot see it (that of values() of a "
                     "compressed one does): this cannot be compiled yet. Detach the sparse tensor, or compile with "

@@ -16,6 +16,7 @@ from .._torch import (
     FakeTensor,
     ambient_state_kept,
     autocast_off,
+    equal_for_all_sizes,
     garbage_collection_paused,
     output_strides_reported,
 )
@@ -189,7 +190,9 @@ def example_values(engine: Engine, values: Sequence[Any], strides: Sequence[Any]
     shown = [next(tensors) if isinstance(value, FakeTensor) else value for value in values]
     for i, wanted in enumerate(strides or ()):
         value = shown[i]
-        if wanted is not None and isinstance(value, FakeTensor) and tuple(wanted) != tuple(value.stride()):
+        if wanted is None or not isinstance(value, FakeTensor):
+            continue
+        if not equal_for_all_sizes(wanted, value.stride()):
             shown[i] = engine.strided(value, wanted, engine.device_of(value))
     return shown
 
