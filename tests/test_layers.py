@@ -39,6 +39,7 @@ LAYERS = (
     "capturing",
     "api",
     "compiling",
+    "dynamo",
     "export",
     "testing",
     "cli",

@@ -22,6 +22,7 @@ with garbage_collection_paused():  # a collection amid the classes of torch take
     )
     from .compat import InputAliasInfo, MutationType, OutputAliasInfo, OutputType, ViewAndMutationMeta
     from .compiling import compile
+    from .dynamo import backend
     from .errors import ForegradError
     from .graph.verify import assert_functional_graph
     from .logs import get_aot_compilation_context, get_aot_graph_name, get_graph_being_compiled, set_model_name
@@ -50,6 +51,7 @@ __all__ = [
     "aot_module",
     "aot_module_simplified",
     "assert_functional_graph",
+    "backend",
     "backends",
     "capture",
     "check",

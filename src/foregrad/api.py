@@ -8,11 +8,19 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ._torch import FakeTensor, boxed_graph_wrapper_type, first_call_is_fake, garbage_collection_paused
+from ._torch import (
+    FakeTensor,
+    FrontEnd,
+    boxed_graph_wrapper_type,
+    deterministic_enabled,
+    first_call_is_fake,
+    garbage_collection_paused,
+)
 from .capturing.capture import Capture, capture_call, capture_flat, state_of
 from .capturing.compiled import Compiled, Specialization
 from .capturing.compiled_module import AOTModule, made_of
 from .capturing.kinds import Lifetime
+from .compat import describe
 from .errors import ConfigError, PartitionError
 from .options import AOTConfig, Compiler, Partitioner, config, next_aot_id
 from .partition import default_partition, min_cut_rematerialization_partition
@@ -196,10 +204,22 @@ def aot_module_simplified(
         num_params_buffers=len(state_of(mod, dynamic=False)),
         keep_inference_input_mutations=keep_inference_input_mutations,
         dynamic_shapes=any(isinstance(a, FakeTensor) and a.fake_mode.shape_env is not None for a in args),
+        front_end=FrontEnd.now(),
     )
+    return flat_call(mod, args, resolved)
+
+
+def flat_call(
+    mod: nn.Module, args: Sequence[Any], resolved: AOTConfig, slots: Sequence[Input] | None = None
+) -> Callable[..., list[Any]]:
+    """One program for a front end: it takes flat arguments, and nothing is compared when it is called."""
     with garbage_collection_paused():
-        captured = capture_flat(mod, args, resolved)
+        captured = capture_flat(mod, args, resolved, slots)
         entry = flat_entry(captured, boxed=_wants_boxed_calls(mod))
+        if resolved.front_end is not None:
+            resolved.front_end.tell(
+                [value for _, value in entry.state], describe(captured.joint, resolved, None, deterministic_enabled())
+            )
         program = assemble(captured.joint, resolved, entry)
     captured.joint.recording.session.release_arguments()
     call = fake_at_first(program, entry.boxed) if first_call_is_fake() else program.call

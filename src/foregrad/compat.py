@@ -31,7 +31,7 @@ from .joint.outputs import (
     ViewOfOutput,
 )
 from .options import AOTConfig
-from .slots import Base, Inner, Output, Returned, Updated
+from .slots import Base, Inner, Input, Output, Returned, Updated
 from .subclasses.layout import Fixed, Layout, is_wrapper, layout_of, leaves_of
 
 __all__ = [
@@ -151,6 +151,8 @@ class ViewAndMutationMeta:
     deterministic: bool | None = None
     static_parameter_indices: list[int] = field(default_factory=list)
     tokens: dict[Any, Any] = field(default_factory=dict, compare=False)
+    static_input_indices: list[int] = field(default_factory=list)
+    bw_donated_idxs: list[int] | None = None  # saved tensors that a compiled backward may overwrite; none is given away
     indices_of_inputs_that_requires_grad_with_mutations_in_bw: list[int] = field(default_factory=list)
     is_rng_op_functionalized: bool = False
 
@@ -470,6 +472,9 @@ def describe(joint: Joint, config: AOTConfig, saved_sizes: int | None, determini
         subclass_fw_graph_out_meta=create_subclass_meta(_returned(joint)),
         subclass_tangent_meta=create_subclass_meta(tangents),
         is_train=joint.is_training,
+        static_input_indices=[
+            i for i, facts in enumerate(inputs) if isinstance(facts.recorded.slot, Input) and facts.recorded.slot.stays
+        ],
         traced_tangent_metas=[layout_of(tangent).metadata if is_wrapper(tangent) else None for tangent in tangents],
         num_symints_saved_for_bw=saved_sizes,
         grad_enabled_mutation=joint.grad_mode_after,

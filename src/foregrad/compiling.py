@@ -67,7 +67,7 @@ def compile(
         None,
         fallback,
         memory_budget,
-        partition_fn=found.partition if partition is None else _partitioner(partition),
+        partition_fn=found.partition if partition is None else partitioner(partition),
         decompositions=table or None,
         num_params_buffers=0,
         keep_inference_input_mutations=found.writes_inputs or inplace,
@@ -81,7 +81,8 @@ def compile(
     return Compiled(fn_or_module, None, resolved)
 
 
-def _partitioner(partition: str | Partitioner) -> Partitioner:
+def partitioner(partition: str | Partitioner) -> Partitioner:
+    """A partitioner by its name."""
     if callable(partition):
         return partition
     if partition not in _PARTITIONS:

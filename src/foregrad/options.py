@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ._torch import FrontEnd
 from .errors import ConfigError, IgnoredOptionWarning
 
 Compiler = Callable[..., Any]
@@ -165,6 +166,7 @@ class AOTConfig:
     symbols_once_changed: bool = False  # sizes and ints become symbols at the first recording that finds others
     inplace: bool = False  # graphs that are not differentiated may write where the old value is dead
     changing: Changing | None = None  # the only sizes and ints that become symbols; None for all
+    front_end: FrontEnd | None = None  # the one that guards the calls, and knows the symbols of sizes
 
     def for_program(self) -> AOTConfig:
         """The options of one program, with compilers of its own where they are made anew for each."""

@@ -17,6 +17,7 @@ class Input(NamedTuple):
 
     path: str
     kind: Literal["input"] = "input"
+    stays: bool = False  # where it is, from call to call: a front end hands over parameters as arguments
 
     def __str__(self) -> str:
         return self.path

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import foregrad
 from foregrad.abstract.engine import DIRECT, has_gaps
 from foregrad.errors import FakeModeError
-from foregrad.record.fakify import engine_for
+from foregrad.record.fakify import Argument, engine_for
 from foregrad.slots import Input
 from helpers import leaf, nop, plain
 
@@ -65,13 +65,13 @@ def test_symbolic_sizes_are_shared_where_they_are_equal():
 def test_the_engine_joins_the_fake_mode_of_the_inputs():
     """F-12"""
     mode = FakeTensorMode()
-    inputs = [(Input("args[0]"), mode.from_tensor(plain(2))), (Input("args[1]"), plain(3))]
+    inputs = [Argument(Input("args[0]"), mode.from_tensor(plain(2))), Argument(Input("args[1]"), plain(3))]
     assert engine_for(inputs, dynamic=False).mode is mode
 
 
 def test_two_fake_modes_are_refused():
     """F-12"""
-    two = [(Input(f"args[{i}]"), FakeTensorMode().from_tensor(plain(2))) for i in range(2)]
+    two = [Argument(Input(f"args[{i}]"), FakeTensorMode().from_tensor(plain(2))) for i in range(2)]
     with pytest.raises(FakeModeError, match=r"args\[0\] and args\[1\] belong to two fake modes.*one FakeTensorMode"):
         engine_for(two, dynamic=False)
 

@@ -10,6 +10,7 @@ from .names import private_names as private_names
 try:
     from .autograd import *
     from .cuda_graphs import *
+    from .dynamo import *
     from .errors import *
     from .fake import *
     from .guards import *

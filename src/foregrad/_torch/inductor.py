@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import TracingContext, tracing  # compilers report the strides of their outputs in it
+from torch._guards import TracingContext  # compilers report the strides of their outputs in it
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from .dynamo import tracing_in
 from .symbols import new_shape_env
 
 
@@ -29,7 +30,7 @@ def output_strides_reported(examples: Sequence[Any]) -> Iterator[list[Any] | Non
     Where no front end has made one, it is made here: Inductor chooses other strides and says so nowhere else. It gives
     numbers, unless it is told that results are to be abstract; then it gives what they are for all sizes.
     """
-    with _tracing_context(_mode_of(examples)), TracingContext.report_output_strides() as strides:
+    with tracing_in(_mode_of(examples)), TracingContext.report_output_strides() as strides:
         context: Any = TracingContext.get()
         before, context.fakify_first_call = context.fakify_first_call, True
         try:
@@ -40,11 +41,6 @@ def output_strides_reported(examples: Sequence[Any]) -> Iterator[list[Any] | Non
 
 def _mode_of(examples: Sequence[Any]) -> FakeTensorMode:
     return next((value.fake_mode for value in examples if isinstance(value, FakeTensor)), None) or FakeTensorMode()
-
-
-def _tracing_context(mode: FakeTensorMode) -> Any:
-    """The context of a front end's, or a new one."""
-    return contextlib.nullcontext() if TracingContext.try_get() is not None else tracing(TracingContext(mode))
 
 
 @functools.cache
@@ -149,7 +145,7 @@ class InductorProgram:
             if mode.shape_env is not None:
                 stack.enter_context(enable_python_dispatcher())
             stack.enter_context(_as_inductor_expects(mode))
-            stack.enter_context(_tracing_context(mode))
+            stack.enter_context(tracing_in(mode))
             stack.enter_context(V.set_fake_mode(mode))
             stack.enter_context(compiled_autograd._disable())
             yield

@@ -16,6 +16,7 @@ from torch import SymInt, Tensor
 from .._torch import (
     FakeTensor,
     FakeTensorMode,
+    Geometry,
     HigherOrderOperator,
     OpOverload,
     Withheld,
@@ -121,7 +122,7 @@ class Engine:
         """Whether a value is one of this engine's tensors."""
         return type(value) is FakeTensor or (is_wrapper(value) and all(map(self.is_abstract, leaves_of(value))))
 
-    def fake(self, real: Tensor, slot: Primal, dynamic: bool | frozenset[int]) -> Tensor:
+    def fake(self, real: Tensor, slot: Primal, dynamic: bool | frozenset[int] | Geometry) -> Tensor:
         """An abstract tensor like `real`, in storage of its own, that autograd sees as a fresh leaf."""
         if type(real) is not Tensor and type(real) is not torch.nn.Parameter:
             require_traceable(real, str(slot))
@@ -142,7 +143,9 @@ class Engine:
         size: Any = real.shape
         stride: Any = real.stride()
         offset: Any = real.storage_offset()
-        if dynamic and self.shape_env is not None and not isinstance(real, FakeTensor):
+        if isinstance(dynamic, Geometry):
+            size, stride, offset = dynamic
+        elif dynamic and self.shape_env is not None and not isinstance(real, FakeTensor):
             size, stride, offset = self.shape_env.create_symbolic_sizes_strides_storage_offset(
                 real, local_source(str(slot)), symbolic_context=symbolic_context(real, dynamic)
             )
@@ -231,7 +234,7 @@ class Engine:
 
     def _strided(self, size: Any, stride: Any, offset: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         meta = torch.empty_strided(size, stride, dtype=dtype, device="meta")
-        if offset != 0:
+        if isinstance(offset, SymInt) or offset != 0:
             reach = offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
             meta = torch.empty((reach,), dtype=dtype, device="meta").as_strided(size, stride, offset)
         fake = make_fake(self.mode, meta, device)

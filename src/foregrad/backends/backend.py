@@ -9,7 +9,7 @@ from typing import Any
 from ..options import Compiler, Compilers, Partitioner
 from ..partition import default_partition, min_cut_rematerialization_partition
 from ..runtime.compilers import make_boxed_func
-from ..slots import Buffer, FreeTensor, Param, Slot, outermost
+from ..slots import Buffer, FreeTensor, Input, Param, Slot, outermost
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
@@ -43,4 +43,5 @@ def of_compiler(name: str, compiler: Compiler, *, fuses: bool = True) -> Backend
 
 def stays_in_place(slot: Slot | None) -> bool:
     """Whether an input has the same address at each call, as far as the program can know."""
-    return isinstance(outermost(slot), (Param, Buffer, FreeTensor))
+    place = outermost(slot)
+    return isinstance(place, (Param, Buffer, FreeTensor)) or (isinstance(place, Input) and place.stays)

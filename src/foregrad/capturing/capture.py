@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, ParamSpec
 
 import torch
-import torch.fx.traceback as fx_traceback
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
-from .._torch import DynamoWatch, FakeTensor, garbage_collection_paused, is_about_symbols
+from .._torch import DynamoWatch, FakeTensor, Geometry, garbage_collection_paused, is_about_symbols
 from ..abstract.engine import Engine, EngineReport
 from ..abstract.lean_tensors import to_fake_tensors
 from ..abstract.sparse import SPARSE, storages_of
@@ -64,6 +63,7 @@ from ..record.session import Session
 from ..record.survivors import Beginning, disown, escape_error, show
 from ..slots import Buffer, FreeTensor, Input, Param, Primal, Tangent
 from ..stack_traces import clear_own_frames, drop_own_frames, note_place, starts_programs
+from ..subclasses.layout import is_wrapper, leaves_of
 from ..values import UserObject, loosely
 from .ahead import Ahead
 from .backward_guards import ReadInBackward, calls_of_users
@@ -72,6 +72,7 @@ from .first_calls import NextCall
 from .forward import Forward
 from .free_variables import FreeVariables, refuse_inputs_as_keys, refuse_unknown
 from .given import Copies, Opening, OpenOtherwise, TakenArguments, user_path
+from .graph_programs import run_graph_program
 from .results import Results
 from .snapshot import Refused, Snapshot, assigned_buffers, refuse_private_state
 from .sources import Source
@@ -217,9 +218,12 @@ def _program_call(
 
 
 @_serialized
-def capture_flat(module: nn.Module, args: Sequence[Any], config: AOTConfig) -> Capture:
+def capture_flat(
+    module: nn.Module, args: Sequence[Any], config: AOTConfig, slots: Sequence[Input] | None = None
+) -> Capture:
     """Record a module on flat arguments; its result must be flat too."""
-    inputs = [Argument(Input(f"args[{i}]"), value, config.dynamic_shapes) for i, value in enumerate(args)]
+    named = [Input(f"args[{i}]") for i in range(len(args))] if slots is None else slots
+    inputs = [Argument(slot, value, _known_sizes(value, config)) for slot, value in zip(named, args, strict=True)]
     tree = Items(tuple, tuple(Leaf(i) for i in range(len(inputs))))
     flat = Flat(tree, list(args), [str(argument.slot) for argument in inputs])
 
@@ -234,6 +238,19 @@ def capture_flat(module: nn.Module, args: Sequence[Any], config: AOTConfig) -> C
     return _capture(ProgramCall(module, run, flat, inputs, state_of(module, dynamic=False), config))
 
 
+def _known_sizes(value: Any, config: AOTConfig) -> bool | Geometry:
+    """Which sizes of an argument are symbols: those of the front end, where there is one."""
+    front_end = config.front_end
+    if front_end is None:
+        return config.dynamic_shapes
+    if not isinstance(value, Tensor) or isinstance(value, FakeTensor):
+        return False
+    if is_wrapper(value):
+        front_end.require_numbers(value, leaves_of)
+        return False
+    return front_end.geometry(value) or False
+
+
 @dataclass(frozen=True)
 class ProgramCall:
     """A program and the arguments to record it on."""
@@ -245,6 +262,11 @@ class ProgramCall:
     state: Sequence[tuple[Argument, Source]]  # parameters and buffers
     config: AOTConfig
     given: Copies | None = None  # None if the program gets its arguments flat
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a front end has followed the code of the program, and compares what that depends on."""
+        return self.config.front_end is not None and isinstance(self.function, fx.GraphModule)
 
     @property
     def held(self) -> tuple[Any, ...]:
@@ -278,6 +300,8 @@ def _capture(call: ProgramCall, exact_guards: bool = False) -> Capture:
 def _reachable(call: ProgramCall, exact_guards: bool) -> Walk:
     """What the program can reach, as it is before anything runs."""
     function, arguments, classes = call.function, call.named_arguments, call.classes
+    if call.is_followed:
+        return Walk(len)  # the front end has followed the program: its graph reads nothing but tensors
     found = Walk(function, arguments, classes=classes)
     refuse_unknown(found.changed_for_good())  # an iterator would be used up by the recording
     if exact_guards or found.needs_code_that_runs:
@@ -474,7 +498,8 @@ class _Recordings:
         self._compared = set(self._found_elsewhere())
         self._sessions: list[Session] = []
         self.free_tensors = _FreeTensors(reachable)
-        self._backward_guards = _BackwardGuards(call, self.free_tensors.sources, reachable)
+        guards = _BackwardGuards(call, self.free_tensors.sources, reachable)
+        self._backward_guards = None if call.is_followed else guards
 
     def until_stable(self) -> tuple[Recorded, Sequence[SharedMemory]]:
         """Record as often as it takes; recordings that are not needed any more are taken apart."""
@@ -488,7 +513,8 @@ class _Recordings:
             for unneeded in self._sessions:
                 unneeded.abandon()
             self._reachable.recording_ends()
-        self._backward_guards.settle()
+        if self._backward_guards is not None:
+            self._backward_guards.settle()
         return recorded, shared
 
     def free_variables_read(self) -> Walk:
@@ -508,9 +534,10 @@ class _Recordings:
         arguments, state = call.inputs, [argument for argument, _ in call.state]
         dynamic = call.config.dynamic_shapes and not shown.shared
         symbols: Symbols = "refused" if dynamic else shown.symbols
-        slots = [(argument.slot, argument.value) for argument in (*state, *arguments)]
-        engine = engine_for(slots, dynamic, reads=symbols == "given")
-        if not dynamic:
+        engine = engine_for([*state, *arguments], dynamic, symbols == "given", call.config.front_end)
+        if call.config.front_end is not None:
+            arguments = _guarded_where_shared(arguments, shown.shared)
+        elif not dynamic:
             arguments, state = _with_fixed_sizes(arguments), _with_fixed_sizes(state)
         beginning, dynamo = Beginning(), DynamoWatch()
         snapshot = Snapshot(self._reachable.reached)
@@ -719,6 +746,18 @@ def _in_larger_memory(session: Session) -> set[Primal]:
     return {slot for group in groups for slot, tensor in group.items() if len(group) > 1 or lies_in_more(tensor)}
 
 
+def _guarded_where_shared(arguments: Sequence[Argument], shared: Sequence[SharedMemory]) -> list[Argument]:
+    """Inputs that share written memory have sizes that the front end compares: it compiles again for others."""
+    members = {id(tensor) for memory in shared for tensor in memory.members}
+    fixed = []
+    for argument in arguments:
+        if isinstance(argument.dynamic, Geometry) and id(argument.value) in members:
+            argument.dynamic.as_numbers()
+            argument = argument._replace(dynamic=False)
+        fixed.append(argument)
+    return fixed
+
+
 def _with_fixed_sizes(arguments: Sequence[Argument]) -> list[Argument]:
     return [argument._replace(dynamic=False) if argument.dynamic else argument for argument in arguments]
 
@@ -748,6 +787,5 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     """Call the program; a graph is interpreted, so that its nodes tell which line of the user they come from."""
     graph = function.module if isinstance(function, Forward) and function.patched is None else function
     if isinstance(graph, fx.GraphModule) and not kwargs:
-        with fx_traceback.preserve_node_meta():
-            return fx.Interpreter(graph).run(*args)
+        return run_graph_program(graph, *args)
     return function(*args, **kwargs)

@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import SymInt, Tensor
 
 from .._torch import (
     DATA_CAN_BE_FORBIDDEN,
     FakeTensor,
+    FrontEnd,
+    Geometry,
     copy_creation,
     disable_modes,
     dispatch_mode_depth,
@@ -20,6 +22,7 @@ from .._torch import (
     is_backward_state,
     new_fake_mode,
     new_shape_env,
+    number_of,
     running_fake_mode,
     shape_env_of_reads,
 )
@@ -92,12 +95,15 @@ _ABSENT = object()
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Which engine a program is recorded on.
-def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool, reads: bool = False) -> Engine:
+def engine_for(
+    inputs: Sequence[Argument], dynamic: bool, reads: bool = False, front_end: FrontEnd | None = None
+) -> Engine:
     """The engine for a recording: over the inputs' own fake mode if they have one.
 
-    `dynamic` says that sizes of inputs are symbols, `reads` that sizes are which the program reads.
+    `dynamic` says that sizes of inputs are symbols, `reads` that sizes are which the program reads. A front end that
+    guards the calls has symbols of its own, where it has any.
     """
-    plain = [(slot, leaf) for slot, value in inputs for leaf in (leaves_of(value) if is_wrapper(value) else [value])]
+    plain = [(slot, leaf) for slot, value, _ in inputs for leaf in (leaves_of(value) if is_wrapper(value) else [value])]
     fakes = [(slot, value) for slot, value in plain if isinstance(value, FakeTensor)]
     for slot, value in fakes:
         if value.fake_mode is not fakes[0][1].fake_mode:
@@ -106,9 +112,12 @@ def engine_for(inputs: Sequence[tuple[Primal, Any]], dynamic: bool, reads: bool 
             )
     if fakes:
         return SymbolicEngine(fakes[0][1].fake_mode, "the inputs are fake tensors of a mode of their own")
-    mode = running_fake_mode()
-    if mode is not None:
-        return SymbolicEngine(mode, "a front end has a fake mode of its own")
+    if front_end is None:
+        mode = running_fake_mode()
+        if mode is not None:
+            return SymbolicEngine(mode, "a front end has a fake mode of its own")
+    elif any(isinstance(given.dynamic, Geometry) or isinstance(given.value, SymInt) for given in inputs):
+        return SymbolicEngine(front_end.mode, "the front end has symbols for sizes")
     if dynamic:
         return SymbolicEngine(new_fake_mode(new_shape_env()), "sizes are symbols", own=True)
     if reads:
@@ -127,7 +136,7 @@ class Argument(NamedTuple):
 
     slot: Primal
     value: Any
-    dynamic: bool | frozenset[int] = False  # sizes of a tensor, all or these, or an int, become symbols
+    dynamic: bool | frozenset[int] | Geometry = False  # sizes of a tensor, all or these, or an int, become symbols
 
 
 class Object(NamedTuple):
@@ -224,6 +233,8 @@ def fakify(engine: Engine, argument: Argument) -> RecordedInput:
     value = argument.value
     if type(value) is int and argument.dynamic is True:
         return RecordedInput(argument.slot, engine.symbol(value, argument.slot))
+    if isinstance(value, SymInt):
+        return RecordedInput(argument.slot, number_of(value))
     if not isinstance(value, Tensor):
         if type(value) in (set, frozenset) and is_plain(value):
             return RecordedInput(argument.slot, type(value)(list(value)))

@@ -137,7 +137,7 @@ class Session:
         recorder: Recorder,
         source_of: Callable[[Tensor], FreeTensor],
         beginning: Beginning,
-        backward_guards: BackwardGuards,
+        backward_guards: BackwardGuards | None,
         found_elsewhere: frozenset[int],
         noting_code: Callable[[], AbstractContextManager[None]],
     ) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from .._torch import any_autocast_enabled, deterministic_enabled
+from .._torch import any_autocast_enabled, deterministic_enabled, passes_through
 from ..codegen.writer import Stage, Writer
 from ..compat import ViewAndMutationMeta, describe
 from ..errors import ForegradError, InternalError, UnsupportedError
@@ -90,6 +90,8 @@ def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
     except ForegradError:
         raise
     except Exception as error:
+        if passes_through(error):
+            raise
         raise InternalError(
             f"Foregrad failed to put a program together: {type(error).__name__}: {error}. Please report it; "
             "fallback='eager' runs the program as it is."

@@ -19,6 +19,7 @@ from .._torch import (
     equal_for_all_sizes,
     garbage_collection_paused,
     output_strides_reported,
+    passes_through,
 )
 from ..abstract.engine import Engine
 from ..abstract.lean_tensors import to_fake_tensors
@@ -117,6 +118,7 @@ def compile_graph(
         show_graph(lambda: module, phase, config.aot_id)
     with (
         compiling(config.aot_id, phase),
+        config.front_end.entered() if config.front_end is not None else contextlib.nullcontext(),
         _ambient_state_kept(),
         autocast_off(),
         torch.no_grad(),
@@ -127,6 +129,8 @@ def compile_graph(
         except ForegradError:
             raise
         except Exception as error:
+            if passes_through(error):
+                raise
             raise CompilerError(
                 f"The compiler of the {phase} graph raised {type(error).__name__}: {error}\n"
                 "Nothing was compiled. Run the graph as it is with lambda graph, inputs: "

@@ -1,0 +1,44 @@
+"""Programs that are graphs of a front end: run node by node, so that each operator tells the user's line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.fx.traceback as fx_traceback
+from torch import fx
+from torch.utils.checkpoint import checkpoint
+
+from .._torch import checkpoint_contexts, checkpoint_operator
+
+
+def run_graph_program(graph: fx.GraphModule, *args: Any) -> Any:
+    """Run a graph as the user wrote it.
+
+    Dynamo puts an operator in the place of a checkpoint, and leaves it to the compiler that what is run again draws the
+    same random numbers. Here it is a checkpoint again, which keeps the random state as in eager.
+    """
+    with fx_traceback.preserve_node_meta():
+        return _Program(graph).run(*args)
+
+
+class _Program(fx.Interpreter):
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.extra_traceback = False  # nodes tell the user's line
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is checkpoint_operator():
+            return _checkpointed(*args, **kwargs)
+        return super().call_function(target, args, kwargs)
+
+
+def _checkpointed(body: fx.GraphModule, *args: Any, **options: Any) -> Any:
+    context_fn = checkpoint_contexts(body)
+    if context_fn is not None:
+        options["context_fn"] = context_fn
+    options["use_reentrant"] = False  # the other kind gives the same gradients, and fewer of them
+
+    def run(*given: Any) -> Any:  # a bound method would keep what the interpreter has computed
+        return _Program(body).run(*given)
+
+    return checkpoint(run, *args, **options)

@@ -1,0 +1,249 @@
+"""Behind `torch.compile`: Dynamo in front, Foregrad in the middle."""
+
+import functools
+import importlib
+import pathlib
+import tomllib
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import foregrad
+from foregrad.errors import ConfigError, EagerFallbackWarning
+
+# Dynamo itself asks whether tensors between two graphs have gradients.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def seen(program, args, seed=0):
+    """All that a step shows: results, gradients, and the arguments afterwards."""
+    args = [a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args]
+    torch.manual_seed(seed)
+    result = program(*args)
+    results = result if isinstance(result, tuple | list) else [result]
+    loss = sum((r * r).sum() for r in results if isinstance(r, torch.Tensor) and r.requires_grad)
+    if isinstance(loss, torch.Tensor):
+        loss.backward()
+    return [*results, *(a.grad for a in args if isinstance(a, torch.Tensor) and a.is_leaf), *args]
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and torch.equal(a, b) and a.stride() == b.stride()
+    return a == b
+
+
+def agree(program, compiled, *calls):
+    for args in calls:
+        expected, found = seen(program, args), seen(compiled, args)
+        assert len(expected) == len(found) and all(map(same, expected, found)), args
+
+
+def behind(program, compiler="eager", dynamic=None, **settings):
+    return torch.compile(program, backend=foregrad.backend(compiler, **settings), dynamic=dynamic)
+
+
+def leaf(*size):
+    return torch.randn(*size, requires_grad=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sizes and numbers.
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_a_gradient_follows_the_size_of_the_batch(dynamic):
+    def program(x, w):
+        return (x + w).sum()
+
+    w = leaf(3)
+    agree(program, behind(program, dynamic=dynamic), *([torch.randn(n, 3), w] for n in (2, 5, 7, 1)))
+
+
+def test_sizes_ints_and_floats_that_change():
+    def program(x, n, p):
+        return x.view(n, -1).sum(0) * x.shape[0] * p + n
+
+    calls = [(leaf(12), 2, 0.5), (leaf(12), 3, 0.7), (leaf(24), 4, 0.7), (leaf(36), 6, 0.1)]
+    for dynamic in (None, True):
+        agree(program, behind(program, dynamic=dynamic), *calls)
+
+
+def test_a_size_that_is_marked_is_one_program_for_all():
+    counted = []
+
+    def compiler(graph, examples):
+        counted.append(graph)
+        return graph.forward
+
+    compiled = behind(lambda x: x.sin().mean(0), compiler)
+    for n in (4, 5, 6):
+        x = torch.randn(n, 3)
+        torch._dynamo.mark_dynamic(x, 0)
+        assert torch.allclose(compiled(x), x.sin().mean(0))
+    assert len(counted) == 1
+
+
+def test_views_of_one_memory_that_is_written_have_sizes_that_dynamo_compares():
+    def program(whole, part):
+        part.mul_(2)
+        return whole.sum(), part.sin()
+
+    compiled = behind(program, dynamic=True)
+    for n in (4, 5, 6):
+        expected, given = torch.arange(2.0 * n), torch.arange(2.0 * n)
+        assert all(map(torch.equal, program(expected, expected[n:]), compiled(given, given[n:])))
+        assert torch.equal(expected, given)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Checkpoints, whose random numbers are eager's.
+def dropped(x):
+    return nn.functional.dropout(x.sin(), 0.5).cos()
+
+
+def keep_products(ctx, op, *args, **kwargs):
+    is_product = op is torch.ops.aten.mm.default
+    return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_checkpoint_draws_the_same_mask_again(reentrant, dynamic):
+    def program(x):
+        return checkpoint(dropped, checkpoint(dropped, x, use_reentrant=reentrant), use_reentrant=reentrant) * 2
+
+    agree(program, behind(program, dynamic=dynamic), [leaf(1000)], [leaf(1001)])
+
+
+@pytest.mark.filterwarnings("ignore:.*context_fn:UserWarning")
+def test_a_selective_checkpoint_draws_the_same_mask_again():
+    contexts = functools.partial(create_selective_checkpoint_contexts, keep_products)
+
+    def program(x, w):
+        return checkpoint(lambda x: dropped((x @ w).sin()), x, use_reentrant=False, context_fn=contexts) * 2
+
+    agree(program, behind(program), [leaf(20, 20), leaf(20, 20)])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Whole models, and what Dynamo makes of programs.
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.tied = self.fc
+
+    def forward(self, x):
+        x = self.norm(self.fc(x)).relu()
+        torch._dynamo.graph_break()
+        return self.tied(nn.functional.dropout(x, 0.2)).sum(1)
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_a_model_trains_as_in_eager(dynamic):
+    model, other = Model(), Model()
+    compiled = behind(other, dynamic=dynamic)
+    for net in (model, other):
+        net.steps = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    for step, n in enumerate((4, 4, 6)):
+        for net, program in ((model, model), (other, compiled)):
+            torch.manual_seed(step)
+            net.steps.zero_grad()
+            program(torch.randn(n, 8)).square().sum().backward()
+            net.steps.step()
+    assert all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
+    model.eval(), other.eval()
+    assert torch.equal(*(torch.manual_seed(0) and program(torch.ones(3, 8)) for program in (model, compiled)))
+
+
+def test_gradients_of_gradients():
+    """Torch's own layer refuses them."""
+
+    def program(x):
+        return (x**3).sin().sum()
+
+    x = leaf(5)
+    found = []
+    for f in (program, behind(program)):
+        (first,) = torch.autograd.grad(f(x), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+        found.append((first, second, *torch.autograd.grad(second.sum(), x)))
+    assert all(map(torch.allclose, *found))
+
+
+def test_inductor_and_options_of_torch_compile():
+    def program(x, w):
+        return nn.functional.layer_norm(x @ w, (4,)).relu().sum(1)
+
+    compiled = torch.compile(
+        program, backend=foregrad.dynamo.backends.foregrad, options={"memory_budget": 0.5, "max_autotune": False}
+    )
+    x, w = leaf(3, 4), leaf(4, 4)
+    for n in (3, 5, 6):
+        x = leaf(n, 4)
+        for e, f in zip(seen(program, [x, w]), seen(compiled, [x, w]), strict=True):
+            assert torch.allclose(e, f, atol=1e-5)
+
+
+def test_compilers_know_what_stays_where_it_is():
+    slots = []
+
+    def compiler(graph, examples):
+        slots.append(graph.meta["slots"].inputs)
+        return graph.forward
+
+    class Layer(nn.Linear):
+        def forward(self, x):
+            return super().forward(x)
+
+    behind(Layer(2, 2), compiler)(torch.ones(1, 2))
+    assert {slot.path: slot.stays for slot in slots[0]} == {"self.weight": True, "self.bias": True, "x": False}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bad input.
+def test_a_refusal_comes_by_name_or_falls_back():
+    def program(x):
+        return x.nonzero()
+
+    x = torch.tensor([0.0, 1.0, 2.0])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        with pytest.raises(Exception, match="nonzero"):
+            behind(program)(x)
+        torch.compiler.reset()
+        with pytest.warns(EagerFallbackWarning, match="nonzero"):
+            assert torch.equal(behind(program, fallback="eager")(x), program(x))
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"compiler": "inducto"}, "There is no backend 'inducto'. Did you mean 'inductor'?"),
+        ({"compiler": "eager", "partition": "mincut"}, "partition must be"),
+        ({"options": {"max_autotun": True}}, "Did you mean 'max_autotune'?"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_said_at_once(given, text):
+    with pytest.raises(ConfigError) as refused:
+        foregrad.backend(**given)
+    assert text in str(refused.value)
+
+
+def test_the_names_of_the_package_lead_to_backends():
+    project = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    named = project["entry-points"]["torch_dynamo_backends"]
+    assert sorted(named) == ["foregrad", "foregrad_eager"]
+    for name, target in named.items():
+        module, _, attribute = target.partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+        assert found.__name__ == name and found.settings.compiler == ("inductor" if name == "foregrad" else "eager")
