@@ -22,6 +22,7 @@ LAYERS = (
     "options",
     "logs",
     "values",
+    "host_numbers",
     "ops",
     "functional_variants",
     "stack_traces",

@@ -71,6 +71,7 @@ def compile(
         decompositions=table or None,
         num_params_buffers=0,
         keep_inference_input_mutations=found.writes_inputs or inplace,
+        follows_numbers=found.takes_numbers,
         inplace=inplace and not found.writes_inputs,
         dynamic_shapes=bool(dynamic),
         symbols_once_changed=dynamic is None,

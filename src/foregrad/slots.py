@@ -63,6 +63,16 @@ class FreeTensor(NamedTuple):
         return self.path
 
 
+class FreeNumber(NamedTuple):
+    """A float that the program finds in the parameter groups of an optimizer."""
+
+    path: str
+    kind: Literal["number"] = "number"
+
+    def __str__(self) -> str:
+        return self.path
+
+
 @dataclass(frozen=True, slots=True)
 class SyntheticBase:
     """Memory that several inputs look at, where the program writes to it."""
@@ -105,7 +115,7 @@ class Inner(NamedTuple):
         return f"{self.of}.{self.attr}"
 
 
-Primal = Input | Param | Buffer | FreeTensor | SyntheticBase | ViewRoot | GradOf | Inner
+Primal = Input | Param | Buffer | FreeTensor | FreeNumber | SyntheticBase | ViewRoot | GradOf | Inner
 
 
 @dataclass(frozen=True, slots=True)

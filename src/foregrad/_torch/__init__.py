@@ -16,6 +16,7 @@ try:
     from .guards import *
     from .inductor import *
     from .nested import *
+    from .numbers import *
     from .operators import *
     from .questions import *
     from .script import *

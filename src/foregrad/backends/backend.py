@@ -21,11 +21,12 @@ class Backend:
     name: str
     new_compilers: Callable[[], Compilers]  # called once for each program
     decompositions: Callable[[], Decompositions] | None = None
+    takes_numbers: bool = False  # whether graphs may take floats that another call has otherwise
     writes_inputs: bool = False  # whether its inference graphs may write to inputs themselves
     partition: Partitioner = min_cut_rematerialization_partition  # unless another one is asked for
 
 
-def of_compiler(name: str, compiler: Compiler, *, fuses: bool = True) -> Backend:
+def of_compiler(name: str, compiler: Compiler, *, fuses: bool = True, takes_numbers: bool = False) -> Backend:
     """A backend that compiles every graph in the same way.
 
     To compute something again is cheap where it is fused into what reads it, and costs a kernel where it is not.
@@ -38,7 +39,7 @@ def of_compiler(name: str, compiler: Compiler, *, fuses: bool = True) -> Backend
 
     compilers = Compilers(boxed, boxed, boxed)
     partition = min_cut_rematerialization_partition if fuses else default_partition
-    return Backend(name, lambda: compilers, partition=partition)
+    return Backend(name, lambda: compilers, takes_numbers=takes_numbers, partition=partition)
 
 
 def stays_in_place(slot: Slot | None) -> bool:

@@ -43,7 +43,7 @@ def named(
         given = "mode" if mode is not None else "options"
         raise ConfigError(f"{given} is for the backend 'inductor'; backend={backend!r} has none.")
     if backend == "eager":
-        return of_compiler("eager", run_graph, fuses=False)
+        return of_compiler("eager", run_graph, fuses=False, takes_numbers=True)
     if callable(backend):
         return of_compiler(getattr(backend, "__name__", type(backend).__name__), backend)
     if not isinstance(backend, str):

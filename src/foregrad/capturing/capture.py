@@ -53,6 +53,7 @@ from ..record.retrace import (
     DynamoLoaded,
     GradientBefore,
     LateInputs,
+    NumbersAreExact,
     Reason,
     Retrace,
     SizesAreExact,
@@ -70,7 +71,8 @@ from .backward_guards import ReadInBackward, calls_of_users
 from .code import AnyName, can_see_code_that_runs
 from .first_calls import NextCall
 from .forward import Forward
-from .free_variables import FreeVariables, refuse_inputs_as_keys, refuse_unknown
+from .found_numbers import FollowedNumbers, NumberPlace, leave_to_calls, parameters_of_optimizers
+from .free_variables import FreeVariables, Reached, refuse_inputs_as_keys, refuse_unknown
 from .given import Copies, Opening, OpenOtherwise, TakenArguments, user_path
 from .graph_programs import run_graph_program
 from .results import Results
@@ -97,6 +99,7 @@ class Capture:
     free_tensors: dict[FreeTensor, Source]
     free_variables: FreeVariables
     shared: tuple[SharedMemory, ...]
+    numbers: tuple[NumberPlace, ...] = ()  # that each call reads
 
     @property
     def reads(self) -> tuple[Read, ...]:
@@ -290,11 +293,21 @@ def _capture(call: ProgramCall, exact_guards: bool = False) -> Capture:
     with garbage_collection_paused():
         recorded, shared = recordings.until_stable()
     free_variables = recordings.free_variables_read()
+    leave_to_calls(recorded.numbers, free_variables)
     refuse_unknown(free_variables.unknown)
     _hold_owners(recorded, free_variables)
     state = tuple((argument.slot, source) for argument, source in call.state)
     free_tensors = recordings.free_tensors.sources
-    return Capture(recorded.joint, call.arguments, recorded.result, state, free_tensors, free_variables, tuple(shared))
+    return Capture(
+        recorded.joint,
+        call.arguments,
+        recorded.result,
+        state,
+        free_tensors,
+        free_variables,
+        tuple(shared),
+        recorded.numbers,
+    )
 
 
 def _reachable(call: ProgramCall, exact_guards: bool) -> Walk:
@@ -337,6 +350,7 @@ class Recorded:
     joint: Joint
     result: Flat
     around: tuple[Around, ...]  # objects of the user's in the result
+    numbers: tuple[NumberPlace, ...] = ()  # that the program has found, and that stand for themselves no more
 
 
 @dataclass(frozen=True)
@@ -363,22 +377,25 @@ class Shown:
     late: tuple[Tensor, ...] = ()  # inputs that a backward found by itself
     with_grads: tuple[Tensor, ...] = ()  # tensors whose gradients, from before the call, are inputs
     symbols: Symbols = "wanted"  # for sizes that the program reads
+    follows_numbers: bool = True  # of the host, wherever a backend takes them
 
     def after(self, attempt: Attempt) -> Shown | None:
         """With what one more recording has shown; None if that is nothing new."""
         whole, late, with_grads, stable = self.whole, self.late, self.with_grads, False
-        symbols = self.symbols
+        symbols, follows_numbers = self.symbols, self.follows_numbers
         match attempt.outcome:
             case WholeMemory(slot):
                 whole, stable = whole | {slot}, True
-            case GradientBefore(tensor):
-                with_grads = (*with_grads, tensor)
+            case GradientBefore(tensors):
+                with_grads = (*with_grads, *tensors)
             case LateInputs(tensors):
                 late = (*late, *tensors)
             case SizesAreRead():
                 symbols = "given"
             case SizesAreExact():
                 symbols = "refused"
+            case NumbersAreExact():
+                follows_numbers = False
             case Raised() if not self.shared:
                 whole, stable = whole | _in_larger_memory(attempt.session), True
             case Raised() | Recorded():
@@ -386,7 +403,8 @@ class Shown:
         plan = plan_memories(attempt, whole)
         if len(plan) <= len(self.shared) and stable:
             return None
-        return Shown(plan if len(plan) > len(self.shared) else self.shared, whole, late, with_grads, symbols)
+        memories = plan if len(plan) > len(self.shared) else self.shared
+        return Shown(memories, whole, late, with_grads, symbols, follows_numbers)
 
 
 def retrace_until_stable(record: Callable[[Shown], Attempt]) -> tuple[Recorded, Sequence[SharedMemory]]:
@@ -543,12 +561,21 @@ class _Recordings:
         snapshot = Snapshot(self._reachable.reached)
         self._reachable.tell(snapshot.add)
         session = self._new_session(engine, beginning, symbols)
+        follows = shown.follows_numbers and call.config.follows_numbers and call.given is not None
+        numbers = FollowedNumbers(session.follow_numbers)
         try:
             try:
+                if follows:
+                    session.begin_numbers()
+                    numbers.add(self._reachable.reached)
+                    self._reachable.tell(lambda reached: _note_and_follow(reached, snapshot, numbers))
                 session.run(call.run, arguments, state, shown.shared, shown.late, shown.with_grads)
             finally:
+                numbers.put_back()
                 session.arguments = call.held
-            recorded = self._differentiated(session, snapshot, arguments)
+            recorded = replace(self._differentiated(session, snapshot, arguments), numbers=numbers.places)
+            if follows and recorded.joint.is_training:
+                raise Retrace(NumbersAreExact())
             if dynamo.ran:
                 raise Retrace(DynamoLoaded())
         except Exception as error:
@@ -557,6 +584,10 @@ class _Recordings:
                 log.debug("recording with symbols for what is read failed, exact numbers are tried: %s", error)
                 reason = Retrace(SizesAreExact())  # an error that is the program's own comes again
                 reason.__cause__ = error  # whose frames hold recorded tensors
+            elif follows and not isinstance(reason, (Retrace, FirstCallError, OpenOtherwise)):
+                log.debug("recording with host numbers failed, exact ones are tried: %s", error)
+                reason = Retrace(NumbersAreExact())
+                reason.__cause__ = error
             return Attempt(session, self._undone(reason, session, snapshot))
         refusal = snapshot.undo(session)
         if refusal is not None:
@@ -652,6 +683,8 @@ class _Recordings:
                 raise escape_error(left[0], session)
             error.add_note(f"A tensor without data, of no use to anybody, is left in {show(left[0])}.")
         match error:
+            case Retrace(reason=GradientBefore(tensors)):
+                return GradientBefore(self._with_companions(tensors))
             case Retrace():
                 return error.reason
             case EscapeError() if isinstance(refusal, EscapeError):  # which knows the user's name for the place
@@ -661,6 +694,17 @@ class _Recordings:
             case _:
                 return Raised(error)
 
+    def _with_companions(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Tensors whose gradients are inputs: a program that looks at one of a parameter looks at those of others."""
+        reached = self._reachable.reached
+        groups = [parts.module._parameters.values() for parts in (*reached.modules, *reached.modules_in_arguments)]
+        others: dict[int, Tensor] = {id(tensor): tensor for group in groups for tensor in group if tensor is not None}
+        others |= {id(tensor): tensor for tensor in parameters_of_optimizers(reached.holders)}
+        if not any(id(tensor) in others for tensor in tensors):
+            return tensors
+        held = [tensor for tensor in others.values() if tensor.is_leaf and tensor.grad is not None]
+        return tuple({id(tensor): tensor for tensor in (*tensors, *held)}.values())
+
     def _found_elsewhere(self) -> frozenset[int]:
         """The ids of arguments that the program also finds by itself, if it may ask which object is which."""
         found = self._reachable
@@ -668,6 +712,12 @@ class _Recordings:
             return frozenset()
         given = [leaf for leaf in self._call.arguments.leaves if isinstance(leaf, Tensor)]
         return frozenset(id(tensor) for tensor in given if found.sources.of_argument(tensor))
+
+
+def _note_and_follow(reached: Reached, snapshot: Snapshot, numbers: FollowedNumbers) -> None:
+    """Note what else was reached, and then let host numbers stand in it."""
+    snapshot.add(reached)
+    numbers.add(reached)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

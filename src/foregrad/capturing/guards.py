@@ -53,11 +53,12 @@ from ..runtime.call import (
     write_shared_memory,
 )
 from ..runtime.parts import Missed
-from ..slots import GradOf, Inner, Input, Output, Part, Primal, Slot
+from ..slots import FreeNumber, GradOf, Inner, Input, Output, Part, Primal, Slot
 from ..subclasses.layout import Fixed, FromLeaf, Layout
 from ..values import Change, Remembered, is_plain, same_value, shown, weakly
 from .capture import Capture
 from .explain import AmbientBefore, GuardText, TensorsBefore
+from .found_numbers import write_numbers
 from .kinds import is_users_wrapper, own_attributes
 from .patterns import ObjectPattern
 from .sources import Source
@@ -100,6 +101,7 @@ class GuardedEntry:
         self.free_variables = capture.free_variables
         self.shared = capture.shared
         self.reads = capture.reads
+        self.numbers = capture.numbers
         self.misses = Misses()
         self.places: dict[str, str] = {}  # text that reads a place: the user's name for it
         self.explainers: dict[str, Callable[..., Change | None]] = {}  # by the names of checks that are in C++
@@ -136,6 +138,9 @@ class GuardedEntry:
 
     def miss(self, writer: Writer) -> str:
         return writer.bind(self.misses.note, "missed_read")
+
+    def other_numbers(self, writer: Writer) -> str:
+        return f"return {writer.bind(MISS, 'MISS')}"
 
     # -------------------------------------------------------------------------------------------- checks
     def _check_ambient(self, writer: Writer, miss: str) -> None:
@@ -193,13 +198,14 @@ class GuardedEntry:
         around = self.free_variables
         found = around.plain or around.fixed or around.guards_state or around.modules_guard
         held = self._held_arguments()
-        if not (self.state or self.free_tensors or found or held):
+        if not (self.state or self.free_tensors or found or held or self.numbers):
             return
         with writer.block("try:"):
             self._check_free_variables(writer, miss)
             self._take_state(writer)
             for slot, source in self.free_tensors.items():
                 writer.line(f"{writer.variable(slot)} = {self._read(writer, source)}")
+            write_numbers(writer, {self._read(writer, place.source): place for place in self.numbers}, miss)
             same = [f"{self._read(writer, source)} is {writer.variable(slot)}" for source, slot in held]
             _require(writer, same, miss)
             self._check_not_found(writer, miss)
@@ -262,7 +268,7 @@ class GuardedEntry:
             slot, seen = facts.recorded.slot, facts.recorded.seen
             if isinstance(seen, SymInt):
                 conditions.append(f"type({writer.variable(slot)}) is int")
-            elif not isinstance(seen, Tensor) and slot not in objects:
+            elif not isinstance(seen, Tensor) and slot not in objects and not isinstance(slot, FreeNumber):
                 conditions.append(equality(writer, writer.variable(slot), seen))
         _require(writer, conditions, miss)
         for slot, pattern in objects.items():  # of a tensor, these are the attributes that it was given

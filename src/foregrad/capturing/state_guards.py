@@ -199,6 +199,12 @@ class StateGuard:
         """An item of a dict, or ABSENT."""
         self._table(table).items[key] = note(value, self._lifetime)
 
+    def leave_out(self, table: dict[Any, Any], key: Any) -> None:
+        """An item of a dict is not compared after all; that it is there still is."""
+        known = self._tables.get(id(table))
+        if known is not None:
+            known.items.pop(key, None)
+
     def add_absent(self, table: dict[Any, Any], names: frozenset[str]) -> None:
         """Names that a program may look up in a dict and would not find."""
         self._table(table).absent |= names

@@ -21,6 +21,7 @@ from .._torch import disable_modes, effect_of, shares_version_counter
 from ..abstract.engine import has_gaps
 from ..errors import UnsupportedError
 from ..graph.graph import Node, Step
+from ..host_numbers import host_number
 from ..ops import Kind, ViewStep, aten, op_info, tensors_in
 from ..record.fakify import RecordedInput
 from ..slots import SyntheticBase, ViewRoot
@@ -138,6 +139,9 @@ class Functionalizer(Walk):
                 kwargs = {**kwargs, "dtype": shape.dtype}
             node = self.graph.call(op, self.args(step.args), kwargs, shape)
             node.impure = "impure" in op_info(step.op).traits
+        number = host_number(step.out)
+        if number is not None:
+            self.graph.bind_host_number(number.expression, node)
         self.results(node, step.out)
 
     def draw(self, step: Step, op: Any, args: Sequence[Any], kwargs: dict[str, Any], value: Any) -> Node:

@@ -22,6 +22,7 @@ from torch import SymInt, Tensor
 from .._torch import OpOverload, expression_of, is_static, sympy_functions
 from ..abstract.sparse import strides_of
 from ..errors import UnsupportedError
+from ..host_numbers import Expression, decided, host_number
 from ..ops import aten
 from ..slots import Slot, belongs_to_backward, outermost
 from ..stack_traces import Origin, Stack, show_stack
@@ -183,13 +184,17 @@ class GraphBuilder:
         self.origin: Origin | None = None  # of nodes made now
         self.part = 0  # of nodes made now
         self._symbols: dict[Any, Node] = {}
+        self._host_numbers: dict[Expression, Node] = {}
 
     def placeholder(self, slot: Slot, value: Any) -> Node:
         """A new input; the symbols in its sizes can be read from it."""
         node = Node(None, (), {}, value)
         node.slot = slot
         self.placeholders.append(node)
-        if isinstance(value, SymInt):
+        number = host_number(value)
+        if number is not None:
+            self.bind_host_number(number.expression, node)
+        elif isinstance(value, SymInt):
             self._symbols.setdefault(expression_of(value), node)
         elif isinstance(value, Tensor):
             self.bind_sizes(node, value)
@@ -238,6 +243,9 @@ class GraphBuilder:
 
     def number(self, value: Any) -> Any:
         """A node for a symbolic number, or the number itself."""
+        followed = host_number(value)
+        if followed is not None:
+            return self.host_number(followed.expression)
         expression = expression_of(value)
         if expression.is_number:
             return int(expression) if isinstance(value, SymInt) else float(expression)
@@ -245,6 +253,24 @@ class GraphBuilder:
         if known is None:
             known = self._symbols[expression] = self._arithmetic(expression, value)
         return known
+
+    def bind_host_number(self, expression: Expression, node: Node) -> None:
+        """A node gives a number that the host works out."""
+        node.value = expression
+        self._host_numbers[expression] = node
+
+    def host_number(self, expression: Expression) -> Node:
+        """The node of a number that the host works out."""
+        known = self._host_numbers.get(expression)
+        if known is None:
+            assert expression.op is not None
+            args = [self.host_number(arg) if isinstance(arg, Expression) else arg for arg in expression.args]
+            known = self._host_numbers[expression] = self.call(expression.op, tuple(args), {}, expression)
+        return known
+
+    def decide(self, expression: Expression, answer: Any) -> None:
+        """A node that compares what was decided by such numbers."""
+        self.call(decided, (self.host_number(expression), answer), {}, None).impure = True
 
     def _arithmetic(self, expression: Any, value: Any) -> Node:
         """Emit the arithmetic that computes a symbolic number from the sizes of the inputs."""

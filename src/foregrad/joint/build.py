@@ -299,6 +299,8 @@ def _functionalized_forward(recording: Recording, config: AOTConfig) -> Function
     for recorded in recording.all_inputs:
         functionalizer.add_input(recorded)
     functionalizer.run(recording.steps, 0)
+    for expression, answer in recording.decisions:
+        graph.decide(expression, answer)
     graph.stack, graph.backward, graph.origin = (), False, None
     return functionalizer
 

@@ -47,6 +47,7 @@ from ..abstract.engine import (
 from ..abstract.kernel_checks import VALUE_CHECKS
 from ..abstract.sparse import has_unknown_length
 from ..errors import DataDependentError, ForegradError, UnsupportedError
+from ..host_numbers import HostNumber
 from ..ops import aten
 from ..stack_traces import is_own_code, is_users_code, user_stack, where
 from ..subclasses.layout import is_wrapper
@@ -123,6 +124,8 @@ _POOLING = (torch.max_pool1d, functional.max_pool1d, aten.max_pool1d, aten.max_p
 _SPECTRAL = (torch.linalg.svdvals, torch.linalg.eigvalsh, torch.linalg.cond, torch.linalg.matrix_rank)
 _NORMS = (torch.linalg.norm, torch.linalg.matrix_norm, torch.norm, torch.nuclear_norm, Tensor.norm)
 FUNCTIONS_THAT_CHOOSE = frozenset({*_POOLING, *_SPECTRAL, *_NORMS})
+
+_FROM_NUMBERS = (torch.tensor, torch.as_tensor)
 
 # Functions that choose a kernel while the program is recorded, by settings that it does not see.
 _ATTENDS = frozenset(
@@ -298,6 +301,10 @@ class LiftedTensors(TorchFunctionMode):
         tensor = args[0] if args else None
         if not isinstance(tensor, Tensor):
             return NotImplemented
+        if func is Tensor.item and self._recorder.numbers is not None:
+            number = self._recorder.item(self._swap(tensor))
+            if number is not None:
+                return number
         numbers = func in _GIVES_NUMBERS
         if numbers and self._recorder.checked_reads is not None:
             tensor = self._swap(tensor)
@@ -490,12 +497,17 @@ class LiftedTensors(TorchFunctionMode):
         """Call a function with fakes in the places of real tensors; a fake that comes back is the real tensor again."""
         if func in _ATTENDS:
             self.access.attention.add(func)
+        if self._recorder.numbers is not None:
+            func, args, kwargs = self._with_numbers(func, args, kwargs)
         given, named = self._swap(args), {name: self._swap(value) for name, value in kwargs.items()}
         if func in FUNCTIONS_THAT_CHOOSE and needs_no_gradient((*given, *named.values())):
             with below_autograd():
                 return func(*given, **named)
         values_read = self._recorder.reads.count
-        result = func(*given, **named)
+        try:
+            result = func(*given, **named)
+        finally:
+            self._recorder.number_arguments = {}
         if isinstance(result, Tensor) and id(result) in self._lifted:
             real = self._lifted[id(result)]()
             return result if real is None else real
@@ -510,6 +522,18 @@ class LiftedTensors(TorchFunctionMode):
         ):
             refuse_plain_result(func, result)
         return result
+
+    def _with_numbers(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """A call whose numbers torch takes as they are: it asks for those that its schema calls floats."""
+        if func in _FROM_NUMBERS and args and type(args[0]) is HostNumber and kwargs.keys() <= {"dtype", "device"}:
+            return torch.scalar_tensor, args, kwargs
+        if getattr(func, "__name__", "").startswith("_fused_"):
+            found = {name: value for name, value in kwargs.items() if type(value) is HostNumber}
+            self._recorder.number_arguments = found
+            kwargs = {**kwargs, **{name: number.value for name, number in found.items()}}
+        return func, args, kwargs
 
 
 def _refuse_unknown_length(func: Any, tensor: Tensor) -> None:

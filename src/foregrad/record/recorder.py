@@ -42,6 +42,7 @@ from ..errors import CaptureError, DataDependentError, ForegradError, Unsupporte
 from ..functional_variants import call_of_variant
 from ..graph.graph import Step
 from ..graph.reads import READ, Read
+from ..host_numbers import HostNumber, HostNumbers, host_number
 from ..ops import Kind, OpInfo, aten, op_info, tensors_in, written_arguments
 from ..stack_traces import (
     GRADIENT_SUM,
@@ -57,6 +58,7 @@ from ..stack_traces import (
 )
 from ..subclasses.layout import is_wrapper
 from .checked_reads import MASKS, SIZED_BY_DATA, WRITES_BY_MASK, CheckedReads
+from .host_state import HostState
 from .mutation_checks import ForeignMemory, MutationChecks, Mutations, lists_share_memory, one_after_another
 from .reads import Reads
 from .refusals import MAKES_STRIDED_NESTED, communicating, explained, strided_nested
@@ -91,6 +93,23 @@ def needs_no_gradient(given: Iterable[Any]) -> bool:
     tensors = [value for value in given if isinstance(value, torch.Tensor)]
     followed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     return not followed and not any(map(is_wrapper, tensors))
+
+
+_TAKE_NUMBERS = ("_foreach_", "_fused_", "fill", "full", "scalar_tensor", "new_full", "masked_fill", "lerp", "addc")
+
+
+def plain_numbers(op: OpOverload, value: Any) -> Any:
+    """An argument with plain numbers in it, to run an operator on abstract tensors.
+
+    Where the shape of the result may depend on a number, it is this one for good.
+    """
+    if type(value) in (list, tuple):
+        return type(value)(plain_numbers(op, item) for item in value) if any(map(host_number, value)) else value
+    number = host_number(value)
+    if number is None:
+        return value
+    name = op._schema.name.removeprefix("aten::")
+    return number.value if "pointwise" in op_info(op).traits or name.startswith(_TAKE_NUMBERS) else number.exact()
 
 
 class _LastNode:
@@ -145,6 +164,9 @@ class Recorder(TorchDispatchMode):
         self.generators = Generators(lambda: where(user_stack(2)))
         self.reads = Reads(self.steps, engine)
         self.checked_reads: CheckedReads | None = None  # where calls can compare what the program reads
+        self.numbers: HostNumbers | None = None  # where calls can work them out
+        self.host_state: HostState | None = None
+        self.number_arguments: dict[str, HostNumber] = {}  # of the operator that is called, by their names
         self._places: dict[int, tuple[int, int]] = {}  # of masks, by their ids: the step that gave them, the version
         self._read: Read | Literal["known"] | None = None  # that the operator is whose result was found last
         self._default_dtype = torch.get_default_dtype()
@@ -282,6 +304,24 @@ class Recorder(TorchDispatchMode):
             return self.reads.constant(tensor)
         return self.reads.value(tensor, lambda: where(user_stack(3)))
 
+    def item(self, tensor: torch.Tensor) -> float | None:
+        """The number in a tensor on the host, if calls can work it out before their graphs run."""
+        if self.numbers is None or self.host_state is None or self.backward:
+            return None
+        value = self.host_state.value(tensor)
+        if value is None:
+            return None
+        self.reads.count += 1
+        if not self.host_state.varies(tensor):
+            return value
+        known = self.host_state.item_given(tensor)
+        if known is None:
+            known = self.numbers.new(value)
+            stack = self._stack()
+            self._note(aten._local_scalar_dense.default, (tensor,), {}, known, stack, self._origin)
+            self.host_state.note_item(tensor, known)
+        return known  # type: ignore[return-value]  # it behaves like a float
+
     def is_constant(self, args: Sequence[Any]) -> bool:
         """Whether the tensors among arguments are the same at each call."""
         values = [self.reads.constant(tensor) for tensor in tensors_in(args)]
@@ -302,6 +342,10 @@ class Recorder(TorchDispatchMode):
 
     def _read_data(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack) -> Any:
         """The result of an operator that gives numbers, or whose result has a size that depends on data."""
+        number = self.item(args[0]) if op is aten._local_scalar_dense.default else None
+        if number is not None:
+            self._read = "known"
+            return number
         if op in _GIVES_NUMBERS:
             found = self.read(_GIVES_NUMBERS[op], op, args)
             self._read = None if found is NotImplemented else "known"
@@ -364,6 +408,8 @@ class Recorder(TorchDispatchMode):
         """The abstract result of an operator, or an error that says what the user can do."""
         if id(op) in MAKES_STRIDED_NESTED:
             raise strided_nested(stack)
+        if self.numbers is not None:
+            args, kwargs = plain_numbers(op, args), {k: plain_numbers(op, value) for k, value in kwargs.items()}
         try:
             with without_function_modes():  # in backward, operators come straight from C++, with the modes still on
                 return self._run(op, types, args, kwargs)
@@ -440,6 +486,8 @@ class Recorder(TorchDispatchMode):
         read, self._read = self._read, None
         if read == "known":
             return out
+        if self.number_arguments and op._schema.name.startswith("aten::_fused_"):
+            kwargs = {**kwargs, **self.number_arguments}
         step = Step(op, args, kwargs, out, torch.is_grad_enabled(), self.backward, stack, repeats, follows)
         step.becomes_grad = self.backward and op is _COPY and accumulates_gradient()
         step.origin, step.read = origin, read

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from ..abstract.engine import Engine
 from ..graph.graph import Step
+from ..host_numbers import Expression
 from ..slots import Primal
 from .alias_groups import in_order
 from .fakify import RecordedInput
@@ -60,6 +62,12 @@ class Recording:
             isinstance(recorder, AboveAutograd),
             recorder.runs_backward,
         )
+
+    @property
+    def decisions(self) -> Iterator[tuple[Expression, Any]]:
+        """What the program, or torch, has decided by numbers of the host."""
+        numbers = self.session.recorder.numbers
+        yield from () if numbers is None else numbers.decisions
 
     @property
     def grad_enabled(self) -> bool:

@@ -18,6 +18,7 @@ from .._torch import FakeTensor, autocast_off, disable_modes, effect_of, hint_of
 from ..abstract.engine import Engine
 from ..errors import DataDependentError
 from ..graph.graph import Step
+from ..host_numbers import host_number
 from ..ops import COLLECTIVES, Kind, op_info, tensors_in, written_arguments
 from ..stack_traces import where
 from .fakify import RecordedInput
@@ -96,6 +97,9 @@ class Replay:
             return self._tensor(given)
         if isinstance(given, (list, tuple)):
             return type(given)(map(self.value, given)) if type(given) in (list, tuple) else [*map(self.value, given)]
+        number = host_number(given)
+        if number is not None:
+            return number.value
         return hint_of(given) if isinstance(given, SymInt) else given
 
     def bind(self, recorded: Any, real: Any) -> None:

@@ -18,9 +18,9 @@ class WholeMemory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GradientBefore:
-    """The program looks at, or adds to, a gradient from before the call: it must be an input."""
+    """The program looks at, or adds to, gradients from before the call: they must be inputs."""
 
-    of: Tensor
+    tensors: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +50,21 @@ class SizesAreExact:
     """The program, or torch, cannot do with symbols for what is read: other numbers are for other programs."""
 
 
-Reason = WholeMemory | GradientBefore | LateInputs | ArgumentsElsewhere | DynamoLoaded | SizesAreRead | SizesAreExact
+@dataclass(frozen=True, slots=True)
+class NumbersAreExact:
+    """The program does with host numbers what no call could do again: other numbers are for other programs."""
+
+
+Reason = (
+    WholeMemory
+    | GradientBefore
+    | LateInputs
+    | ArgumentsElsewhere
+    | DynamoLoaded
+    | SizesAreRead
+    | SizesAreExact
+    | NumbersAreExact
+)
 
 
 class Retrace(Exception):

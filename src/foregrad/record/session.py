@@ -45,8 +45,9 @@ from .._torch import (
 from .._torch.errors import DYNAMO, FX_TRACING, HIGHER_ORDER_OPERATORS, SCRIPT_TRACING
 from ..errors import StateChangeError, UnsupportedError
 from ..graph.graph import Step
+from ..host_numbers import HostNumber, HostNumbers
 from ..ops import tensors_in
-from ..slots import FreeTensor, GradOf, Inner, Input, Primal
+from ..slots import FreeNumber, FreeTensor, GradOf, Inner, Input, Primal
 from ..stack_traces import caller_of, is_users_code, passes_through, user_stack, where
 from ..subclasses.layout import is_jagged, is_wrapper, layout_of, leaves_of, require_comparable, with_symbols
 from .alias_groups import SharedMemory, root_of
@@ -64,6 +65,7 @@ from .fakify import (
     has_hooks,
 )
 from .hooks import BackwardGuards, BackwardState, UserCode, user_code_seen
+from .host_state import HostState
 from .lift import LiftedTensors
 from .recorder import Recorder
 from .replay import Replay
@@ -204,6 +206,21 @@ class Session:
                 if recorded.slot in self.real_tensors
             }
         )
+
+    def begin_numbers(self) -> None:
+        """Calls can work numbers of the host out."""
+        self.recorder.numbers = HostNumbers()
+        real_tensors = self.real_tensors
+        self.recorder.host_state = HostState(
+            self.steps, self.engine, self.inputs, lambda recorded: real_tensors.get(recorded.slot)
+        )
+
+    def follow_numbers(self, found: Sequence[tuple[FreeNumber, float]]) -> list[HostNumber]:
+        """What stands for floats that the program finds by itself."""
+        assert self.recorder.numbers is not None
+        followed = [self.recorder.numbers.new(value) for _, value in found]
+        self.inputs += [RecordedInput(slot, number) for (slot, _), number in zip(found, followed, strict=True)]
+        return followed
 
     def _replay(self) -> Replay:
         recorder = self.recorder
@@ -393,7 +410,7 @@ class Session:
             warnings.simplefilter("ignore", UserWarning)
             has_grad = real.grad is not None
         if has_grad and id(real) not in self._with_grads:
-            raise self.recorder.refuse(Retrace(GradientBefore(real)))
+            raise self.recorder.refuse(Retrace(GradientBefore((real,))))
 
     def _refuse_late_requires_grad(self, real: Tensor, seen: Tensor) -> None:
         """A view requires grad when its base does, and the base of a view of a view is not the view.
@@ -445,6 +462,8 @@ class Session:
         self._real_memories.clear()
         if self.recorder.checked_reads is not None:
             self.recorder.checked_reads.release()
+        if self.recorder.host_state is not None:
+            self.recorder.host_state.release()
         self._by_identity.clear()
         self._shared.clear()
         self.lifted.release_arguments()
@@ -470,6 +489,8 @@ class Session:
         self.recorder.forget_refusal()
         if self.recorder.checked_reads is not None:
             self.recorder.checked_reads.release()
+        if self.recorder.host_state is not None:
+            self.recorder.host_state.release()
         self.real_tensors.clear()  # which the joint graph has as well
         vars(self.lifted).clear()
         vars(self).clear()

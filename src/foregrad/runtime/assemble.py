@@ -16,6 +16,7 @@ from ..codegen.writer import Stage, Writer
 from ..compat import ViewAndMutationMeta, describe
 from ..errors import ForegradError, InternalError, UnsupportedError
 from ..graph.graph import Graph
+from ..graph.host_part import HostPart, is_number, without_host_part
 from ..graph.inplace import written_in_place
 from ..graph.verify import verify, verify_in_place
 from ..joint.build import Joint
@@ -24,7 +25,7 @@ from ..joint.outputs import Constant, Number, SameAsInput
 from ..logs import show_graph
 from ..ops import aten
 from ..options import AOTConfig, Compiler
-from ..slots import Input, Output, Primal, Saved, Token, belongs_to_backward
+from ..slots import Input, Output, Saved, Slot, Token, belongs_to_backward
 from . import rng, subclasses
 from .autograd_function import TrainingCore
 from .backward import Backward
@@ -32,6 +33,7 @@ from .call import Entry, InferenceCore
 from .compilers import Boxed, CompilerInput, checked, compile_graph, example_values, for_compiler, partitioned
 from .double_backward import Orders
 from .effect_tokens import unlift_tokens, without_first_tokens
+from .host_part import write_host_part
 from .parts import Missed, States, conditions_of, generators_before, has_reads, require_all_reads, write_parts
 from .saved_tensors import SavedValue, saved_by
 from .stages import stages_of
@@ -78,6 +80,7 @@ class _Compiled:
     backward_graph: fx.GraphModule | None
     strides: Sequence[Any] | None
     backward: Backward | None
+    host_part: HostPart | None = None
 
 
 def assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
@@ -130,8 +133,11 @@ def _install_forward(graph: Graph, writer: Writer, name: str) -> Callable[[Boxed
 def _forward_examples(joint: Joint, graph: Graph) -> list[Any]:
     """What a compiler is shown for the inputs of a forward."""
     tokens = bool(graph.inputs_of(Token))
-    inputs = [node for node in joint.graph.inputs if tokens or not isinstance(node.slot, Token)]
-    return example_values(joint.recording.engine, [node.value for node in inputs if not belongs_to_backward(node.slot)])
+    inputs = [node for node in graph.inputs if node.slot is None or not belongs_to_backward(node.slot)]
+    if not tokens:
+        inputs = [node for node in inputs if not isinstance(node.slot, Token)]
+    values = [None if is_number(node) else node.value for node in inputs]
+    return example_values(joint.recording.engine, values)
 
 
 def _around_forward(joint: Joint, writer: Writer, name: str, wrappers: bool) -> str:
@@ -153,25 +159,26 @@ def _around_backward(joint: Joint, writer: Writer, name: str, backward: Graph, s
 def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool) -> _Compiled:
     edge = subclasses.InferenceEdge(joint) if joint.has_wrappers and joint.random.forward is None else None
     name = _around_forward(joint, writer, "inference_graph", joint.has_wrappers and edge is None)
-    given = CompilerInput(joint.graph, joint.module)
+    host_part, graph = without_host_part(joint.graph)
+    given = CompilerInput(graph, joint.module) if host_part is None else for_compiler(graph)
     if config.options.verify:
         verify(joint.graph)
-    if config.inplace and not has_reads(joint.graph):  # nothing is written before the last read
-        given = for_compiler(_written_in_place(joint, config))
+    if config.inplace and not has_reads(graph):  # nothing is written before the last read
+        given = for_compiler(_written_in_place(joint, graph, config))
     if config.options.unlift_effect_tokens:
         given = unlift_tokens(given)
     compiler = config.inference_compiler or config.fw_compiler
     parts, strides = _compile_forward(joint, given, compiler, "inference", config, writer, name)
     core = InferenceCore(joint, entry.guarded, autocast, entry.frees, edge)
-    return _Compiled(core, given, parts, None, strides, None)
+    return _Compiled(core, given, parts, None, strides, None, host_part)
 
 
-def _written_in_place(joint: Joint, config: AOTConfig) -> Graph:
-    graph = written_in_place(joint.graph, joint.recording.engine)
+def _written_in_place(joint: Joint, graph: Graph, config: AOTConfig) -> Graph:
+    rewritten = written_in_place(graph, joint.recording.engine)
     if config.options.verify:
-        written = {node.args[0] for node in joint.graph.nodes if node.op is aten.copy_.default}
-        verify_in_place(graph, written)
-    return graph
+        written = {node.args[0] for node in graph.nodes if node.op is aten.copy_.default}
+        verify_in_place(rewritten, written)
+    return rewritten
 
 
 def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool) -> _Compiled:
@@ -240,9 +247,10 @@ def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, made: 
     made.core.define(writer)
     with writer.block(entry.open(writer)):
         entry.enter(writer)
+        numbers = () if made.host_part is None else write_host_part(writer, made.host_part, entry)
         for stage in stages:
             stage.enter(writer)
-        inputs = [facts.recorded.slot for facts in joint.primals]
+        inputs: list[Slot] = [*(facts.recorded.slot for facts in joint.primals), *numbers]
         if has_reads(joint.graph):
             _write_or_miss(joint, made, entry, writer, stages, inputs)
         else:
@@ -253,7 +261,7 @@ def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, made: 
 
 
 def _write_or_miss(
-    joint: Joint, made: _Compiled, entry: Entry, writer: Writer, stages: Sequence[Stage], inputs: Sequence[Primal]
+    joint: Joint, made: _Compiled, entry: Entry, writer: Writer, stages: Sequence[Stage], inputs: Sequence[Slot]
 ) -> None:
     """The graphs of a program that reads data; where it finds other data, everything is put back as it was."""
     for hook in joint.hooks:

@@ -28,7 +28,7 @@ from ..joint.hooks import GradRetained
 from ..joint.outputs import Differentiable, Plain
 from ..ops import aten
 from ..record.refusals import once_more
-from ..slots import Base, Output, Primal, Returned, Updated
+from ..slots import Base, Output, Primal, Returned, Slot, Updated
 from ..subclasses.layout import Wrapped, is_wrapper
 from .backward import Backward
 from .call import gives_geometry, repeated_results, values_needed, write_graph_call
@@ -367,7 +367,7 @@ class TrainingCore:
                 writer.line(f"{name} = {fix}({name})")
 
     # ---------------------------------------------------------------------------------------------- call
-    def write(self, writer: Writer, inputs: Sequence[Primal]) -> None:
+    def write(self, writer: Writer, inputs: Sequence[Slot]) -> None:
         """The call of the operator, or of the bare forward graph where gradients are off."""
         joint = self._joint
         enabled = joint.recording.grad_enabled
@@ -398,7 +398,7 @@ class TrainingCore:
             return contextlib.nullcontext()
         return writer.block(f"with {writer.bind(torch.inference_mode, 'inference_mode')}(False):")
 
-    def _apply(self, writer: Writer, inputs: Sequence[Primal]) -> None:
+    def _apply(self, writer: Writer, inputs: Sequence[Slot]) -> None:
         through = writer.listed(inputs[i] for i in self._saved.through)
         results = [writer.variable(slot) for slot in self._targets] + ["_"] * len(self._anchors)
         left = ", ".join(results)

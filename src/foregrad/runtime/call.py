@@ -90,6 +90,9 @@ class Entry(Protocol):
     def miss(self, writer: Writer) -> str:
         """What a call returns that read other data than the recording, as `missed` says."""
 
+    def other_numbers(self, writer: Writer) -> str:
+        """The line for a call that has other numbers than the program is for."""
+
 
 def source_expression(writer: Writer, source: Source) -> str:
     """Python text that finds a tensor that was not passed, from an input that is a view of its memory."""
@@ -183,6 +186,9 @@ class FlatEntry:
     def miss(self, writer: Writer) -> str:
         raise AssertionError("a program that is called as it is reads no data")
 
+    def other_numbers(self, writer: Writer) -> str:
+        raise AssertionError("a program that is called as it is follows no numbers")
+
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The innermost part of a call with gradients off: one graph, called as it is.
@@ -219,7 +225,7 @@ class InferenceCore:
     def define(self, writer: Writer) -> None:
         """Nothing stands before the call."""
 
-    def write(self, writer: Writer, inputs: Sequence[Primal]) -> None:
+    def write(self, writer: Writer, inputs: Sequence[Slot]) -> None:
         """The call of the graph."""
         joint = self._joint
         needed = set(values_needed(joint))

@@ -1,0 +1,47 @@
+"""Numbers that the host works out at run time, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..codegen.writer import Writer, tuple_of, unpack
+from ..graph.fx import boxed_code, to_fx
+from ..graph.host_part import HostPart
+from ..host_numbers import OtherNumbers
+from ..slots import Slot, Value
+from .call import Entry
+
+
+@dataclass(frozen=True)
+class _Worked:
+    """Works the numbers out."""
+
+    run: Callable[[list[Any]], Any]
+
+    def __call__(self, *inputs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.run([*inputs])
+        with torch.no_grad():
+            return self.run([*inputs])
+
+
+def write_host_part(writer: Writer, part: HostPart, entry: Entry) -> Sequence[Slot]:
+    """Lines that work the numbers out, and the slots of those that the graph takes.
+
+    A call by whose numbers the program would decide otherwise is for another program. An error in Python's arithmetic
+    is the program's own, which raises it while it is recorded.
+    """
+    slots = [Value(node.name) for node in part.numbers]
+    work_out = writer.bind(_Worked(boxed_code(to_fx(part.graph))), "host_numbers")
+    given = [node.slot for node in part.graph.inputs if node.slot is not None]
+    names = [writer.variable(slot) for slot in slots]
+    call = f"{work_out}({', '.join(writer.listed(given))})"
+    with writer.block("try:"):
+        writer.line(f"{unpack(names)} = {call}" if names else call)
+    errors = tuple_of([writer.bind(OtherNumbers, "OtherNumbers"), "ArithmeticError", "ValueError"])
+    writer.line(f"except {errors}: {entry.other_numbers(writer)}")
+    return slots

@@ -1,0 +1,339 @@
+"""Whole training steps: forward, loss, backward, clipping and optimizer as one program, against the same in eager.
+
+A first step, which finds no state, is a program of its own. From the second one on there is one program, whatever the
+learning rate is; RAdam, which decides by its count of steps, has two.
+"""
+
+import copy
+import inspect
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.optim import lr_scheduler
+
+import foregrad
+
+STEPS = 10
+WAYS = {"for-loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+
+
+def ways_of(cls):
+    """How an optimizer can be asked to work."""
+    known = inspect.signature(cls).parameters
+    found = {way: given for way, given in WAYS.items() if next(iter(given)) in known}
+    return found or {"for-loop": {}}
+
+
+ALL = sorted(
+    name
+    for name, cls in vars(optim).items()
+    if inspect.isclass(cls) and name not in ("Optimizer", "LBFGS", "SparseAdam") and issubclass(cls, optim.Optimizer)
+)
+VARIANTS = {  # beside the defaults
+    "SGD": [{"momentum": 0.9, "nesterov": True}, {"momentum": 0.9, "weight_decay": 0.1, "dampening": 0.5}],
+    "Adam": [{"amsgrad": True, "weight_decay": 0.01}, {"maximize": True}, {"betas": (0.5, 0.9)}],
+    "AdamW": [{"amsgrad": True}],
+    "RMSprop": [{"centered": True, "momentum": 0.9}],
+    "NAdam": [{"decoupled_weight_decay": True, "weight_decay": 0.01}],
+    "Adagrad": [{"lr_decay": 0.1, "weight_decay": 0.1}],
+}
+TABLE = [
+    pytest.param(name, {**way, **more}, id=" ".join([name, label, *more]))
+    for name in ALL
+    for more in [{}, *VARIANTS.get(name, [])]
+    for label, way in ways_of(getattr(optim, name)).items()
+]
+SAMPLE = (
+    "Adam foreach",
+    "AdamW fused",
+    "RAdam for-loop",
+    "SGD fused momentum nesterov",
+    "ASGD for-loop",
+    "NAdam foreach",
+)
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5, bias=False), nn.Tanh(), nn.Linear(5, 2, bias=False))
+
+
+def whole_step(model, optimizer):
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def compiled(step):
+    return foregrad.compile(step, "eager", inplace=True)
+
+
+def same(one, other):
+    """Bit by bit, in type too: nothing abstract may be left anywhere."""
+    if isinstance(one, Tensor):
+        assert type(one) is type(other) and one.dtype == other.dtype and torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            same(one[key], other[key])
+    elif isinstance(one, (list, tuple)):
+        assert type(one) is type(other) and len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            same(a, b)
+    else:
+        assert type(one) is type(other) and (one == other or one != one)
+
+
+def trained(make, compile, steps=STEPS, warm=0, before=lambda optimizer, number: None, after=lambda number, loss: None):
+    """Losses, parameters, gradients and the state of the optimizer after some steps, and the step itself."""
+    model = mlp()
+    optimizer = make(model.parameters())
+    plain = whole_step(model, optimizer)
+    step = compile(plain)
+    torch.manual_seed(1)
+    losses = []
+    for number in range(steps):
+        before(optimizer, number)
+        losses.append((plain if number < warm else step)(torch.randn(3, 4)))
+        after(number, losses[-1])
+    gradients = [parameter.grad for parameter in model.parameters()]
+    return [losses, [p.detach() for p in model.parameters()], gradients, optimizer.state_dict()], step
+
+
+def check_optimizer(name, options):
+    def make(parameters):
+        return getattr(optim, name)(parameters, lr=0.01, **options)
+
+    for warm in (0, 1):
+        expected, _ = trained(make, lambda step: step, warm=warm)
+        found, step = trained(make, compiled, warm=warm)
+        same(expected, found)
+        # Where the step decides by data of its own, each branch is a program.
+        most = {"RAdam": 3, "Adafactor": STEPS}.get(name, 2) - warm
+        assert len(step.specializations) <= most
+
+
+@pytest.mark.parametrize(("name", "options"), [row for row in TABLE if row.id in SAMPLE])
+def test_an_optimizer(name, options):
+    """M-6: losses, parameters, gradients and state, bit by bit."""
+    check_optimizer(name, options)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("name", "options"), TABLE)
+def test_all_optimizers(name, options):
+    """M-6: the whole table."""
+    check_optimizer(name, options)
+
+
+def test_the_sample_is_in_the_table():
+    assert {*SAMPLE} <= {row.id for row in TABLE}
+
+
+# ------------------------------------------------------------------------------------------------------ host numbers
+def changed_by_hand(optimizer, number):
+    group = optimizer.param_groups[0]
+    group["lr"] = 1e-3 / math.sqrt(1 + number)
+    group["betas"] = (0.9 - number / 500, 0.99)
+    group["weight_decay"] = 0.01 + number
+
+
+@pytest.mark.parametrize("options", [{"foreach": False}, {"fused": True}], ids=["for-loop", "fused"])
+def test_a_hundred_learning_rates(options):
+    """F-2: numbers of an optimizer are inputs, with Python's arithmetic."""
+
+    def make(parameters):
+        return optim.AdamW(parameters, lr=0.01, **options)
+
+    expected, _ = trained(make, lambda step: step, steps=100, before=changed_by_hand)
+    found, step = trained(make, compiled, steps=100, before=changed_by_hand)
+    same(expected, found)
+    assert len(step.specializations) == 2
+
+
+SCHEDULERS = {
+    "step": lambda o: lr_scheduler.StepLR(o, 2),
+    "multi-step": lambda o: lr_scheduler.MultiStepLR(o, [2, 4]),
+    "constant": lr_scheduler.ConstantLR,
+    "linear": lr_scheduler.LinearLR,
+    "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "polynomial": lr_scheduler.PolynomialLR,
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 10),
+    "warm restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=30),
+    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, cycle_momentum=False),
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 0.95**epoch),
+    "multiplicative": lambda o: lr_scheduler.MultiplicativeLR(o, lambda epoch: 0.95),
+    "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
+    "sequential": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o, 0.1, 2), lr_scheduler.ExponentialLR(o, 0.9)], [2]
+    ),
+    "chained": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULERS.values(), ids=SCHEDULERS)
+def test_a_schedule_outside_of_the_step(schedule):
+    """F-2: one program for the first step, and one for all others."""
+
+    def play(compile):
+        rates = []
+
+        def make(parameters):
+            nonlocal scheduler
+            optimizer = optim.Adam(parameters, lr=0.01)
+            scheduler = schedule(optimizer)
+            return optimizer
+
+        def after(number, loss):
+            scheduler.step(*[loss] if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else [])
+            rates.append(scheduler.get_last_lr())
+
+        scheduler = None
+        seen, step = trained(make, compile, after=after)
+        return [*seen, rates], step
+
+    expected, _ = play(lambda step: step)
+    found, step = play(compiled)
+    same(expected, found)
+    assert len(step.specializations) == 2
+
+
+def decide_by_rate(optimizer, weight, x):
+    rate = optimizer.param_groups[0]["lr"]
+    if rate > 0.5:
+        return weight * x * rate
+    return weight + x / rate
+
+
+NUMBERS = {
+    "a decision": decide_by_rate,
+    "a function of math": lambda o, w, x: w * math.sqrt(o.param_groups[0]["lr"]),
+    "a result": lambda o, w, x: (w * x, o.param_groups[0]["lr"] * 2, o.param_groups[0]["betas"]),
+    "text": lambda o, w, x: (w * x, f"{o.param_groups[0]['lr']:.2f}"),
+    "rounded": lambda o, w, x: w * round(o.param_groups[0]["lr"], 1),
+    "of a class": lambda o, w, x: w * 2 if isinstance(o.param_groups[0]["lr"], float) else w * 3,
+    "a tensor": lambda o, w, x: w * torch.tensor(o.param_groups[0]["lr"], dtype=torch.float64),
+    "tensors": lambda o, w, x: w * torch.tensor([o.param_groups[0]["lr"], 1.0]),
+    "a range": lambda o, w, x: torch.arange(0.0, o.param_groups[0]["lr"], 0.3),
+    "a bool": lambda o, w, x: w * 2 if o.param_groups[0]["weight_decay"] else w,
+    "the greatest": lambda o, w, x: w * max(o.param_groups[0]["lr"], 0.6),
+    "floor division": lambda o, w, x: w * (o.param_groups[0]["lr"] // 0.3),
+    "clamped": lambda o, w, x: (w * x).clamp(-o.param_groups[0]["lr"], o.param_groups[0]["lr"]),
+    "norm": lambda o, w, x: nn.functional.layer_norm(w, (2,), eps=o.param_groups[0]["eps"] + o.param_groups[0]["lr"]),
+}
+
+
+@pytest.mark.parametrize("program", NUMBERS.values(), ids=NUMBERS)
+def test_a_number_of_an_optimizer(program):
+    """F-2: whatever is done with a number, a call has its own, or another program."""
+    weight = nn.Parameter(torch.tensor([0.25, 0.75]))
+    optimizer = optim.AdamW([weight], lr=0.4)
+    x = torch.tensor([1.0, -2.0])
+
+    @torch.no_grad()
+    def step(x):
+        return program(optimizer, weight, x)
+
+    call = compiled(step)
+    for rate in (0.4, 0.7, 0.4, 0.55, 1.0):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.param_groups[0]["weight_decay"] = 0.0 if rate == 1.0 else rate
+        same(step(x), call(x))
+    assert optimizer.param_groups[0]["lr"] == 1.0
+    assert type(optimizer.param_groups[0]["lr"]) is float
+
+
+def test_arithmetic_alone_needs_one_program():
+    weight = nn.Parameter(torch.tensor([0.25, 0.75]))
+    optimizer = optim.SGD([weight], lr=0.4)
+
+    @torch.no_grad()
+    def step(x):
+        rate = optimizer.param_groups[0]["lr"]
+        return (weight * (1 - rate**2) - x / rate, rate + 1)
+
+    call = compiled(step)
+    for rate in (0.4, 0.7, float("inf"), float("nan"), 0.55):
+        optimizer.param_groups[0]["lr"] = rate
+        expected, found = step(torch.ones(2)), call(torch.ones(2))
+        assert repr(expected) == repr(found)
+    assert len(call.specializations) == 1
+
+
+def test_an_error_in_arithmetic_is_the_programs_own():
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = optim.SGD([weight], lr=0.5)
+
+    @torch.no_grad()
+    def step(x):
+        return x / (1.0 / optimizer.param_groups[0]["lr"])
+
+    call = compiled(step)
+    same(step(torch.ones(2)), call(torch.ones(2)))
+    optimizer.param_groups[0]["lr"] = 0.0
+    with pytest.raises(ZeroDivisionError):
+        call(torch.ones(2))
+    optimizer.param_groups[0]["lr"] = 0.25
+    same(step(torch.ones(2)), call(torch.ones(2)))
+
+
+def test_a_rate_that_becomes_a_tensor():
+    def put_tensor(optimizer, number):
+        if number == 4:
+            optimizer.param_groups[0]["lr"] = torch.tensor(0.02)
+
+    def make(parameters):
+        return optim.Adam(parameters, lr=0.01, foreach=False)
+
+    expected, _ = trained(make, lambda step: step, before=put_tensor)
+    same(expected, trained(make, compiled, before=put_tensor)[0])
+
+
+def test_state_is_saved_and_loaded_between_steps():
+    """F-14: a state dict is eager's, and one that is loaded is read at the next call."""
+
+    def play(compile):
+        kept = []
+
+        def save_and_load(optimizer, number):
+            if number == 3:
+                kept.append(copy.deepcopy(optimizer.state_dict()))
+            if number == 6:
+                optimizer.load_state_dict(kept[0])
+
+        return trained(lambda p: optim.Adam(p, lr=0.01), compile, before=save_and_load)
+
+    expected, _ = play(lambda step: step)
+    found, step = play(compiled)
+    same(expected, found)
+    assert len(step.specializations) <= 3
+
+
+def test_counters_that_differ_between_parameters():
+    """Parameters that joined later have counters of their own, and so do their step sizes."""
+
+    def play(compile):
+        model = mlp()
+        optimizer = optim.Adam(model.parameters(), lr=0.01, foreach=False)
+        last = model[2].weight
+        for number in range(3):
+            last.requires_grad_(number > 0)
+            whole_step(model, optimizer)(torch.ones(3, 4))
+        step = compile(whole_step(model, optimizer))
+        losses = [step(torch.ones(3, 4)) for _ in range(5)]
+        return [losses, optimizer.state_dict()], step
+
+    expected, _ = play(lambda step: step)
+    found, step = play(compiled)
+    same(expected, found)
+    assert len(step.specializations) == 1
