@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from . import capture, compile, partition, runtime, subclasses
+from . import capture, compile, forces, partition, runtime, subclasses
 from .compile_models import SUBJECTS
 from .models import MODELS
 from .partition_models import FAMILIES
 from .sides import setting
 from .table import Mark, Table, marks_table
 
-PARTS = ("capture", "runtime", "subclasses", "partition", "compile")
+PARTS = ("capture", "runtime", "subclasses", "partition", "compile", "forces")
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -65,6 +65,10 @@ def main() -> None:
     if "compile" in parts:
         tables, found = compile.run(compiled, options.rounds, compile.default_device())
         publish("compile", *tables)
+        marks += found
+    if "forces" in parts:
+        tables, found = forces.run(options.rounds, compile.default_device())
+        publish("forces", *tables)
         marks += found
     if len({*parts}) == len(PARTS) and len(models) == len(MODELS):
         publish("marks", marks_table(marks))
