@@ -201,3 +201,8 @@ def first_call_is_fake() -> bool:
     """Whether a front end that compiles in stages wants shapes, and no data, from the first call."""
     context = TracingContext.try_get()
     return context is not None and bool(context.fakify_first_call)
+
+
+# Functions of packed sequences that read lengths in C++, which recorded tensors do not have.
+PACKS, PADS = torch._VF._pack_padded_sequence, torch._VF._pad_packed_sequence
+RECURRENT = (torch._VF.lstm, torch._VF.gru, torch._VF.rnn_tanh, torch._VF.rnn_relu)

@@ -20,7 +20,8 @@ from torch import Tensor
 from .._torch import disable_modes, effect_of, shares_version_counter
 from ..abstract.engine import has_gaps
 from ..errors import UnsupportedError
-from ..graph.graph import Node, Step
+from ..graph.graph import Node, Step, ancestors
+from ..graph.reads import READ, Read
 from ..host_numbers import host_number
 from ..ops import Kind, ViewStep, aten, op_info, tensors_in
 from ..record.fakify import RecordedInput
@@ -98,10 +99,7 @@ class Functionalizer(Walk):
             graph.stack, graph.backward, graph.origin = step.stack, step.backward, step.origin
             graph.recomputed = step.backward and step.grad_enabled
             if step.read is not None:
-                node = graph.read(step.op, self.args(step.args), self.kwargs(step.kwargs), step.out, step.read)
-                self.results(node, step.out)
-                for tensor in tensors_in([step.out] if step.read.symbols else []):
-                    graph.bind_sizes(self.node_of(tensor), tensor)
+                self._read_data(step, step.read)
                 continue
             kind = op_info(step.op).kind
             if kind is Kind.PURE or kind is Kind.HIGHER_ORDER:
@@ -118,6 +116,21 @@ class Functionalizer(Walk):
                 graph.call(step.op, step.args, {}, None).impure = True
             else:
                 reshape(self, step)
+
+    def _read_data(self, step: Step, read: Read) -> None:
+        """A read runs in the forward, a backward's too: that one is of values which the forward determines."""
+        graph = self.graph
+        graph.backward = False
+        node = graph.read(step.op, self.args(step.args), self.kwargs(step.kwargs), step.out, read)
+        self.results(node, step.out)
+        for tensor in tensors_in([step.out] if read.symbols else []):
+            graph.bind_sizes(self.node_of(tensor), tensor)
+        if step.backward:
+            graph.backward = True
+            behind = ancestors([node])
+            used = dict.fromkeys(item for at in behind if at is node or at.backward for item in at.inputs())
+            from_forward = [item for item in used if not item.backward and isinstance(item.value, Tensor)]
+            graph.call(READ, (from_forward,), {}, None).impure = True
 
     def put_back(self, tensor: Tensor, state: TensorState, start: int) -> None:
         """Undo what steps from number `start` on did to the geometry of a tensor."""

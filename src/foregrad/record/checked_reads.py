@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -20,13 +21,17 @@ from .refusals import WAY_OUT
 from .replay import Replay, Unknown
 from .retrace import Retrace, SizesAreExact, SizesAreRead
 
-_MOST_ELEMENTS = 4096  # of a list
+MOST_ELEMENTS = 4096
+"""Of a list that is read, or an array."""
+
+_COMPARED = frozenset({aten.linalg_lstsq.default})  # whose sizes are numbers of each program, and no symbols
 
 SIZED_BY_DATA = frozenset(
     {
         *(aten.nonzero.default, aten.masked_select.default, aten.index.Tensor, aten.repeat_interleave.Tensor),
         *(aten._unique.default, aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default),
         *(aten.unique_dim_consecutive.default, aten.bincount.default),
+        *(aten._ctc_loss.Tensor, *_COMPARED),
     }
 )
 """Operators whose results have sizes that depend on data: a call runs them between two parts."""
@@ -55,6 +60,8 @@ def _given(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dic
 
 def _dims_of_data(op: OpOverload, given: dict[str, Any]) -> dict[int, int]:
     """For each result whose size depends on data, in which dimension it does: in all the same size."""
+    if op is aten._ctc_loss.Tensor:
+        return {1: 2}
     dim = given.get("dim")
     dims = {0: 0 if dim is None else dim % given["self"].dim()}
     return dims | {2: 0} if given.get("return_counts") else dims
@@ -84,6 +91,7 @@ class CheckedReads:
         self._replay, self._engine, self._symbols, self._most = replay, engine, symbols, most
         self.reads: list[Read] = []
         self._known: dict[Any, Any] = {}  # values that were read, by what was read of which tensors
+        self._of_backward: dict[Any, Any] = {}  # the same for backwards, by how tensors follow from the forward's
         self._writes = 0  # when they were
 
     @property
@@ -97,15 +105,31 @@ class CheckedReads:
         self._known.clear()
 
     def number(
+        self, what: str, look: Callable[..., Any], tensors: Sequence[Tensor], stack: Stack, backward: bool
+    ) -> tuple[Any, Read | None]:
+        """The value that `look` gives for recorded tensors, and the read; None if it was read before.
+
+        What a backward reads of values that the forward determines is read at the end of the forward. Other backwards
+        of the same recording read the same.
+        """
+        origins = (what, *map(self._replay.origin, tensors)) if backward else None
+        if self._replay.is_over and origins in self._of_backward:
+            return self._of_backward[origins], None
+        found = self._number(what, look, tensors, stack)
+        if origins is not None:
+            self._of_backward[origins] = found[0]
+        return found
+
+    def _number(
         self, what: str, look: Callable[..., Any], tensors: Sequence[Tensor], stack: Stack
     ) -> tuple[Any, Read | None]:
-        """The value that `look` gives for recorded tensors, and the read; None if it was read before."""
-        if what == "tolist()" and tensors[0].numel() > _MOST_ELEMENTS:
+        if what == "tolist()" and tensors[0].numel() > MOST_ELEMENTS:
             raise DataDependentError(
                 f"tolist() of {tensors[0].numel()} elements, at {where(stack)}: this is too many to compare. {WAY_OUT}"
             )
         with self._caught_up(what, stack):
-            key = what, *map(id, tensors)  # the recording holds them
+            known_by = look.args if isinstance(look, functools.partial) else ()
+            key = what, repr(known_by), *map(id, tensors)  # the recording holds them
             if self._replay.writes == self._writes and key in self._known:
                 return self._known[key], None
             value = look(*map(self._replay.value, tensors))
@@ -115,14 +139,26 @@ class CheckedReads:
         self._known[key] = value
         return value, self._add(what, look, value, stack)
 
-    def results(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack) -> tuple[Any, Read]:
+    def results(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack, backward: bool
+    ) -> tuple[Any, Read | None]:
         """Abstract results of an operator, of the sizes that they have in this call, and the read."""
-        if self._symbols == "wanted":
+        origins = (op, self._replay.origin((*args, *kwargs.items()))) if backward else None
+        if self._replay.is_over and origins in self._of_backward:
+            return self._of_backward[origins], None
+        found = self._results(op, args, kwargs, stack)
+        if origins is not None:
+            self._of_backward[origins] = found[0]
+        return found
+
+    def _results(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack) -> tuple[Any, Read]:
+        exact = self._symbols == "refused" or op in _COMPARED
+        if self._symbols == "wanted" and not exact:
             raise Retrace(SizesAreRead())
         with self._caught_up(str(op), stack):
             named = {name: self._replay.value(item) for name, item in kwargs.items()}
             real = op(*self._replay.value(args), **named)
-        if self._symbols == "refused":
+        if exact:
             out, symbols = self._like(real), ()
         else:
             out, symbols = self._like_with_symbol(op, args, kwargs, real)
@@ -139,7 +175,8 @@ class CheckedReads:
         several = not isinstance(real, Tensor)
         dims = _dims_of_data(op, _given(op, args, kwargs))
         shown = list(real) if several else [real]
-        number = shown[0].shape[dims[0]]
+        first, dim = next(iter(dims.items()))
+        number = shown[first].shape[dim]
         assert self._engine.shape_env is not None
         size = read_symbol(self._engine.shape_env, f"read {len(self.reads)}", number, is_size=True)
         results = []
@@ -151,7 +188,7 @@ class CheckedReads:
             if number > 1 and tensor.numel() and tuple(map(hint_of, stride)) != tensor.stride():
                 raise Retrace(SizesAreExact())
             results.append(self._engine.laid_out(shape, stride, tensor.dtype, tensor.device))
-        found = f"{'[0]' if several else ''}.size({dims[0]})"
+        found = f"{f'[{first}]' if several else ''}.size({dim})"
         return (tuple(results) if several else results[0]), ((str(expression_of(size)), found),)
 
     @contextlib.contextmanager
@@ -162,7 +199,8 @@ class CheckedReads:
                 yield
         except Unknown:
             raise DataDependentError(
-                f"{what} of a recorded tensor that follows from no input of the call, at {where(stack)}. {WAY_OUT}"
+                f"{what} of a recorded tensor that follows from no input of the call, but from a gradient, at "
+                f"{where(stack)}. {WAY_OUT}"
             ) from None
 
     def _add(self, what: str, look: Callable[..., Any], value: Any, stack: Stack, **more: Any) -> Read:

@@ -25,6 +25,7 @@ from .._torch import (
     number_of,
     running_fake_mode,
     shape_env_of_reads,
+    without_own_cache,
 )
 from ..abstract.engine import Engine
 from ..abstract.lean_engine import LeanEngine
@@ -121,7 +122,7 @@ def engine_for(
     if dynamic:
         return SymbolicEngine(new_fake_mode(new_shape_env()), "sizes are symbols", own=True)
     if reads:
-        return SymbolicEngine(new_fake_mode(shape_env_of_reads()), "sizes are read", own=True)
+        return SymbolicEngine(without_own_cache(new_fake_mode(shape_env_of_reads())), "sizes are read", own=True)
     if not DATA_CAN_BE_FORBIDDEN:
         return SymbolicEngine(
             new_fake_mode(None), "this build of torch has no storages that refuse to be read", own=True

@@ -27,6 +27,7 @@ from .._torch import (
     counts_versions,
     disable_modes,
     function_that_asks,
+    hint_of,
     is_about_inference_tensors,
     is_functorch_wrapped,
     outside_transforms,
@@ -53,7 +54,9 @@ from ..stack_traces import is_own_code, is_users_code, user_stack, where
 from ..subclasses.layout import is_wrapper
 from ..values import PLAIN
 from .borrowed import Borrowed, Caches
+from .checked_reads import MOST_ELEMENTS
 from .hooks import REGISTERING, Hooks, HooksLeft
+from .lengths import READS_LENGTHS, assign_by_masks
 from .recorder import Recorder, needs_no_gradient
 from .refusals import WAY_OUT, explained
 from .tape import INNER_BACKWARDS
@@ -102,6 +105,7 @@ _GIVES_NUMBERS = frozenset(
         Tensor.__index__,
     }
 )
+_GIVES_ARRAYS: tuple[Any, ...] = (Tensor.numpy, Tensor.__array__)
 _GIVES_TEXT = frozenset({Tensor.__repr__, Tensor.__format__})
 
 
@@ -112,6 +116,8 @@ _SPECIAL = frozenset(
         *INNER_BACKWARDS,
         *REGISTERING,
         *VALUE_CHECKS,
+        *READS_LENGTHS,
+        Tensor.__setitem__,
         *_SETTERS,
         *(Tensor.requires_grad_, Tensor.detach_, Tensor.set_),
         *SPARSE_PARTS,
@@ -310,6 +316,8 @@ class LiftedTensors(TorchFunctionMode):
             tensor = self._swap(tensor)
         if numbers and is_wrapper(tensor):  # it says itself what it holds
             return self._call(func, args, kwargs)
+        if func in _GIVES_ARRAYS and self._recorder.checked_reads is not None and _may_be_an_array(tensor):
+            return self._array(self._swap(tensor), *args[1:], **kwargs)
         value = self._known_value(func, tensor)
         if value is not None and (numbers or func in _GIVES_TEXT):
             with disable_modes(), without_function_modes():
@@ -324,6 +332,15 @@ class LiftedTensors(TorchFunctionMode):
                 f"tensors have no data. {WAY_OUT}"
             )
         return NotImplemented
+
+    def _array(self, tensor: Tensor, dtype: Any = None, *, force: bool = False) -> Any:
+        """The numbers of a small tensor as an array: neither of them can be written, for they share memory in eager."""
+        numbers = self._read(Tensor.tolist, (tensor,), {})
+        self._recorder.foreign.note_shown(tensor)
+        with disable_modes(), without_function_modes():
+            array = torch.tensor(numbers, dtype=tensor.dtype).reshape(tensor.shape).numpy()
+            array.flags.writeable = False
+            return array if dtype is None else array.astype(dtype)
 
     def _known_value(self, func: Any, tensor: Tensor) -> Tensor | None:
         """The value of a tensor that the program reads, if it is the same at each call, or a guard compares it."""
@@ -447,6 +464,14 @@ class LiftedTensors(TorchFunctionMode):
                 return done
         elif func in VALUE_CHECKS:
             VALUE_CHECKS[func](*self._swap(args), **kwargs)
+        elif func in READS_LENGTHS and self._recorder.checked_reads is not None:
+            given, named = self._swap(args), {name: self._swap(value) for name, value in kwargs.items()}
+            done = READS_LENGTHS[func](lambda tensor: self._read(Tensor.tolist, (tensor,), {}), *given, **named)
+            if done is not NotImplemented:
+                return done
+        elif func is Tensor.__setitem__:
+            if self._recorder.has_symbols_of_reads and assign_by_masks(*self._swap(args)):
+                return None
         elif func in REGISTERING:
             return self.hooks.register(func, *self._swap(args), **kwargs)
         else:
@@ -534,6 +559,12 @@ class LiftedTensors(TorchFunctionMode):
             self._recorder.number_arguments = found
             kwargs = {**kwargs, **{name: number.value for name, number in found.items()}}
         return func, args, kwargs
+
+
+def _may_be_an_array(tensor: Tensor) -> bool:
+    """Whether the numbers of a tensor are few enough, and of a kind, to be compared at each call."""
+    exact = not tensor.is_floating_point() and not tensor.is_complex() and tensor.layout is torch.strided
+    return exact and tensor.device.type == "cpu" and not is_wrapper(tensor) and hint_of(tensor.numel()) <= MOST_ELEMENTS
 
 
 def _refuse_unknown_length(func: Any, tensor: Tensor) -> None:

@@ -229,6 +229,11 @@ class ForeignMemory:
         self._steps = steps  # so far
         self._shared: list[tuple[Tensor, Tensor, int]] = []  # a tensor, a copy, the step that took it, while code runs
         self._lifted: list[int] = []  # all such steps
+        self._shown: set[int] = set()  # storages of recorded tensors that the program has an array of
+
+    def note_shown(self, tensor: Tensor) -> None:
+        """The program has made an array of a tensor, which would see what is written to it."""
+        self._shown.add(storage_of(tensor))
 
     def copied(self, op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of an operator that reads no recorded tensor, with copies of those over such memory."""
@@ -241,7 +246,8 @@ class ForeignMemory:
 
     def refuse_write(self, written: Sequence[Any], stack: Stack) -> None:
         """A write to a tensor that shares such memory: the array would not see it."""
-        shared = {storage_of(self._steps[position].out) for position in self._lifted if position < len(self._steps)}
+        lifted = {storage_of(self._steps[position].out) for position in self._lifted if position < len(self._steps)}
+        shared = lifted | self._shown
         if shared and any(storage_of(tensor) in shared for tensor in tensors_in(written)):
             raise UnsupportedError(
                 f"a tensor that shares the memory of an array, or a buffer, is written, at {where(stack)}: this cannot "

@@ -75,8 +75,15 @@ _GIVES_NUMBERS = {
     aten._local_scalar_dense.default: "item()",
     aten.is_nonzero.default: "bool()",
     aten.equal.default: "equal()",
+    aten.allclose.default: "allclose()",
 }
+_SELECTS = (aten.index.Tensor, aten.masked_select.default)
 _NOT_EAGERS = (NotImplementedError, AssertionError, AttributeError, KeyError, UnsupportedFakeTensorException)
+
+
+def _looked(op: OpOverload, others: tuple[Any, ...], named: dict[str, Any], *tensors: torch.Tensor) -> Any:
+    """What an operator gives that takes tensors first, and then numbers."""
+    return op(*tensors, *others, **named)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -329,11 +336,11 @@ class Recorder(TorchDispatchMode):
 
     def read(self, what: str, look: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
         """A value that the program reads, and that each call compares; `NotImplemented` where calls cannot."""
-        if self.checked_reads is None or self.backward:
+        if self.checked_reads is None:
             return NotImplemented
         stack = self._stack()
         origin = self._origin
-        found, read = self.checked_reads.number(what, look, tensors, stack)
+        found, read = self.checked_reads.number(what, look, tensors, stack, self.backward)
         self.reads.count += 1
         if read is not None:
             self._read = read
@@ -347,14 +354,17 @@ class Recorder(TorchDispatchMode):
             self._read = "known"
             return number
         if op in _GIVES_NUMBERS:
-            found = self.read(_GIVES_NUMBERS[op], op, args)
+            tensors = list(tensors_in(args))
+            how = functools.partial(_looked, op, args[len(tensors) :], kwargs)
+            found = self.read(_GIVES_NUMBERS[op], how if len(tensors) < len(args) or kwargs else op, tensors)
             self._read = None if found is NotImplemented else "known"
             return found
         if self.checked_reads is None or op not in SIZED_BY_DATA:
             return NotImplemented
-        if self.backward or (op is aten.index.Tensor and self.has_symbols_of_reads):
+        if op in _SELECTS and (self.backward or (op is aten.index.Tensor and self.has_symbols_of_reads)):
             return self._selected_by_places(op, args)
-        found, self._read = self.checked_reads.results(op, args, kwargs, stack)
+        found, read = self.checked_reads.results(op, args, kwargs, stack, self.backward)
+        self._read = read or "known"
         return found
 
     def _is_plain(self, op: OpOverload) -> bool:
@@ -368,10 +378,19 @@ class Recorder(TorchDispatchMode):
         masks = args[1] if isinstance(args[1], (list, tuple)) else args[1:2]
         if not self.backward and isinstance(args[2], torch.Tensor) and args[2].requires_grad:
             for mask in masks:
-                if mask is not None and mask.dtype in MASKS and id(mask) not in self._places:
-                    with self:
-                        aten.unbind.int(aten.nonzero.default(mask), 1)
-                    self._places[id(mask)] = len(self.steps) - 1, mask._version
+                if mask is not None and mask.dtype in MASKS:
+                    self._places_in(mask)
+
+    def _places_in(self, mask: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Where a mask is true, in each dimension."""
+        position, version = self._places.get(id(mask), (0, None))
+        if version != mask._version:
+            with self:
+                aten.unbind.int(aten.nonzero.default(mask), 1)
+            position = len(self.steps) - 1
+            self._places[id(mask)] = position, mask._version  # the steps hold it
+        found: Sequence[torch.Tensor] = self.steps[position].out
+        return found
 
     @property
     def has_symbols_of_reads(self) -> bool:
@@ -385,13 +404,8 @@ class Recorder(TorchDispatchMode):
         for mask in masks:
             if mask is None or mask.dtype not in MASKS:
                 indices.append(mask)
-            elif self._places.get(id(mask), (0, None))[1] == mask._version:
-                indices += self.steps[self._places[id(mask)][0]].out
-            elif self.backward:
-                return NotImplemented
             else:
-                with self:
-                    indices += aten.unbind.int(aten.nonzero.default(mask), 1)
+                indices += self._places_in(mask)
         with self:
             found = aten.index.Tensor(args[0], indices)
         self._read = "known"

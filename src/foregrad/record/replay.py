@@ -16,6 +16,7 @@ from torch import Generator, SymInt, Tensor
 
 from .._torch import FakeTensor, autocast_off, disable_modes, effect_of, hint_of, without_function_modes
 from ..abstract.engine import Engine
+from ..abstract.kernel_checks import storage_of
 from ..errors import DataDependentError
 from ..graph.graph import Step
 from ..host_numbers import host_number
@@ -56,6 +57,7 @@ class Replay:
         self._generators, self._generator_of = generators, generator_of
         self._dtype = torch.get_default_dtype()
         self._done = 0  # so many steps
+        self.is_over = False  # the real tensors are gone
         self.writes = 0  # among them
         self._values: dict[int, Tensor] = {}  # by id of what stands for them, which the recording holds
         self._callers: set[int] = set()  # storages that must not be written
@@ -65,7 +67,7 @@ class Replay:
 
     def release(self) -> None:
         """Let go of all tensors."""
-        self._inputs = lambda: ()
+        self._inputs, self.is_over = (lambda: ()), True
         for held in (self._values, self._callers, self._states, self._states_before, self._copies):
             held.clear()
 
@@ -101,6 +103,27 @@ class Replay:
         if number is not None:
             return number.value
         return hint_of(given) if isinstance(given, SymInt) else given
+
+    def origin(self, given: Any) -> Any:
+        """How tensors of a backward follow from those of the forward: the same in each backward of a recording."""
+        backward = [step for step in self._steps if step.backward]
+        makers = {id(out): (step, i) for step in backward for i, out in _numbered(step.out)}
+        written = [written_arguments(step.op, step.args, step.kwargs) for step in backward if op_info(step.op).written]
+        changed = {storage_of(tensor) for tensor in tensors_in(written)}
+
+        def found(value: Any) -> Any:
+            if isinstance(value, (list, tuple)):
+                return tuple(map(found, value))
+            if not isinstance(value, Tensor):
+                return repr(value)
+            if changed and storage_of(value) in changed:
+                return object()  # nothing else is equal to it
+            step, i = makers.get(id(value), (None, 0))
+            if step is None:
+                return id(value)  # the steps of the forward hold it
+            return str(step.op), i, found(step.args), found(list(step.kwargs.items()))
+
+        return found(given)
 
     def bind(self, recorded: Any, real: Any) -> None:
         """From now on `recorded`, a tensor or several, has this value."""
@@ -139,8 +162,8 @@ class Replay:
     def _run(self, position: int, step: Step) -> None:
         if step.read is not None:
             return  # what it gave is known
-        _refuse_effects(step)
         args, kwargs = self.value(step.args), {name: self.value(item) for name, item in step.kwargs.items()}
+        _refuse_effects(step)
         info = op_info(step.op)
         if info.written or info.kind is Kind.RESHAPE:
             self.writes += 1
@@ -188,6 +211,10 @@ class Replay:
         finally:
             generator.set_state(recordings)
         return out
+
+
+def _numbered(out: Any) -> Iterable[tuple[int, Any]]:
+    return enumerate(out if isinstance(out, (list, tuple)) else [out])
 
 
 def _call(position: int, step: Step, args: Any, kwargs: dict[str, Any]) -> Any:

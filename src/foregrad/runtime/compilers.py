@@ -26,6 +26,7 @@ from ..abstract.lean_tensors import to_fake_tensors
 from ..errors import CompilerError, ForegradError, UnsupportedError
 from ..graph.fx import from_fx, to_fx
 from ..graph.graph import Graph, Node
+from ..graph.reads import READ
 from ..graph.verify import verify
 from ..locks import recording_lock
 from ..logs import Phase, compiling, show_graph
@@ -307,10 +308,18 @@ def partitioned(
     else:
         with torch.no_grad():
             forward, backward = _partitioned_by(partition_fn, joint, module() if module is not None else to_fx(joint))
+    backward = _without_read_again(backward)
     if options.verify:
         verify(forward.graph)
         verify(backward.graph)
     return forward, backward
+
+
+def _without_read_again(backward: CompilerInput) -> CompilerInput:
+    """What the forward has read for a backward is saved, so that its version is checked, and that is all."""
+    graph = backward.graph
+    nodes = [node for node in graph.nodes if node.op is not READ]
+    return backward if len(nodes) == len(graph.nodes) else for_compiler(dataclasses.replace(graph, nodes=nodes))
 
 
 def _passed(joint_pass: JointPass, joint: Graph, module: Callable[[], fx.GraphModule] | None) -> Graph:
