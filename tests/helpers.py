@@ -9,8 +9,7 @@ from torch import Tensor, fx
 
 import foregrad
 
-# Before torch 2.13 a fake mode on a machine without a CUDA device makes autograd refuse to run in a forked process.
-FORKS = hasattr(os, "fork") and torch.__version__ >= "2.13" and not torch.cuda.is_available()
+FORKS = hasattr(os, "fork") and not torch.cuda.is_available()  # CUDA cannot be used in a forked process
 
 
 def plain(*shape: int) -> Tensor:

@@ -173,3 +173,11 @@ def test_a_module_is_never_left_with_abstract_parameters():
         after[name] is tensor and type(tensor) in (torch.Tensor, nn.Parameter) for name, tensor in before.items()
     )
     assert module[1].num_batches_tracked.item() == 0
+
+
+def test_views_of_numbers():
+    """Derivatives take the conjugate of a number, from torch 2.15 on: a tensor is made of it."""
+    conjugate = torch.ops.aten._conj
+    x = torch.randn(3, dtype=torch.complex64)
+    foregrad.check(lambda x: (x * conjugate(2j), x * conjugate(3j).real), x.requires_grad_())
+    foregrad.check(lambda x: torch.view_as_real(x * 2j).sin(), x)

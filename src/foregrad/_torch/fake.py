@@ -42,14 +42,18 @@ if TYPE_CHECKING:
 def new_fake_mode(shape_env: ShapeEnv | None, for_all_sizes: bool = False) -> FakeTensorMode:
     """A fake mode that threads may use.
 
-    Without a CUDA device it sets a device guard which belongs, before torch 2.13, to the thread that happens to be the
-    first: the process crashes once that thread has ended. A thread that never ends is made the first.
+    Without a CUDA device it sets a device guard that does nothing and has eight devices. Autograd's engine would start
+    a thread for each of them, none of which it can use, and refuse to run in a forked process from then on: it is
+    started before. And the guard belongs, before torch 2.13, to the thread that happens to be the first: the process
+    crashes once that thread has ended. A thread that never ends is made the first.
     """
     if shape_env is None and not for_all_sizes:
         mode = _like_a_new_mode(_static_mode())
     else:
         _load_dynamo()
         mode = (ModeForAllSizes if for_all_sizes else FakeTensorMode)(shape_env=shape_env)
+    if mode.avoid_device_init:
+        _start_engine()
     if _GUARD_ENDS_WITH_THREAD and mode.avoid_device_init and not _guard_is_set.is_set():
         if threading.current_thread() is threading.main_thread():
             torch._C._ensureCUDADeviceGuardSet()
@@ -58,6 +62,15 @@ def new_fake_mode(shape_env: ShapeEnv | None, for_all_sizes: bool = False) -> Fa
             _guard_is_set.wait()
         _guard_is_set.set()
     return mode
+
+
+@functools.cache
+def _start_engine() -> None:
+    """Let autograd's engine start its threads, for the devices that there are now."""
+    with disable_modes(), torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
+        leaf = torch.zeros((), requires_grad=True, device="cpu")
+        engine = torch.autograd.Variable._execution_engine
+        engine.run_backward((leaf,), (torch.zeros((), device="cpu"),), False, False, (leaf,), False, False)
 
 
 @functools.cache

@@ -312,8 +312,19 @@ def _ones(flat: Tensor) -> Any:
     return flat.fill_(1)
 
 
+def _first_rows(flat: Tensor) -> Any:
+    return flat.fill_(0.5 if flat.is_floating_point() or flat.is_complex() else 1)
+
+
+_PIVOTS = frozenset(
+    {"pivots", "LU_pivots"}
+)  # names of arguments that hold the numbers of rows, which LAPACK counts from one
+
+
 def fills(op: OpOverload, metas: Sequence[TensorMeta]) -> list[Fill]:
     """Values to try. Integers may be indices, and a kernel that is given one out of range may end the process."""
+    if any(argument.name in _PIVOTS for argument in op._schema.arguments):
+        return [_first_rows]
     in_range = "pointwise" in op_info(op).traits or all(
         meta.device.type == "cpu" and min(meta.size, default=2) > 1 for meta in metas
     )

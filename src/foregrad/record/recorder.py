@@ -146,6 +146,10 @@ class _Calls(ModuleCalls):
         return super().enter(module)
 
 
+_OF_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+"""Dtypes of the tensors that operators make of numbers where a tensor is expected."""
+
+
 class Recorder(TorchDispatchMode):
     """Writes down every operator that the program and autograd run."""
 
@@ -236,8 +240,11 @@ class Recorder(TorchDispatchMode):
     def _dispatch(self, op: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if op is _DEVICE_OF and type(args[0]) is FakeTensor:  # of genuine ones, autograd asks it all the time
             return self.engine.device_of(args[0])
-        if not types and args and isinstance(args[0], torch.Tensor) and isinstance(op, OpOverload):
-            args = self.foreign.copied(op, args)
+        if not types and args and isinstance(op, OpOverload):
+            if isinstance(args[0], torch.Tensor):
+                args = self.foreign.copied(op, args)
+            elif type(args[0]) in _OF_NUMBERS and op_info(op).kind is Kind.VIEW:
+                args = self._of_a_tensor(args)
         if not PLAIN_TYPES.issuperset(types):
             return self.wrappers.run(self, op, types, args, kwargs, self._stack())
         if id(op) in self._plain and get_default_dtype() is self._default_dtype:
@@ -262,6 +269,12 @@ class Recorder(TorchDispatchMode):
             if replaced is not NotImplemented:
                 return replaced
         return self._run_and_note(op, info, types, args, kwargs)
+
+    def _of_a_tensor(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments of a view that is taken of a number, as torch's derivatives do: a tensor in place of the number."""
+        number, *rest = args
+        tensor = self._dispatch(aten.scalar_tensor.default, (), (number,), {"dtype": _OF_NUMBERS[type(number)]})
+        return tensor, *rest
 
     def _run_and_note(
         self, op: OpOverload, info: OpInfo, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]

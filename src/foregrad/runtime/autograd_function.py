@@ -28,7 +28,7 @@ from ..joint.hooks import GradRetained
 from ..joint.outputs import Differentiable, Plain
 from ..ops import aten
 from ..record.refusals import once_more
-from ..slots import Base, Output, Primal, Returned, Slot, Updated
+from ..slots import Base, Output, Returned, Slot, Updated
 from ..subclasses.layout import Wrapped, is_wrapper
 from .backward import Backward
 from .call import gives_geometry, repeated_results, values_needed, write_graph_call
