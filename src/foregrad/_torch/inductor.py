@@ -27,16 +27,10 @@ from .symbols import new_shape_env
 def output_strides_reported(examples: Sequence[Any]) -> Iterator[list[Any] | None]:
     """What a compiler says about the strides of its outputs: torch's contract, in a context of the front end's.
 
-    Where no front end has made one, it is made here: Inductor chooses other strides and says so nowhere else. It gives
-    numbers, unless it is told that results are to be abstract; then it gives what they are for all sizes.
+    Where no front end has made one, it is made here: Inductor chooses other strides and says so nowhere else.
     """
     with tracing_in(_mode_of(examples)), TracingContext.report_output_strides() as strides:
-        context: Any = TracingContext.get()
-        before, context.fakify_first_call = context.fakify_first_call, True
-        try:
-            yield strides
-        finally:
-            context.fakify_first_call = before
+        yield strides
 
 
 def _mode_of(examples: Sequence[Any]) -> FakeTensorMode:
@@ -106,7 +100,7 @@ class InductorProgram:
         visible: Sequence[int],
     ) -> Callable[..., Any]:
         """Compile one graph: these inputs keep their addresses, and these outputs must lie as they were recorded."""
-        with self._around(examples):
+        with self._around(examples), _strides_for_all_sizes():
             if phase == "inference":
                 graph = self._joint_passes(graph, examples)
             output = graph.graph.output_node()
@@ -152,6 +146,17 @@ class InductorProgram:
 
     def _configured(self) -> Any:
         return _inductor().config.patch(dict(self.options)) if self.options else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _strides_for_all_sizes() -> Iterator[None]:
+    """Inductor reports strides as numbers, unless it is told that the first call's results are abstract."""
+    context: Any = TracingContext.get()
+    before, context.fakify_first_call = context.fakify_first_call, True
+    try:
+        yield
+    finally:
+        context.fakify_first_call = before
 
 
 @contextlib.contextmanager
