@@ -7,13 +7,22 @@ from typing import Any, Literal
 
 from torch import nn
 
+from ._torch import core_aten_decompositions, inductor_decompositions
 from .api import module_with, resolve
-from .backends import named
+from .backends import Backend, named
+from .backends.backend import Decompositions
 from .capturing.compiled import Compiled
 from .errors import ConfigError
 from .options import Compiler, Partitioner, config
 from .partition import default_partition, min_cut_rematerialization_partition
 
+Asked = Literal["core_aten", "inductor"] | Decompositions | None
+"""Decompositions by name, or a table of them."""
+
+_TABLES: dict[str, Callable[[], Decompositions]] = {
+    "core_aten": core_aten_decompositions,
+    "inductor": inductor_decompositions,
+}
 _PARTITIONS: dict[str, Partitioner] = {"default": default_partition, "min_cut": min_cut_rematerialization_partition}
 
 
@@ -25,7 +34,7 @@ def compile(
     dynamic: bool | None = None,
     partition: str | Partitioner | None = None,
     memory_budget: float | None = None,
-    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    decompositions: Asked = None,
     fallback: Literal["error", "eager"] | None = None,
     inplace: bool = False,
     options: Mapping[str, Any] | None = None,
@@ -50,17 +59,16 @@ def compile(
         dynamic: True makes sizes and ints symbols from the start, False never; None, once they have changed.
         partition: what is saved for backward: "min_cut" (the default, but for "eager"), "default", or a partitioner.
         memory_budget: what a training step may have alive at its peak, see `min_cut_rematerialization_partition`.
-        decompositions: operators and what to record in their place, beside those of the backend.
+        decompositions: operators and what to record in their place, beside those of the backend; "core_aten" or
+            "inductor" for torch's own tables.
         fallback: "eager" runs what cannot be compiled as it is, with one warning.
-        inplace: where the program writes to tensors and is not differentiated, let its graph write in place as soon as
-            the old value is dead. It takes less memory; a program that fails half-way has then written some of it,
-            as in eager.
+        inplace: let the graph of a program that writes, and is not differentiated, write in place as soon as the old
+            value is dead. It takes less memory; a program that fails half-way has written some of it, as in eager.
         options: settings of Inductor, by the names that `torch.compile` takes; for "cudagraphs", "backend" as well.
     """
     if not callable(fn_or_module):
         raise ConfigError(f"foregrad.compile compiles a function or a module, not {fn_or_module!r}.")
     found = named(backend, mode, options, fallback or config.fallback)
-    table = {**(found.decompositions() if found.decompositions is not None else {}), **(decompositions or {})}
     resolved = resolve(
         None,
         None,
@@ -68,7 +76,7 @@ def compile(
         fallback,
         memory_budget,
         partition_fn=found.partition if partition is None else partitioner(partition),
-        decompositions=table or None,
+        decompositions=decomposition_table(found, decompositions),
         num_params_buffers=0,
         keep_inference_input_mutations=found.writes_inputs or inplace,
         follows_numbers=found.takes_numbers,
@@ -80,6 +88,16 @@ def compile(
     if isinstance(fn_or_module, nn.Module):
         return module_with(fn_or_module, resolved)
     return Compiled(fn_or_module, None, resolved)
+
+
+def decomposition_table(backend: Backend, asked: Asked) -> Decompositions | None:
+    """What is taken apart: on the backend's wish and on the user's, who has the last word."""
+    wanted = backend.decompositions() if backend.decompositions is not None else {}
+    if isinstance(asked, str):
+        if asked not in _TABLES:
+            raise ConfigError(f"decompositions must be {' or '.join(map(repr, _TABLES))}, or a table, not {asked!r}.")
+        asked = _TABLES[asked]()
+    return {**wanted, **(asked or {})} or None
 
 
 def partitioner(partition: str | Partitioner) -> Partitioner:

@@ -159,3 +159,30 @@ def test_a_compiler_sees_what_each_input_and_output_is():
     assert [str(slot) for slot in seen[0].inputs] == ["parameter weight", "parameter bias", "args[0]"]
     assert str(seen[0].outputs[0]) == "output 0"
     assert [str(slot) for slot in seen[1].outputs] == [f"gradient of {slot}" for slot in seen[0].inputs]
+
+
+def test_decompositions_by_name():
+    silu = foregrad.compile(torch.nn.functional.silu, "eager", decompositions="core_aten")
+    x = torch.linspace(-2, 2, 5, requires_grad=True)
+    assert torch.allclose(silu(x), torch.nn.functional.silu(x))
+    assert "aten.silu" not in silu.specializations[0].forward_graph.code
+    with pytest.raises(ConfigError, match="'core_aten' or 'inductor', or a table, not 'core'"):
+        foregrad.compile(torch.sin, decompositions="core")
+
+
+def attention(q, k, v):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def test_a_decomposition_that_gives_its_backward_something_else_is_not_used():
+    """Torch's table gives the backward of flash attention the attention itself in place of a sum for each row."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 8, 4, requires_grad=True) for _ in range(3))
+    expected = torch.autograd.grad(attention(q, k, v).square().sum(), (q, k, v))
+    compiled = foregrad.compile(attention, "eager", decompositions="core_aten")
+    found = torch.autograd.grad(compiled(q, k, v).square().sum(), (q, k, v))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(q, k, v), attention(q, k, v))
+    assert "flash_attention" not in compiled.specializations[-1].forward_graph.code

@@ -164,6 +164,13 @@ def effect_type(effect: str) -> Any:
     return next(kind for kind in _EffectType if str(kind.value).lower() == effect)
 
 
+def core_aten_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Torch's table that takes programs apart into the core operators of ATen."""
+    from torch._decomp import core_aten_decompositions as table  # torch.export's public table loads all of export
+
+    return dict(table())
+
+
 def collective_decompositions() -> dict[Any, Callable[..., Any]]:
     """A collective's result is waited for inside of a graph; eager wraps it in a tensor that waits when it is used."""
     if "torch.distributed._functional_collectives" not in sys.modules:

@@ -14,7 +14,7 @@ from ..api import flat_call, resolve
 from ..backends import named
 from ..capturing.capture import state_of
 from ..capturing.graph_programs import run_graph_program
-from ..compiling import partitioner
+from ..compiling import Asked, decomposition_table, partitioner
 from ..errors import ConfigError, EagerFallbackWarning, ForegradError
 from ..options import AOTConfig, Compiler, Partitioner, config
 from .graphs import slots_of
@@ -30,7 +30,7 @@ class Settings:
     mode: str | None = None
     partition: str | Partitioner | None = None
     memory_budget: float | None = None
-    decompositions: Mapping[Any, Callable[..., Any]] | None = None
+    decompositions: Asked = None
     fallback: Literal["error", "eager"] | None = None
     options: Mapping[str, Any] | None = None
 
@@ -44,7 +44,6 @@ class Settings:
     def resolved(self) -> AOTConfig:
         """As the options of one compilation."""
         found = named(self.compiler, self.mode, self.options, self.fallback or config.fallback)
-        table = {**(found.decompositions() if found.decompositions is not None else {}), **(self.decompositions or {})}
         return resolve(
             None,
             None,
@@ -52,7 +51,7 @@ class Settings:
             self.fallback,
             self.memory_budget,
             partition_fn=found.partition if self.partition is None else partitioner(self.partition),
-            decompositions=table or None,
+            decompositions=decomposition_table(found, self.decompositions),
             num_params_buffers=0,
             keep_inference_input_mutations=found.writes_inputs,
             new_compilers=found.new_compilers,
@@ -113,7 +112,7 @@ def backend(
     mode: str | None = None,
     partition: str | Partitioner | None = None,
     memory_budget: float | None = None,
-    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    decompositions: Asked = None,
     fallback: Literal["error", "eager"] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> DynamoBackend:

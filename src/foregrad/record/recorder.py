@@ -559,7 +559,8 @@ class Recorder(TorchDispatchMode):
         decomposition = self._decompositions.get(op)
         if decomposition is not None:
             with self:
-                return decomposition(*args, **kwargs)
+                out = decomposition(*args, **kwargs)
+            return out if needs_no_gradient(args) or self._stands_for(op, args, kwargs, out) else NotImplemented
         if "composite" in info.traits and not (op in CHOOSES_BY_SUBCLASS and needs_no_gradient(args)):
             with self:
                 return taken_apart(op, args, kwargs)
@@ -569,6 +570,18 @@ class Recorder(TorchDispatchMode):
                 one_after_another(op, args, kwargs)
             return None
         return NotImplemented
+
+    def _stands_for(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
+        """Whether a decomposition gives all that the operator gives, and not only what programs look at.
+
+        What autograd saves of an operator is read by the operator's own backward. That of flash attention on a CPU
+        expects a sum for each row, where torch's decomposition gives the attention itself. Bytes are a library's
+        workspace, which a decomposition has no use for.
+        """
+        if len(op._schema.returns) == 1:
+            return True
+        pairs = zip(tensors_in([self.engine.run(op, (), args, kwargs)]), tensors_in([out]), strict=True)
+        return all(own.shape == other.shape for own, other in pairs if own.dtype is not torch.uint8)
 
     def _by_variant(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any] | None:
         """What an operator that writes would write, by the user's decomposition of its functional variant."""
