@@ -166,6 +166,7 @@ class AOTConfig:
     symbols_once_changed: bool = False  # sizes and ints become symbols at the first recording that finds others
     follows_numbers: bool = False  # floats of optimizers, and what follows from them, are inputs of graphs
     inplace: bool = False  # graphs that are not differentiated may write where the old value is dead
+    release_gradients: bool | Literal["auto"] = "auto"  # such graphs let gradients go one by one
     changing: Changing | None = None  # the only sizes and ints that become symbols; None for all
     front_end: FrontEnd | None = None  # the one that guards the calls, and knows the symbols of sizes
 

@@ -1,5 +1,7 @@
 """Graphs that write where the old value is dead (`foregrad.compile(..., inplace=True)`)."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -262,3 +264,32 @@ def test_the_verifier_finds_writes_that_the_program_does_not_make():
 
     with pytest.raises(VerificationError, match="add__tensor writes to x"):
         verify_in_place(graph_of(build), ())
+
+
+def test_updates_follow_their_gradients():
+    """Each gradient is let go before the next one comes, where that saves memory; otherwise one operator does all."""
+
+    def peak_and_updates(release, **options):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(6)))
+        optimizer = torch.optim.AdamW(model.parameters(), **options)
+
+        def step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        compiled = foregrad.compile(step, "eager", inplace=True)
+        compiled.config = dataclasses.replace(compiled.config, release_gradients=release)
+        losses = [compiled(torch.ones(1, 256)).item() for _ in range(3)]
+        graph = compiled.specializations[-1].forward_graph.graph
+        names = [str(node.target) for node in graph.nodes]
+        return losses, sum(name.startswith("aten._fused_adamw_") for name in names)
+
+    whole, updates = peak_and_updates(False, fused=True)
+    assert updates == 1
+    assert peak_and_updates("auto", fused=True) == (whole, 12)
+    assert peak_and_updates(True, fused=True) == (whole, 12)
+    assert peak_and_updates(True, foreach=True)[0] == peak_and_updates(False, foreach=True)[0]

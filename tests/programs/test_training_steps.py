@@ -155,7 +155,7 @@ def test_a_hundred_learning_rates(options):
     expected, _ = trained(make, lambda step: step, steps=100, before=changed_by_hand)
     found, step = trained(make, compiled, steps=100, before=changed_by_hand)
     same(expected, found)
-    assert len(step.specializations) == 2
+    assert len(step.specializations) <= 2  # that of the first step may be gone
 
 
 SCHEDULERS = {
@@ -205,7 +205,7 @@ def test_a_schedule_outside_of_the_step(schedule):
     expected, _ = play(lambda step: step)
     found, step = play(compiled)
     same(expected, found)
-    assert len(step.specializations) == 2
+    assert len(step.specializations) <= 2  # that of the first step may be gone
 
 
 def decide_by_rate(optimizer, weight, x):

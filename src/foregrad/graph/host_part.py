@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..host_numbers import Expression, decided
 from ..slots import Value
-from .graph import Graph, GraphOutput, Node, ancestors, nodes_in
+from .graph import Graph, GraphOutput, Node, ancestors, map_nodes, nodes_in
 
 
 class HostPart(NamedTuple):
@@ -39,7 +39,22 @@ def without_host_part(graph: Graph) -> tuple[HostPart | None, Graph]:
         [node for node in graph.nodes if node in first],
         [GraphOutput(Value(node.name), node) for node in taken],
     )
-    rest = Graph(
-        [*graph.inputs, *taken], [node for node in graph.nodes if node in kept], graph.outputs, graph.overwritten
-    )
-    return HostPart(host, taken), rest
+    return HostPart(host, taken), _over_inputs(graph, [node for node in graph.nodes if node in kept], taken)
+
+
+def _over_inputs(graph: Graph, nodes: Sequence[Node], numbers: Sequence[Node]) -> Graph:
+    """A graph of some nodes that takes numbers, and does not compute them."""
+    new: dict[Node, Node] = {}
+    for node in numbers:
+        new[node] = Node(None, (), {}, node.value, Value(node.name), node.name)
+
+    def mapped(node: Node) -> Node:
+        return new.get(node, node)
+
+    inputs = [*graph.inputs, *map(mapped, numbers)]
+    for node in nodes:
+        if any(item in new for item in node.inputs()):
+            kwargs = {name: map_nodes(value, mapped) for name, value in node.kwargs.items()}
+            new[node] = node.copy(map_nodes(node.args, mapped), kwargs)
+    outputs = [GraphOutput(slot, map_nodes(value, mapped)) for slot, value in graph.outputs]
+    return Graph(inputs, [*map(mapped, nodes)], outputs, {*map(mapped, graph.overwritten)})

@@ -47,6 +47,17 @@ def written_in_place(graph: Graph, engine: Engine) -> Graph:
     return _Rewriting(graph, engine).run()
 
 
+def without_unread_views(nodes: Sequence[Node], results: Sequence[Any]) -> list[Node]:
+    """Nodes without the views that nothing reads any more."""
+    read = set(nodes_in(results))
+    kept = []
+    for node in reversed(nodes):
+        if node in read or not _is_view(node.op):
+            kept.append(node)
+            read.update(node.inputs())
+    return kept[::-1]
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # What lies where.
 _ALWAYS = 1 << 62
@@ -147,17 +158,21 @@ class _Rewriting:
         self._new: dict[Node, Node] = {node: node for node in graph.inputs}
         self._lists: dict[Node, Any] = {}  # what stands for results that are lists
         self._nodes: list[Node] = []
+        self._returned = frozenset(nodes_in(graph.results))
 
     def run(self) -> Graph:
         for place, node in enumerate(self._graph.nodes):
             self._rewrite(node, place)
+        self._nodes = without_unread_views(self._nodes, self._mapped([value for _, value in self._graph.outputs]))
         name_nodes(self._nodes, [node.name for node in (*self._graph.inputs, *self._nodes) if node.name])
         outputs = [GraphOutput(slot, self._mapped(value)) for slot, value in self._graph.outputs]
         overwritten = {self._new[node] for node in self._graph.overwritten if node in self._new}
         return Graph(self._graph.inputs, self._nodes, outputs, overwritten)
 
     def _rewrite(self, node: Node, place: int) -> None:
-        if node.op is operator.getitem and node.args[0] in self._lists:
+        if (shown := self._shown_again(node)) is not None:
+            self._new[node] = shown
+        elif node.op is operator.getitem and node.args[0] in self._lists:
             part = self._lists[node.args[0]][node.args[1]]
             (self._new if isinstance(part, Node) else self._lists)[node] = part
         elif node.op is aten.copy_.default and self._new[node.args[1]] is node.args[0]:
@@ -171,6 +186,17 @@ class _Rewriting:
             self._write(node, place, twin)
         else:
             self._emit(node, node.op, node.args, node.kwargs)
+
+    def _shown_again(self, node: Node) -> Node | None:
+        """What a view shows as it is: a detached tensor, or one that was transposed twice. Results are views still."""
+        if node in self._returned or not node.inputs():
+            return None
+        source = node.args[0]
+        if node.op is aten.detach.default:
+            return self._new[source]
+        if node.op is aten.t.default and source.op is aten.t.default:
+            return self._new[source.args[0]]
+        return None
 
     def _write(self, node: Node, place: int, twin: OpOverload) -> None:
         """The operator that writes, if it may."""

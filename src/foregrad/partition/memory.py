@@ -169,6 +169,17 @@ def alive_over(
     return Memory(tuple(alive), now)
 
 
+def simulate_alone(graph: Graph) -> Memory:
+    """The memory of a graph that has no backward, in bytes beyond what the caller holds."""
+    nodes, inputs, index = _numbered(graph)
+    storages = Storages(nodes, inputs)
+    count = len(graph.inputs)
+    pinned = {s for held in storages.holds[:count] for s in held}
+    returned = [index[node] for node in nodes_in(graph.results)]
+    tables = inputs, storages.holds, storages.makes, storages.sizes
+    return alive_over(range(count, len(nodes)), *tables, range(count), returned, pinned)
+
+
 def simulate(forward: Graph, backward: Graph) -> Simulation:
     """The memory of two graphs as a partitioner emitted them; what is saved has the same name on both sides."""
     nodes, inputs, index = _numbered(forward)

@@ -606,7 +606,8 @@ class Recorder(TorchDispatchMode):
         said = said_now()
         stack: Stack = ((said or {}).get("stack_trace") or ()) if self._from_nodes else user_stack(3)
         last, modules = next_sequence_number() - 1, self.calls.innermost
-        self._origin = last, None, modules, said
+        running = None if number is None else running_node_name()  # of a backward inside of the program
+        self._origin = last, running, modules, said
         self._known.add(last, stack, modules, said)
         return stack
 

@@ -18,6 +18,7 @@ from ..errors import ForegradError, InternalError, UnsupportedError
 from ..graph.graph import Graph
 from ..graph.host_part import HostPart, is_number, without_host_part
 from ..graph.inplace import written_in_place
+from ..graph.released import with_gradients_released
 from ..graph.verify import verify, verify_in_place
 from ..joint.build import Joint
 from ..joint.hooks import HookAdded
@@ -25,6 +26,7 @@ from ..joint.outputs import Constant, Number, SameAsInput
 from ..logs import show_graph
 from ..ops import aten
 from ..options import AOTConfig, Compiler
+from ..partition.memory import simulate_alone
 from ..slots import Input, Output, Saved, Slot, Token, belongs_to_backward
 from . import rng, subclasses
 from .autograd_function import TrainingCore
@@ -41,6 +43,7 @@ from .stages import stages_of
 # ---------------------------------------------------------------------------------------------------------------------
 # Put a program together: partition, compile, write the code of its call.
 _numbers = itertools.count()
+_WORTH_RELEASING = 1 << 20  # bytes of the peak: an operator for each tensor takes longer than one for many
 
 
 @dataclass(frozen=True)
@@ -174,11 +177,19 @@ def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, au
 
 
 def _written_in_place(joint: Joint, graph: Graph, config: AOTConfig) -> Graph:
-    rewritten = written_in_place(graph, joint.recording.engine)
+    engine = joint.recording.engine
+    ways = [graph] if config.release_gradients is not True else []
+    if config.release_gradients and joint.recording.runs_backward:
+        ways.append(with_gradients_released(graph))
+    rewritten = [written_in_place(way, engine) for way in ways]
     if config.options.verify:
         written = {node.args[0] for node in graph.nodes if node.op is aten.copy_.default}
-        verify_in_place(rewritten, written)
-    return rewritten
+        for way in rewritten:
+            verify_in_place(way, written)
+    if len(rewritten) > 1:
+        peaks = [simulate_alone(way).peak for way in rewritten]
+        return rewritten[peaks[0] - peaks[1] > _WORTH_RELEASING]
+    return rewritten[0]
 
 
 def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool) -> _Compiled:
