@@ -19,7 +19,7 @@ def loss(lengths, wanted, **options):
 
 
 @pytest.mark.parametrize("wanted", [(3, 2), (3, 3), (1, 0)])
-@pytest.mark.parametrize("options", [{}, {"zero_infinity": True}, {"reduction": "none"}])
+@pytest.mark.parametrize("options", [{}, {"zero_infinity": True}, {"reduction": "none"}, {"reduction": "mean"}])
 def test_lengths_that_are_numbers_are_no_data(wanted, options):
     check(loss((8, 7), wanted, **options), scores(), torch.tensor([[1, 2, 3], [3, 4, 5]]))
 
@@ -38,6 +38,7 @@ def test_lengths_that_do_not_fit_have_the_error_of_eager(lengths):
     assert str(compiled.value).splitlines()[0] == str(eager.value).splitlines()[0]
 
 
+@pytest.mark.usefixtures("reads_refused")
 def test_lengths_that_are_tensors_are_data():
     program = foregrad.aot_function(loss(torch.tensor([8, 7]), torch.tensor([3, 2])), nop)
     with pytest.raises(DataDependentError):

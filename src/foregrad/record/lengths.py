@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .._torch import PACKS, PADS, RECURRENT, disable_modes, without_function_modes
 from ..ops import aten
@@ -73,6 +74,27 @@ READS_LENGTHS: dict[Any, Callable[..., Any]] = {
     Tensor.tensor_split: _split,
 }
 """By function: what does the same, given what reads numbers; `NotImplemented` where there are none to read."""
+
+
+def _mean_ctc_loss(
+    scores: Tensor,
+    targets: Tensor,
+    lengths: Any,
+    wanted: Any,
+    blank: int = 0,
+    reduction: int | str = "mean",
+    zero_infinity: bool = False,
+) -> Any:
+    """The mean of a loss for each entry, by the lengths, with which torch fills a tensor in C++."""
+    if reduction not in ("mean", 1) or isinstance(lengths, Tensor) or isinstance(wanted, Tensor):
+        return NotImplemented
+    losses = torch.ctc_loss(scores, targets, lengths, wanted, blank, 0, zero_infinity)
+    counts = torch.tensor(wanted, dtype=losses.dtype, device=losses.device)
+    return (losses / counts.clamp_min(1)).mean()
+
+
+TAKES_LISTS: dict[Any, Callable[..., Any]] = {torch.ctc_loss: _mean_ctc_loss, F.ctc_loss: _mean_ctc_loss}
+"""By function that makes a tensor of a list in C++: what does the same; `NotImplemented` where there is no list."""
 
 
 def assign_by_masks(tensor: Tensor, where: Any, value: Any) -> bool:

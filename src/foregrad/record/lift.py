@@ -56,7 +56,7 @@ from ..values import PLAIN
 from .borrowed import Borrowed, Caches
 from .checked_reads import MOST_ELEMENTS
 from .hooks import REGISTERING, Hooks, HooksLeft
-from .lengths import READS_LENGTHS, assign_by_masks
+from .lengths import READS_LENGTHS, TAKES_LISTS, assign_by_masks
 from .recorder import Recorder, needs_no_gradient
 from .refusals import WAY_OUT, explained
 from .tape import INNER_BACKWARDS
@@ -117,6 +117,7 @@ _SPECIAL = frozenset(
         *REGISTERING,
         *VALUE_CHECKS,
         *READS_LENGTHS,
+        *TAKES_LISTS,
         Tensor.__setitem__,
         *_SETTERS,
         *(Tensor.requires_grad_, Tensor.detach_, Tensor.set_),
@@ -467,6 +468,10 @@ class LiftedTensors(TorchFunctionMode):
         elif func in READS_LENGTHS and self._recorder.checked_reads is not None:
             given, named = self._swap(args), {name: self._swap(value) for name, value in kwargs.items()}
             done = READS_LENGTHS[func](lambda tensor: self._read(Tensor.tolist, (tensor,), {}), *given, **named)
+            if done is not NotImplemented:
+                return done
+        elif func in TAKES_LISTS:
+            done = TAKES_LISTS[func](*self._swap(args), **kwargs)
             if done is not NotImplemented:
                 return done
         elif func is Tensor.__setitem__:
