@@ -1,7 +1,7 @@
 # make test | demo | bench | models | sweep | fuzz | format | clean
 #
-# make fuzz N=10000 SEED=0 compares that many random programs of each grammar with eager; GRAMMAR=tensors or
-# GRAMMAR=state draws one of them, FIRST=10000 continues a run.
+# make fuzz N=10000 SEED=0 compares that many random programs of each grammar with eager; GRAMMAR=tensors,
+# state or reads draws one of them, FIRST=10000 continues a run.
 #
 # make models NAMES="timm peft:LoraConfig" trains models of other libraries against eager; all of them without NAMES.
 #
@@ -13,7 +13,7 @@ PYTHON ?= python3
 N      ?= 10000
 SEED   ?= 0
 FIRST  ?= 0
-GRAMMAR ?= both
+GRAMMAR ?= all
 VENV   := .venv
 
 WANTED := $(TORCH)

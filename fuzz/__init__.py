@@ -7,11 +7,12 @@ again from its seed and its number:
 def program(...):
     ...
 
-There are two grammars: programs over tensors, which this folder draws, and stateful ones, which `state/` draws.
+There are three grammars: programs over tensors, which this folder draws, and stateful ones and those that read data,
+which `state/` draws.
 
 The files in the order in which a program flows through them: `rows` (what statements there are), `custom` (operators of
 our own), `program` (a program as data and as a script), `inputs`, `draws` and `generate` (drawing one), `oracle`
-(comparing it with eager), `shrink`; `grammars` (both of them), `workers` (processes), `summary`.
+(comparing it with eager), `shrink`; `grammars` (all of them), `workers` (processes), `summary`.
 """
 
 from .generate import generate, partitioners

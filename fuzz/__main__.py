@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The command line.
     """
     given = _parse(arguments)
-    grammars = list(GRAMMARS) if given.grammar == "both" else [given.grammar]
+    grammars = list(GRAMMARS) if given.grammar == "all" else [given.grammar]
     if given.show is not None:
         for grammar in grammars:
             print(GRAMMARS[grammar].generate(given.seed, given.show))
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     summary = Summary()
     with Workers(given.processes, given.limit) as workers, suppress(KeyboardInterrupt):
         numbers = range(given.first, given.first + given.programs)
-        # In turns, so that a run that is broken off has seen something of both.
+        # In turns, so that a run that is broken off has seen something of each.
         tasks = [Make(given.seed, number, grammar) for number in numbers for grammar in grammars]
         for failure in _run(workers, summary, tasks):
             print(f"{failure.outcome.name}: {failure.outcome.signature}", file=sys.stderr, flush=True)
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument("--programs", type=int, default=1000, help="how many of each grammar (default: %(default)s)")
-    parser.add_argument("--grammar", choices=[*GRAMMARS, "both"], default="both", help="what to draw (default: both)")
+    parser.add_argument("--grammar", choices=[*GRAMMARS, "all"], default="all", help="what to draw (default: all)")
     parser.add_argument("--seed", default="0", help="the seed of the run (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="the number of the first program")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The two grammars, each with its own way to draw, examine and shrink a program."""
+"""The grammars, each with its own way to draw, examine and shrink a program."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +31,7 @@ class Grammar:
 GRAMMARS: dict[str, Grammar] = {
     "tensors": Grammar(generate, examine, shrink),
     "state": Grammar(state.generate, state.examine, state.shrink),
+    "reads": Grammar(state.reads.generate, state.examine, state.shrink),
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..generate import partitioners
-from .kinds import KINDS, NUMBER_USES, TENSOR_USES, Kind
+from .kinds import ABOUT_EXACT_TYPES, KINDS, NUMBER_USES, TENSOR_USES, Kind
 from .layers import LAYOUTS, SHAPES, layer_kinds
 from .places import PLACES, Place
 from .program import MODULES, Part, StateProgram, assigned, rooted
@@ -119,8 +119,8 @@ class Drawing:
                 return self.rng.choice(self.arguments)
             case "r":
                 return f"v{self.number()}"
-            case "h":
-                return f"h{self.number()}"
+            case "h" | "k":
+                return f"{'h' if name == 'h' else 'n'}{self.number()}"
             case "arg":
                 return self.rng.choice(self.held)
             case "res":
@@ -138,22 +138,27 @@ def generate(seed: int | str, number: int) -> StateProgram:
         seed: The seed of the run.
         number: The program's place in it.
     """
-    name = f"state/{seed}/{number}"
-    rng = random.Random(name)
+    return drawn(ProgramGenerator, f"state/{seed}/{number}")
+
+
+def drawn(kind: "type[ProgramGenerator]", name: str) -> StateProgram:
+    """Draw a program of a kind, which its name decides; the process stays as it was."""
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.enable_grad():
         warnings.simplefilter("ignore")
-        return _Generator(rng, name).program()
+        return kind(name).program()
 
 
-class _Generator:
+class ProgramGenerator:
     """Draws one program."""
 
-    def __init__(self, rng: random.Random, name: str) -> None:
-        self._rng, self._name = rng, name
+    def __init__(self, name: str) -> None:
+        self._rng, self._name = random.Random(name), name
+        rng = self._rng
         form = rng.choices(list(_FORM_WEIGHTS), list(_FORM_WEIGHTS.values()))[0]
         self._drawing = Drawing(rng, rng.choice(list(SHAPES)), form)
         # Half of the programs only read, so that what is read has a chance to be all that goes wrong.
         self._only_reads = rng.random() < 0.5
+        self._has_symbols = "dynamic=True" in self._options()
         self._kinds = (*KINDS, *layer_kinds(self._drawing.family))
 
     def program(self) -> StateProgram:
@@ -163,7 +168,7 @@ class _Generator:
         drawing.arguments = [f"x{i}" for i in range(rng.choice([1, 1, 1, 2]))]
         drawing.variables = list(drawing.arguments)
         program = self._so_far()
-        world = _drawing_world(program)
+        world = drawing_world(program)
         self._draw_statements(world)
         program = replace(self._so_far(), returned=self._returned())
         return self._with_steps(program)
@@ -194,7 +199,7 @@ class _Generator:
 
     # ------------------------------------------------------------------------------------------------ objects
     def _draw_objects(self) -> None:
-        world = _drawing_world(_EMPTY)
+        world = drawing_world(_EMPTY)
         for _ in range(self._rng.choice([1, 1, 2, 2, 3])):
             for _ in range(_TRIES):
                 kind = self._rng.choices(self._kinds, [kind.weight for kind in self._kinds])[0]
@@ -277,12 +282,17 @@ class _Generator:
             return None
         return replace(part, source=f"{block}\n    {part.source}") if block and "\n" not in part.source else part
 
+    def _path(self, drawn: Object, depth: int | None = None) -> str:
+        """How the body of the program reaches an object, or a place around it."""
+        return drawn.path(rooted(drawn.root, self._drawing.form), depth)
+
     def _read(self) -> Part | None:
         drawn = self._rng.choice(self._drawing.objects)
         kind = drawn.kind
-        path = drawn.path(rooted(drawn.root, self._drawing.form))
+        path = self._path(drawn)
         uses: list[str] = [*kind.reads, *kind.reads]
-        uses += [use.replace("{n}", self._rng.choice(kind.numbers)) for use in NUMBER_USES if kind.numbers]
+        numbers = [use for use in NUMBER_USES if not (self._has_symbols and use in ABOUT_EXACT_TYPES)]
+        uses += [use.replace("{n}", self._rng.choice(kind.numbers)) for use in numbers if kind.numbers]
         uses += [use.replace("{t}", self._rng.choice(kind.tensors)) for use in TENSOR_USES if kind.tensors]
         if kind.reads and self._rng.random() < 0.6:
             uses = list(kind.reads)
@@ -294,15 +304,14 @@ class _Generator:
     def _write(self) -> Part | None:
         drawn = self._rng.choice(self._drawing.objects)
         kind = drawn.kind
-        root = rooted(drawn.root, self._drawing.form)
-        path = drawn.path(root)
+        path = self._path(drawn)
         names = {"p": path, "o": drawn.value, "O": drawn.value.upper()}
         writes = list(kind.writes)
         for value in kind.assigns:
             if not drawn.places:
                 writes.append(f"{{p}} = {value}")
             elif drawn.places[0].assign:
-                names["owner"] = drawn.path(root, 1)
+                names["owner"] = self._path(drawn, 1)
                 writes.append(drawn.places[0].assign.replace("{v}", value))
         if not writes:
             return None
@@ -361,7 +370,7 @@ class _Generator:
 
     def _with_steps(self, program: StateProgram) -> StateProgram:
         """Act out the program in eager, and keep the steps that do not raise."""
-        world = _drawing_world(program)
+        world = drawing_world(program)
         calls = self._rng.choice([2, 2, 2, 3, 3, 4, 5])
         for _ in range(_TRIES):
             # Arguments that the program can take: what it was drawn with requires grad and is no leaf.
@@ -384,6 +393,10 @@ class _Generator:
             objects = program.roots if program.form == "argument" else ()
             names = ", ".join(repr(name) for name in [*self._drawing.held, *self._drawing.results, *objects])
             self._drawing.steps.append(Part(f"forget({names})", "step", "forget"))
+        return self._finished(program)
+
+    def _finished(self, program: StateProgram) -> StateProgram:
+        """The program with its steps, and options that go with them."""
         steps = tuple(self._drawing.steps)
         written = any(re.search(r"\bwrite\(|\.data\b", step.source) for step in steps)
         return replace(program, steps=steps, options=self._options(computed_once=written))
@@ -472,7 +485,7 @@ class _Generator:
         return way
 
 
-def _drawing_world(program: StateProgram) -> World:
+def drawing_world(program: StateProgram) -> World:
     """A world with everything that a part to come may mention."""
     world = World(compile(program.script(), f"<fuzz {program.name}>", "exec"))
     missing = [source for name, source in SUPPORT.items() if name not in world.names]

@@ -51,6 +51,9 @@ NUMBER_USES = (
     "{r} = {a}.roll(int({n}), 0)",
 )
 
+# With symbols, the type of a number that is an argument is theirs: docs/limits.md.
+ABOUT_EXACT_TYPES = ("{r} = {a} * (2 if type({n}) is int else 3)",)
+
 TENSOR_USES = (
     "{r} = {a} + {t}",
     "{r} = {a} * {t}",

@@ -8,7 +8,7 @@ from .rows import SUPPORT
 
 MODULES = (
     "argparse", "array", "collections", "contextvars", "dataclasses", "decimal", "enum", "fractions", "functools", "io",
-    "itertools", "numpy", "operator", "pathlib", "queue", "random", "re", "threading", "torch.utils.checkpoint",
+    "itertools", "math", "numpy", "operator", "pathlib", "queue", "random", "re", "threading", "torch.utils.checkpoint",
     "types", "weakref",
 )  # fmt: skip
 
@@ -37,7 +37,7 @@ class Part:
     @property
     def makes(self) -> tuple[str, ...]:
         """The numbered names that it defines."""
-        found = re.findall(r"^(?:with [^\n]*?: )?([a-z]\w*\d+)(?:, ([a-z]\w*\d+))* = ", self.source, re.MULTILINE)
+        found = re.findall(r"^ *(?:with [^\n]*?: )?([a-z]\w*\d+)(?:, ([a-z]\w*\d+))* = ", self.source, re.MULTILINE)
         functions = re.findall(r"^def ([a-z]\w*\d+)\(", self.source, re.MULTILINE)
         later = re.findall(r"; ([a-z]\w*\d+) = ", self.source)
         return tuple(dict.fromkeys([*(name for names in found for name in names if name), *functions, *later]))

@@ -455,3 +455,39 @@ def test_a_python_module_that_was_passed_is_freed():
     del helpers
     gc.collect()  # a function and its namespace are a cycle
     assert alive() is None
+
+
+def counts(x, held):
+    held.n = getattr(held, "n", 0) + 1
+    return x * 2
+
+
+def puts_aside(x, held):
+    held.last = [x * 2]
+    return x
+
+
+def is_counted_once(x, held):
+    if not hasattr(held, "made"):
+        held.made = True
+    return x * 2
+
+
+def looks_at_data(x, held):
+    return x * 2 if x.sum() > 1 else x
+
+
+@pytest.mark.parametrize("program", [counts, puts_aside, is_counted_once, looks_at_data])
+def test_a_recording_that_is_given_up_leaves_its_arguments_to_their_owner(program):
+    """No cycle of an error and its frames keeps them until garbage is collected."""
+    compiled, held = foregrad.aot_function(program, nop), Held()
+    watched = weakref.ref(held)
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(foregrad.errors.ForegradError):
+            compiled(plain(2), held)
+        del held
+        assert watched() is None
+    finally:
+        gc.enable()

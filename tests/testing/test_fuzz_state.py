@@ -4,6 +4,7 @@ import functools
 import runpy
 
 import pytest
+import torch
 
 from fuzz import fails_with, state
 from fuzz.state import Part, StateProgram
@@ -101,3 +102,43 @@ def test_a_view_that_autograd_says_nothing_about_is_compared():
     layer = "o1 = torch.nn.Linear(2, 2); o1.register_full_backward_hook(lambda m, i, o: None)"
     program = by_hand("x0 = o1(x0)", "r0.detach().fill_(7.0)", objects=[layer])
     assert state.examine(program, eager).verdict == "agrees"
+
+
+def numbers_of_the_first_call(program):
+    """A planted fault: what `item()` gave in the first call, it gives in every call."""
+    known = []
+
+    def call(*args):
+        numbers = iter(known)
+
+        def item(tensor):
+            number = next(numbers, None)
+            if number is None:
+                number = torch._C.TensorBase.item(tensor)
+                known.append(number)
+            return number
+
+        torch.Tensor.item = item
+        try:
+            return program(*args)
+        finally:
+            del torch.Tensor.item
+
+    return call
+
+
+def test_a_number_that_is_read_only_once_is_found_and_made_small():
+    fails = functools.partial(fails_with, "value of a result", compile=numbers_of_the_first_call)
+    found = next((program for n in range(WITHIN) if fails(program := state.reads.generate(SEED, n))), None)
+    assert found is not None
+    small = state.shrink(found, fails)
+    assert len(small.statements) <= SMALL_BODY and len(small.steps) <= SMALL_STORY, str(small)
+
+
+def test_programs_that_read_are_made_again_and_agree_with_eager_itself():
+    made_so = [state.reads.generate(SEED, number) for number in range(40)]
+    assert made_so == [state.reads.generate(SEED, number) for number in range(40)]
+    assert [program.name for program in made_so if state.examine(program, eager).failed] == []
+    assert {"loop over reads", "size that is read"} <= {part.kind for program in made_so for part in program.statements}
+    assert any("nan" in step.source for program in made_so for step in program.steps)
+    assert sum(step.kind == "call" for program in made_so for step in program.steps) > 5 * len(made_so) - 40

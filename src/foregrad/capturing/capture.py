@@ -7,7 +7,7 @@ import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, Literal, NamedTuple, ParamSpec
 
 import torch
 from torch import Tensor, fx, nn
@@ -47,7 +47,7 @@ from ..record.pre_dispatch import AboveAutograd
 from ..record.reads import Read
 from ..record.recorder import Recorder
 from ..record.recording import Recording
-from ..record.refusals import explained
+from ..record.refusals import explained, without_frames
 from ..record.retrace import (
     ArgumentsElsewhere,
     DynamoLoaded,
@@ -81,6 +81,7 @@ from .sources import Source
 from .walk import Walk
 
 P = ParamSpec("P")
+Inexact = Literal["symbols", "host numbers"]  # what can stand for numbers that a recording depends on
 
 log = logging.getLogger("foregrad")
 
@@ -194,6 +195,7 @@ def capture_call(
             captured = _capture(call, once_more)
         except OpenOtherwise as otherwise:
             opening = otherwise.opening
+            without_frames(otherwise)  # which hold it, and what the caller has passed
             continue
         session = captured.joint.recording.session
         if not (isinstance(function, Forward) and session.recorder.calls.root_is_called) or function.calls_itself:
@@ -579,16 +581,9 @@ class _Recordings:
             if dynamo.ran:
                 raise Retrace(DynamoLoaded())
         except Exception as error:
-            reason = Retrace(DynamoLoaded()) if dynamo.loaded else error
-            if symbols == "given" and not isinstance(reason, (Retrace, FirstCallError, OpenOtherwise)):
-                log.debug("recording with symbols for what is read failed, exact numbers are tried: %s", error)
-                reason = Retrace(SizesAreExact())  # an error that is the program's own comes again
-                reason.__cause__ = error  # whose frames hold recorded tensors
-            elif follows and not isinstance(reason, (Retrace, FirstCallError, OpenOtherwise)):
-                log.debug("recording with host numbers failed, exact ones are tried: %s", error)
-                reason = Retrace(NumbersAreExact())
-                reason.__cause__ = error
-            return Attempt(session, self._undone(reason, session, snapshot))
+            # No variable here may hold it: its frames, of which this is one, hold what the caller has passed.
+            way: Inexact | None = "symbols" if symbols == "given" else "host numbers" if follows else None
+            return Attempt(session, self._undone(_reason(error, dynamo, way), session, snapshot))
         refusal = snapshot.undo(session)
         if refusal is not None:
             disown(session)
@@ -718,6 +713,17 @@ def _note_and_follow(reached: Reached, snapshot: Snapshot, numbers: FollowedNumb
     """Note what else was reached, and then let host numbers stand in it."""
     snapshot.add(reached)
     numbers.add(reached)
+
+
+def _reason(error: Exception, dynamo: DynamoWatch, way: Inexact | None) -> Exception:
+    """Why a recording did not get to its end; `way` is what it had in the place of exact numbers."""
+    reason = Retrace(DynamoLoaded()) if dynamo.loaded else error
+    if way is None or isinstance(reason, (Retrace, FirstCallError, OpenOtherwise)):
+        return reason
+    log.debug("recording with %s failed, exact ones are tried: %s", way, error)
+    exactly = Retrace(NumbersAreExact() if way == "host numbers" else SizesAreExact())
+    exactly.__cause__ = error  # the program's own comes again; its frames hold recorded tensors
+    return exactly
 
 
 # ---------------------------------------------------------------------------------------------------------------------
