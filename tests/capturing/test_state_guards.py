@@ -425,6 +425,11 @@ def module_imported_inside():
     yield program
     module.N = 3
     yield
+    another = sys.modules[module.__name__] = types.ModuleType(module.__name__)
+    another.N = 4
+    yield
+    another.N = 5
+    yield
     del sys.modules[module.__name__]
 
 
@@ -750,6 +755,66 @@ def bases_of_a_class():
 
     yield lambda x: x * C().n
     C.__bases__ = (B,)
+    yield
+
+
+LIBRARY = torch.library.Library("foregrad_state_guards", "FRAGMENT")
+
+
+def operator_of_kernels(name, **kernels):
+    LIBRARY.define(f"{name}(Tensor x) -> Tensor")
+    for key, kernel in kernels.items():
+        LIBRARY.impl(name, kernel, key)
+    return getattr(getattr(torch.ops, LIBRARY.ns), name)
+
+
+@case
+def kernel_in_python():
+    held = {"n": 2.0}
+    scale = operator_of_kernels("scale", CompositeImplicitAutograd=lambda x: x * held["n"])
+    yield lambda x: scale(x) + 1
+    held["n"] = 3.0
+    yield
+
+
+@case
+def kernel_in_python_of_a_program_that_puts_names_together():
+    o, name = Plain(n=2.0, m=1.0, scale=operator_of_kernels("named", CompositeImplicitAutograd=lambda x: x * o.m)), "n"
+    yield lambda x: o.scale(x) * getattr(o, name)
+    o.m = 3.0
+    yield
+
+
+@case
+def custom_function_in_a_kernel():
+    held = {"n": 2.0}
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * held["n"]
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * held["n"]
+
+    kernels = {"CPU": torch.clone, "Autograd": lambda x: Scale.apply(x)}
+    scale = operator_of_kernels("applied", **kernels)
+    yield lambda x: scale.default(x) + 1
+    held["n"] = 3.0
+    yield
+
+
+@case
+def what_pytree_calls():
+    class Box:
+        def __init__(self, t):
+            self.t = t
+
+    o = Plain(n=2.0)
+    torch.utils._pytree.register_pytree_node(Box, lambda box: ([box.t * o.n], None), lambda parts, _: Box(*parts))
+    yield lambda x: torch.utils._pytree.tree_leaves([Box(x)])[0] + 1
+    o.n = 3.0
     yield
 
 

@@ -1,5 +1,7 @@
 """Tensors that a program makes from Python values: every call gets its own."""
 
+import array
+
 import numpy as np
 import pytest
 import torch
@@ -214,6 +216,37 @@ def test_an_array_that_shares_its_memory_with_a_tensor_may_not_be_written(use):
     """Python writes to it behind torch's back."""
     with pytest.raises(UnsupportedError, match="array, or"):
         foregrad.aot_function(from_an_array(use), nop)(plain(3))
+
+
+def over_numpy(memory):
+    return memory, torch.from_numpy(memory)
+
+
+def over_buffer(memory):
+    return memory, torch.frombuffer(memory, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("array", "tensor"),
+    [
+        over_numpy(np.ones(3, dtype=np.float32)),
+        over_numpy(np.ones(6, dtype=np.float32)[::2]),
+        over_buffer(array.array("f", [1, 1, 1])),
+        (memory := bytearray(12), torch.frombuffer(memory, dtype=torch.float32)),
+        (memoryview(memory := bytearray(12)).cast("f"), torch.frombuffer(memory, dtype=torch.float32)),
+    ],
+    ids=["numpy", "view of numpy", "array", "bytes", "view of bytes"],
+)
+def test_a_tensor_whose_array_the_program_can_reach_may_not_be_written(array, tensor):
+    """What it reads of the array afterwards would not show the write."""
+
+    def program(x):
+        tensor.add_(x)
+        return x * float(array[0])
+
+    with pytest.raises(UnsupportedError, match=r"writes to tensor .*, which shares its memory with array"):
+        foregrad.aot_function(program, nop)(plain(3))
+    check_core(lambda x: (x * float(array[0]), tensor + 1), leaf(3))
 
 
 def test_an_array_that_is_copied_may_be_written():

@@ -22,7 +22,7 @@ from torch._logging import trace_structured as trace_structured
 from torch._logging._internal import trace_log
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
-from torch._ops import TorchBindOpOverload
+from torch._ops import OpOverloadPacket, TorchBindOpOverload
 from torch.fx._lazy_graph_module import _LazyGraphModule  # generates its code on the first call only
 from torch.utils import _pytree
 
@@ -30,12 +30,34 @@ from .guards import disable_modes
 
 pytree = _pytree  # the tree flattening that torch itself uses: containers registered there count
 
+
+def registered_with_pytree(kind: type) -> tuple[Callable[..., Any], ...]:
+    """What takes objects of a class apart and puts them together again, where the user has said so."""
+    node = _pytree.SUPPORTED_NODES.get(kind)
+    return () if node is None else (node.flatten_fn, node.unflatten_fn)
+
+
 LazyGraphModule = _LazyGraphModule
 
 
 def direct_call(op: Any) -> Callable[..., Any]:
     """What an operator calls: one Python function less for each operator of a graph that runs as it is."""
     return op._op if type(op) is OpOverload else op
+
+
+_TORCHS_OWN = frozenset({"aten", "prims", "prim", "quantized", "c10d", "_c10d_functional", "inductor"})
+
+
+def is_extension(func: Any) -> bool:
+    """Whether a function is an operator that is not torch's own, and may have kernels in Python."""
+    if type(func) is OpOverload:
+        return func.namespace not in _TORCHS_OWN
+    return type(func) is OpOverloadPacket and func._qualified_op_name.partition("::")[0] not in _TORCHS_OWN
+
+
+def identity_of(generator: torch.Generator) -> int:
+    """Which random generator an object stands for: torch makes another one each time that an operator is given it."""
+    return int(getattr(generator, "_cdata"))  # noqa: B009
 
 
 def dynamo_aside() -> contextlib.AbstractContextManager[Any]:

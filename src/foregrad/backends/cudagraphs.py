@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
+from .._torch import identity_of
 from ..errors import ConfigError, EagerFallbackWarning, UnsupportedError
 from ..options import Compiler, Compilers
 from ..runtime.compilers import GraphSlots
@@ -75,7 +76,7 @@ def _compilers(inner: Compilers, fallback: Literal["error", "eager"]) -> Compile
 def _generators(graph: fx.GraphModule) -> list[torch.Generator]:
     """Generators of the user's that a graph draws from."""
     given = [value for node in graph.graph.nodes for value in (*node.args, *node.kwargs.values())]
-    return list({id(value): value for value in given if isinstance(value, torch.Generator)}.values())
+    return list({identity_of(value): value for value in given if isinstance(value, torch.Generator)}.values())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from torch import nn
 from .._torch import without_function_modes
 from ..errors import UnsupportedError
 from .code import AboutToRun, CodeThatRan, KnownCode, is_library_function, names_in
-from .free_variables import Holder, Reached, Unfollowed, looked_at, refuse_unknown
+from .free_variables import Holder, looked_at, refuse_unknown
 from .kinds import FUNCTION, is_a
 from .state_guards import StateGuard
 from .walk import Ts, Walk
@@ -27,15 +27,15 @@ class Ahead(Walk):
     """What the functions of a program lead to, each looked at before it first runs."""
 
     def __init__(
-        self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]], classes: Sequence[type] = ()
+        self,
+        root: Callable[..., Any],
+        arguments: Sequence[tuple[str, Any]],
+        classes: Sequence[type | types.FunctionType] = (),
     ) -> None:
         self._code: dict[int, types.CodeType] = {}  # of the user's functions that have run, or are about to, by id
         self._waiting: dict[int, list[types.FunctionType]] = {}  # by the id of their code
-        self._told = dict.fromkeys(Reached._fields, 0)  # how many of each were told of
-        self._tell: Callable[[Reached], None] = lambda reached: None
         self._ran = CodeThatRan(self._look)
         super().__init__(root, arguments, AboutToRun(), classes)
-        self._new()
 
     @property
     def code_that_ran(self) -> CodeThatRan:
@@ -45,10 +45,6 @@ class Ahead(Walk):
     def note_state(self) -> None:
         """Nothing is compared with what is found here: which code runs will tell what counts."""
 
-    def tell(self, note: Callable[[Reached], None]) -> None:
-        """Tell from now on what comes to what was reached so far."""
-        self._tell = note
-
     def noting_code(self) -> contextlib.AbstractContextManager[None]:
         """Notes which code runs; what it leads to is looked at before."""
         return self._ran.noting()
@@ -56,13 +52,14 @@ class Ahead(Walk):
     def recording_ends(self) -> None:
         """Let go of everything but the code."""
         self._ran.named_beside |= self._named_by_getters
+        kernels = [*self.kernels]
         self.release()
+        self.kernels = kernels
 
     def release(self) -> None:
         """Let go of everything that only a recording needs."""
         super().release()
         self._waiting.clear()
-        self._tell = lambda reached: None
 
     def _look(self, frame: types.FrameType) -> None:
         """A function is about to run for the first time."""
@@ -78,30 +75,17 @@ class Ahead(Walk):
             self._look_for(names_in(code).attributes)
             self._look_at_functions()
         self._code[id(code)] = code
-        if self._used_up:
-            self._refuse_what_is_used_up()
-        self._tell(self._new())
-
-    @property
-    def _used_up(self) -> list[Unfollowed]:
-        """Iterators, queues and the like."""
-        return [found for found in self._hidden_state if found.is_used_up]
+        self._tell_new()
 
     def _refuse_what_is_used_up(self) -> None:
         """Refuse what the functions that have run lead to by names that stand in them, as far as these tell."""
         with looked_at(), without_function_modes():
             named = Walk(self._root, self._arguments, _NamedInCode(self._code), self._classes)
         try:
-            refuse_unknown([found for found in named._hidden_state if found.is_used_up])
+            refuse_unknown(named._used_up)
         except UnsupportedError as error:
             self.refusal = error
             raise
-
-    def _new(self) -> Reached:
-        """What was found since the last time."""
-        new = {name: found[self._told[name] :] for name, found in self.reached._asdict().items()}
-        self._told = {name: self._told[name] + len(found) for name, found in new.items()}
-        return Reached(**new)
 
     def _enter_function(self, function: Any) -> None:
         if is_a(function, types.FunctionType) and id(function) not in self._seen:

@@ -72,9 +72,10 @@ from .code import AnyName, can_see_code_that_runs
 from .first_calls import NextCall
 from .forward import Forward
 from .found_numbers import FollowedNumbers, NumberPlace, leave_to_calls, parameters_of_optimizers
-from .free_variables import FreeVariables, Reached, refuse_inputs_as_keys, refuse_unknown
+from .free_variables import FreeVariables, Holder, Reached, refuse_inputs_as_keys, refuse_unknown
 from .given import Copies, Opening, OpenOtherwise, TakenArguments, user_path
 from .graph_programs import run_graph_program
+from .kinds import memory_of
 from .results import Results
 from .snapshot import Refused, Snapshot, assigned_buffers, refuse_private_state
 from .sources import Source
@@ -541,9 +542,10 @@ class _Recordings:
         """What the program can reach, as each call compares it: of the code that ran, where that is known."""
         call, found, ran = self._call, self._reachable, self._reachable.code_that_ran
         if ran is not None:
-            found = Walk(call.function, call.named_arguments, ran, call.classes)
-            found.note_state()
+            found = Walk(call.function, call.named_arguments, ran, [*call.classes, *self._reachable.kernels])
             refuse_inputs_as_keys(found.holders, call.arguments.leaves)
+        if ran is not None or found.kernels:
+            found.note_state()
         self.free_tensors.settle(found)
         return found
 
@@ -599,6 +601,7 @@ class _Recordings:
         if isinstance(function, Forward):
             recorder.calls.begin_in(function.module)
         recorder.calls.root = function if isinstance(function, nn.Module) else recorder.calls.root
+        recorder.generators.known = self._reachable.generators
         session = Session(
             recorder,
             self.free_tensors.slot_of,
@@ -606,6 +609,7 @@ class _Recordings:
             self._backward_guards,
             frozenset(self._compared),
             self._reachable.noting_code,
+            self._reachable.kernel_runs,
         )
         if self._call.given is not None and not config.is_export:
             session.check_reads(symbols, config.options.max_reads if config.options.reads == "checked" else 0)
@@ -629,13 +633,14 @@ class _Recordings:
             results = Results(call.given, self._reachable, self._known_before)
             result, changes = results.take(session)
             session.result = None  # which may lead to objects of the user's
-        escapes = snapshot.assigned(session)
+        changed = snapshot.changes()
+        escapes = snapshot.assigned(session, changed)
         put = [leaf for escape in escapes for leaf in escape.leaves]
         session.adopt_results([*result.leaves, *put, *changes.leaves])
         if call.config.is_export:
             buffers = [source for argument, source in call.state if isinstance(argument.slot, Buffer)]
             escapes = assigned_buffers(escapes, buffers)
-        change = snapshot.refused(session)
+        change = snapshot.refused(session, changed)
         if change is not None:
             if change.in_argument and call.given is not None:
                 call.given.taken.require_others()
@@ -646,6 +651,7 @@ class _Recordings:
         if call.given is not None:
             call.given.require_unchanged("in its backward")
         refuse_private_state(joint.hooks, self._reachable, session)
+        _refuse_sharing_with_arrays(self._reachable.holders, session.real_tensors, Changes.of(joint))
         return Recorded(joint, result, results.around)
 
     def _unless_first(self, refused: Refused, session: Session, arguments: Sequence[Argument]) -> Exception:
@@ -753,6 +759,24 @@ def _refuse_sharing_with_sparse(tensors: Mapping[Primal, Tensor], changes: Chang
                 f"the program writes to memory that the sparse {slot} shares: this cannot be compiled yet. Pass a "
                 "clone of it."
             )
+
+
+def _refuse_sharing_with_arrays(holders: Sequence[Holder], tensors: Mapping[Primal, Tensor], changes: Changes) -> None:
+    """Refuse a write to memory of an array that the program can reach: one that it reads later shows it in eager."""
+    for slot in changes.written & tensors.keys():
+        tensor = tensors[slot]
+        if tensor.device.type != "cpu" or isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
+            continue
+        start = tensor.untyped_storage().data_ptr()
+        memory = range(start, start + tensor.untyped_storage().nbytes())
+        for path, owner, kind, _ in holders:
+            shared = memory_of(owner) if kind.compared == "numbers" else range(0)
+            if shared and memory and shared.start < memory.stop and memory.start < shared.stop:
+                raise UnsupportedError(
+                    f"the program writes to {slot}, which shares its memory with {path}, an array that it can reach: "
+                    "what it reads there would not show the write. Read the tensor in place of the array, or pass a "
+                    "clone."
+                )
 
 
 class Changes(NamedTuple):

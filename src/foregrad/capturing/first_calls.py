@@ -47,7 +47,8 @@ class NextCall:
         session, reachable = self._session, self._reachable
         snapshot = Snapshot(reachable.reached)
         reachable.tell(snapshot.add)
-        session.noting_code = reachable.noting_code
+        session.recorder.generators.known = reachable.generators
+        session.noting_code, session.kernel_runs = reachable.noting_code, reachable.kernel_runs
         try:
             try:
                 again = session.run_again(run, arguments)
@@ -56,8 +57,9 @@ class NextCall:
             survivors = snapshot.survivors(session, again=again)
             if survivors:
                 return escape_error(survivors[0], again)
-            snapshot.assigned(session)
-            refused = snapshot.refused(session)
+            changed = snapshot.changes()
+            snapshot.assigned(session, changed)
+            refused = snapshot.refused(session, changed)
             return None if refused is None else refused.error
         finally:
             snapshot.undo(session)

@@ -268,6 +268,30 @@ def size_of(owner: Any, kind: Kind) -> int:
     return memoryview(owner).nbytes
 
 
+def memory_of(owner: Any) -> range:
+    """The addresses of an array of numbers, which a tensor may share.
+
+    >>> len(memory_of(array.array("d", [1, 2, 3]))), len(memory_of(memoryview(bytearray(6))[::2]))
+    (24, 6)
+    """
+    if is_a(owner, memoryview):
+        try:
+            owner = owner.obj
+        except ValueError:  # it was released
+            return range(0)
+    if is_a(owner, array.array):
+        start, length = owner.buffer_info()
+        return range(start, start + length * owner.itemsize)
+    if is_a(owner, bytearray) and owner:
+        start = torch.frombuffer(owner, dtype=torch.uint8).data_ptr()
+        return range(start, start + len(owner))
+    interface = getattr(owner, "__array_interface__", None)
+    if interface is None or not owner.size:
+        return range(0)
+    start, reach = interface["data"][0], [(n - 1) * step for n, step in zip(owner.shape, owner.strides, strict=True)]
+    return range(start + sum(min(n, 0) for n in reach), start + sum(max(n, 0) for n in reach) + owner.itemsize)
+
+
 # --------------------------------------------------------------------------------------------------- objects
 def has_slots(kind: type) -> bool:
     """Whether a class or a base of it names its attributes."""
@@ -429,7 +453,8 @@ def _attributes_beside(model: Any) -> Callable[[Any], Items]:
     return lambda owner: {name: value for name, value in vars(owner).items() if name not in inner}
 
 
-_beside_loggers, _beside_threads = _attributes_beside(logging.Logger("")), _attributes_beside(threading.Thread())
+_beside_threads = _attributes_beside(threading.Thread())
+_beside_loggers = _attributes_beside(logging.getLogger("foregrad"))  # one with a manager, which knows all loggers
 
 
 def _read_logger(owner: logging.Logger) -> Items:

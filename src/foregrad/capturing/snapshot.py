@@ -366,7 +366,7 @@ class Snapshot:
 
     def changes(self) -> list[Change]:
         """Everything that is not what it was."""
-        return [Change(noted, key) for noted in self._perhaps_changed() for key in noted.changed()]
+        return _changes_in(self._perhaps_changed())
 
     def _perhaps_changed(self) -> list[ObjectSnapshot]:
         perhaps: list[ObjectSnapshot] = []  # attributes of modules first: what is in them has longer names
@@ -386,11 +386,11 @@ class Snapshot:
         perhaps += [ObjectSnapshot(Holder(path, vars(t), _TENSOR), {}) for path, t in self._bare if vars(t)]
         return perhaps
 
-    def assigned(self, session: Session) -> list[Escape]:
+    def assigned(self, session: Session, changes: Sequence[Change]) -> list[Escape]:
         """What a compiled call puts into the user's objects, as the program did."""
         self._performed = {}
         escapes = []
-        for change in self.changes():
+        for change in changes:
             escape = change.escape(session)
             if escape is not None:
                 self._performed[id(change.noted.owner), change.key] = id(change.value)
@@ -418,17 +418,18 @@ class Snapshot:
         known = Counter((holder, id(change.value)) for change in changes for holder in change.noted.holders)
         return [survivor for survivor in found if _references(survivor) > known[id(survivor.holder), survivor.held]]
 
-    def refused(self, session: Session) -> Refused | None:
+    def refused(self, session: Session, changes: Sequence[Change]) -> Refused | None:
         """What a compiled call would not repeat of what has changed, if there is anything."""
-        for change in self.changes():
+        for change in changes:
             if self._performed.get((id(change.noted.owner), change.key)) != id(change.value):
                 return Refused(change.path, _refusal(change, session), change.noted.in_argument)
         return None
 
     def undo(self, session: Session) -> Exception | None:
         """Put back what the recording changed; gives the error for what a compiled call would not repeat."""
-        refused = self.refused(session)
-        for noted in self._perhaps_changed():
+        perhaps = self._perhaps_changed()
+        refused = self.refused(session, _changes_in(perhaps))
+        for noted in perhaps:
             if noted.changed() or not noted.holds_the_same:
                 noted.restore()
         if refused is None:
@@ -444,6 +445,10 @@ class Snapshot:
     def has_forgotten(self, survivor: Survivor) -> bool:
         """Whether a cache holds a tensor that it does not give to anybody any more."""
         return any(cache.of is survivor.holder for cache in self._caches)
+
+
+def _changes_in(perhaps: Iterable[ObjectSnapshot]) -> list[Change]:
+    return [Change(noted, key) for noted in perhaps for key in noted.changed()]
 
 
 def _references(survivor: Survivor) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Generator, Tensor
 
 from .._torch import SettingProperty, dict_version, settings_modules
 from ..values import PLAIN, Change, is_plain, is_unchanged, shown, weakly
@@ -313,6 +313,15 @@ class StateGuard:
     def add_setting(self, read: Callable[[], Any], value: Any) -> None:
         """Something of torch's that is asked for by a call."""
         self._settings.append((read, value))
+
+    def add_seed(self, generator: Generator) -> None:
+        """What a random generator was seeded with."""
+        find = self._lifetime.hold(generator)
+
+        def initial_seed() -> int:
+            return int(find().initial_seed())
+
+        self.add_setting(initial_seed, initial_seed())
 
     def add_settings(self, names: Set[str], namespaces: Iterable[types.ModuleType]) -> None:
         """Settings of torch that a program may ask for by these names: functions and properties with plain values."""

@@ -13,15 +13,23 @@ import builtins
 import contextlib
 import enum
 import functools
+import gc
 import itertools
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVarTuple
 
+import torch
 from torch import Tensor, nn
 
-from .._torch import cached_parametrizations, global_module_hooks, script_part
+from .._torch import (
+    cached_parametrizations,
+    global_module_hooks,
+    registered_with_pytree,
+    script_part,
+    without_function_modes,
+)
 from ..errors import UnsupportedError
 from ..values import PLAIN, SETTLED, are_settled, is_plain, weakly
 from . import kinds
@@ -40,7 +48,7 @@ from .code import (
     names_in,
 )
 from .forward import Forward
-from .free_variables import FreeVariables, Holder, Reached, Unfollowed, looked_at
+from .free_variables import FreeVariables, Holder, Reached, Unfollowed, looked_at, refuse_unknown
 from .kinds import (
     Kind,
     attributes_of,
@@ -74,9 +82,10 @@ class Walk(FreeVariables):
         root: Callable[..., Any],
         arguments: Sequence[tuple[str, Any]] = (),
         scope: Scope | None = None,
-        classes: Sequence[type] = (),
+        classes: Sequence[type | types.FunctionType] = (),
     ) -> None:
-        """Walk from a function, from the leaves of its arguments, and from the classes of objects in those."""
+        """Walk from a function, from the leaves of its arguments, and from the classes of objects in those; functions
+        among them are called beside."""
         super().__init__()
         self._root, self._arguments, self._classes = root, arguments, classes
         self._scope = scope or Scope()
@@ -92,8 +101,13 @@ class Walk(FreeVariables):
         self._namespaces: list[tuple[types.ModuleType, str, set[str]]] = []  # with the names looked up so far
         self._in_argument = False
         self._private: set[int] = set()  # ids of functions that are reached through arguments only
+        self.generators: list[torch.Generator] = []
+        self.kernels: list[types.FunctionType] = []  # of operators, which torch calls by itself
+        self._told: dict[str, int] = {}  # how many of each were told of
+        self._tell: Callable[[Reached], None] = lambda reached: None
         with looked_at():
             self._walk(root, arguments)
+        self._new()
 
     @property
     def needs_code_that_runs(self) -> bool:
@@ -107,6 +121,44 @@ class Walk(FreeVariables):
 
     def tell(self, note: Callable[[Reached], None]) -> None:
         """Tell of whatever else comes to be reached while the program runs."""
+        self._tell = note
+
+    def kernel_runs(self, frame: types.FrameType) -> None:
+        """A function that torch calls by itself, for an operator, is about to run; it is looked at before."""
+        if any(function.__code__ is frame.f_code for function in self.kernels):
+            return
+        found = [function for function in gc.get_referrers(frame.f_code) if is_a(function, types.FunctionType)]
+        with looked_at(), without_function_modes():
+            self.kernels += found
+            for function in found:
+                self._enter_function(function)
+            self._look_at_functions()
+        if self._is_of_no_use:
+            self.unknown.append(Unfollowed(frame.f_code.co_name, "is a kernel of an operator and looks up names"))
+        self._tell_new()
+
+    def _tell_new(self) -> None:
+        if self._used_up:
+            self._refuse_what_is_used_up()
+        self._tell(self._new())
+
+    def _new(self) -> Reached:
+        """What was found since the last time."""
+        reached, told = self.reached._asdict(), self._told
+        self._told = {name: len(found) for name, found in reached.items()}
+        return Reached(**{name: found[told.get(name, 0) :] for name, found in reached.items()})
+
+    @property
+    def _used_up(self) -> list[Unfollowed]:
+        """Iterators, queues and the like."""
+        return [found for found in self._hidden_state if found.is_used_up]
+
+    def _refuse_what_is_used_up(self) -> None:
+        try:
+            refuse_unknown(self._used_up)
+        except UnsupportedError as error:
+            self.refusal = error
+            raise
 
     def noting_code(self) -> contextlib.AbstractContextManager[None]:
         """Notes which code runs, where that has to be known."""
@@ -139,7 +191,8 @@ class Walk(FreeVariables):
         """Let go of everything that only a recording needs; no argument stays alive."""
         super().release()
         self._root, self._arguments, self._classes = len, (), ()
-        for held in (self._unnamed, self._later, self._functions, self._namespaces):
+        self._tell = lambda reached: None
+        for held in (self._unnamed, self._later, self._functions, self._namespaces, self.generators, self.kernels):
             held.clear()
 
     def _walk(self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]]) -> None:
@@ -172,13 +225,19 @@ class Walk(FreeVariables):
                 self._note_containers(path, value)
         self._in_argument = False
         for kind in self._classes:
-            self._enter_class(kind)
+            if isinstance(kind, type):
+                self._enter_class(kind)
+            else:
+                self._enter_function(kind)
         self._look_at_functions()
         if not self.modules:
             self._guard(StateGuard.add_hooks, global_module_hooks())
         if "__subclasses__" in self._names:
             self._enter_subclasses()
         self._guard(StateGuard.add_settings, self._names, [module for module, _, _ in self._namespaces])
+        if "initial_seed" in self._names:
+            for generator in (torch.default_generator, *self.generators):
+                self._guard(StateGuard.add_seed, generator)
 
     def _guard(self, add: Callable[[StateGuard, *Ts], None], *args: *Ts) -> None:
         """Something is compared at each call; what arguments hold is compared by patterns."""
@@ -298,6 +357,8 @@ class Walk(FreeVariables):
         if names.imported:
             self._computes_names |= ANY_MODULE in names.imported
             for name, module in _imported(names.imported, self._scope.knows_code):
+                if not is_library_module(module):
+                    self._guard(StateGuard.add_item, sys.modules, name, module)
                 self._enter_namespace(module, name)
 
     def _look_at_all_globals(self, namespace: dict[str, Any]) -> None:
@@ -397,6 +458,8 @@ class Walk(FreeVariables):
         if is_a(kind, abc.ABCMeta):
             self._guard(StateGuard.add_other, kind, kinds.REGISTERED)
         self.holders.append(Holder(kind.__qualname__, kind, kinds.CLASS))
+        for function in registered_with_pytree(kind):
+            self._visit(Source(function, "held", None, f"what takes {kind.__qualname__} apart"), function)
         tables_of_enums = is_a(kind, enum.EnumMeta)  # in which Python notes combinations of flags when they are met
         for name, value in list(vars(kind).items()):
             if tables_of_enums and name.startswith("_") and name.endswith("_"):
@@ -543,6 +606,8 @@ class Walk(FreeVariables):
     def _visit_object(self, path: str, value: Any) -> None:
         found = kinds_of(value)
         self._computes_names |= id(value) in _LOOK_UP
+        if is_a(value, torch.Generator):
+            self.generators.append(value)
         if found is None and is_plain(value):  # a number of numpy's, say, which its owner compares
             return
         if found is None:

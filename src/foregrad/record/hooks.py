@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from .._torch import CALL_OF_A_MODULE
 from ..errors import UnsupportedError
 from ..slots import Primal
-from ..stack_traces import Stack, is_users_code, user_stack, where
+from ..stack_traces import Stack, is_own_code, is_users_code, user_stack, where
 from ..values import loosely
 from .fakify import RecordedInput
 
@@ -189,7 +189,7 @@ def _goes_on(frame: FrameType) -> bool:
 
 
 def _is_imported(frame: FrameType) -> bool:
-    """Whether a function runs because the backward imports a module, which happens once."""
+    """Whether a function runs because a module is imported, which happens once."""
     back: FrameType | None = frame
     while back is not None and not back.f_code.co_filename.startswith(_OURS):
         if back.f_code.co_filename.startswith("<frozen importlib"):
@@ -244,3 +244,33 @@ def user_code_seen() -> Iterator[UserCode]:
         yield found
     finally:
         sys.settrace(before)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Kernels of operators that the user has written in Python, and torch calls by itself while a program is recorded.
+@contextlib.contextmanager
+def kernels_seen(calling: CodeType, about_to_run: Callable[[FrameType], None]) -> Iterator[None]:
+    """Tells of functions of the user's that an operator, called by some code of ours, calls above the recorder."""
+    before = sys.gettrace()
+
+    def note(frame: FrameType, event: Any, argument: Any) -> Any:
+        if event == "call" and is_users_code(frame.f_code) and _only_torch_between(calling, frame):
+            about_to_run(frame)
+        return None if before is None else before(frame, event, argument)
+
+    sys.settrace(note)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def _only_torch_between(calling: CodeType, frame: FrameType) -> bool:
+    """Whether torch has called a function for code of ours; what is called while a module is imported is no kernel."""
+    back = frame.f_back
+    while back is not None and back.f_code is not calling:
+        name = back.f_code.co_filename
+        if is_users_code(back.f_code) or is_own_code(back.f_code) or name.startswith("<frozen importlib"):
+            return False
+        back = back.f_back
+    return True

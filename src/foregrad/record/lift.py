@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, Literal
 
 import torch
@@ -29,6 +29,7 @@ from .._torch import (
     function_that_asks,
     hint_of,
     is_about_inference_tensors,
+    is_extension,
     is_functorch_wrapped,
     outside_transforms,
     run_on_stand_ins,
@@ -55,7 +56,7 @@ from ..subclasses.layout import is_wrapper
 from ..values import PLAIN
 from .borrowed import Borrowed, Caches
 from .checked_reads import MOST_ELEMENTS
-from .hooks import REGISTERING, Hooks, HooksLeft
+from .hooks import REGISTERING, Hooks, HooksLeft, kernels_seen
 from .lengths import READS_LENGTHS, TAKES_LISTS, assign_by_masks
 from .recorder import Recorder, needs_no_gradient
 from .refusals import WAY_OUT, explained
@@ -163,11 +164,13 @@ class LiftedTensors(TorchFunctionMode):
         adopt: Callable[[Tensor], Tensor],
         need_grad: Callable[[Tensor], None],
         before_requiring_grad: Callable[[Tensor, Tensor], None],
+        kernel_runs: Callable[[FrameType], None],
     ) -> None:
         super().__init__()
         self._recorder = recorder
         self._abstract = recorder.engine.is_abstract
         self._need_grad = need_grad  # raises if a tensor holds a gradient that is no input
+        self._kernel_runs = kernel_runs  # is told of kernels in Python
         self._before_requiring_grad = before_requiring_grad  # raises if eager's views would see it otherwise
         self.access = TensorAccess()
         self._start_nodes: dict[int, Any] = {}  # of inputs that are no leaves, by id of what stands for them
@@ -535,7 +538,7 @@ class LiftedTensors(TorchFunctionMode):
                 return func(*given, **named)
         values_read = self._recorder.reads.count
         try:
-            result = func(*given, **named)
+            result = self._run_extension(func, given, named) if is_extension(func) else func(*given, **named)
         finally:
             self._recorder.number_arguments = {}
         if isinstance(result, Tensor) and id(result) in self._lifted:
@@ -564,6 +567,11 @@ class LiftedTensors(TorchFunctionMode):
             self._recorder.number_arguments = found
             kwargs = {**kwargs, **{name: number.value for name, number in found.items()}}
         return func, args, kwargs
+
+    def _run_extension(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an operator that may have kernels in Python, some of which run above the recorder."""
+        with kernels_seen(sys._getframe().f_code, self._kernel_runs):
+            return func(*args, **kwargs)
 
 
 def _may_be_an_array(tensor: Tensor) -> bool:

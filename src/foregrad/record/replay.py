@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Generator, SymInt, Tensor
 
-from .._torch import FakeTensor, autocast_off, disable_modes, effect_of, hint_of, without_function_modes
+from .._torch import FakeTensor, autocast_off, disable_modes, effect_of, hint_of, identity_of, without_function_modes
 from ..abstract.engine import Engine
 from ..abstract.kernel_checks import storage_of
 from ..errors import DataDependentError
@@ -61,7 +61,7 @@ class Replay:
         self.writes = 0  # among them
         self._values: dict[int, Tensor] = {}  # by id of what stands for them, which the recording holds
         self._callers: set[int] = set()  # storages that must not be written
-        self._states: dict[int, Tensor] = {}  # of generators, by their ids
+        self._states: dict[int, Tensor] = {}  # of generators, by their numbers
         self._states_before: dict[int, Tensor] = {}  # of draws, by their positions
         self._copies: list[Any] = []  # of storages
 
@@ -198,7 +198,7 @@ class Replay:
     def _draw(self, position: int, step: Step, args: Any, kwargs: dict[str, Any]) -> Any:
         generator = self._generator_of(step)
         recordings = generator.get_state()
-        mine = self._states.get(id(generator))
+        mine = self._states.get(identity_of(generator))
         if mine is None:
             mine = self._generators.first_state(generator)
         again = None if step.repeats is None else self._states_before.get(step.repeats)
@@ -207,7 +207,7 @@ class Replay:
         try:
             generator.set_state(before)
             out = step.op(*args, **kwargs)
-            self._states[id(generator)] = generator.get_state() if again is None else mine
+            self._states[identity_of(generator)] = generator.get_state() if again is None else mine
         finally:
             generator.set_state(recordings)
         return out

@@ -7,11 +7,13 @@ layers read about the program is a `Recording`; a session is what makes it, and 
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -142,6 +144,7 @@ class Session:
         backward_guards: BackwardGuards | None,
         found_elsewhere: frozenset[int],
         noting_code: Callable[[], AbstractContextManager[None]],
+        kernel_runs: Callable[[FrameType], None],
     ) -> None:
         """Nothing has run yet.
 
@@ -153,6 +156,7 @@ class Session:
             found_elsewhere: Ids of arguments that the program also finds by itself, and may compare: it is given them
                 as they are.
             noting_code: What holds while code of the user's runs.
+            kernel_runs: Is told of functions of the user's that torch is about to call as kernels of operators.
         """
         self.recorder = recorder
         self.engine = recorder.engine
@@ -161,7 +165,7 @@ class Session:
         self.arguments: tuple[Any, ...] = ()  # what the program was called with, until then
         self._backward_guards = backward_guards
         self._found_elsewhere = found_elsewhere
-        self.noting_code = noting_code
+        self.noting_code, self.kernel_runs = noting_code, kernel_runs
         self.inputs: list[RecordedInput] = []
         self.memories: list[RecordedInput] = []  # memory that inputs share, and roots in it
         self._shared: dict[int, SharedMemory] = {}  # by id of the real tensors that look at it
@@ -182,10 +186,16 @@ class Session:
         self.holds_checkpoints = False  # reentrant ones, on the tape
         self.lifted = LiftedTensors(
             recorder,
-            lambda real: self._adopt(Argument(source_of(real), real)),
+            functools.partial(self._adopt_found, source_of),
             self._need_grad,
             self._refuse_late_requires_grad,
+            lambda frame: self.kernel_runs(frame),
         )
+
+    def _adopt_found(self, source_of: Callable[[Tensor], FreeTensor], real: Tensor) -> Tensor:
+        """Make an input of a tensor that the program finds by itself."""
+        self.recorder.generators.refuse_state(real)
+        return self._adopt(Argument(source_of(real), real))
 
     def _answers(self) -> AbstractContextManager[None]:
         """What a program hears that asks whether it is traced: eager's answer, if calls can check what it reads then.
