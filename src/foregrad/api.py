@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from ._torch import (
     FakeTensor,
@@ -15,10 +17,12 @@ from ._torch import (
     deterministic_enabled,
     first_call_is_fake,
     garbage_collection_paused,
+    never_traced,
 )
 from .capturing.capture import Capture, capture_call, capture_flat, state_of
 from .capturing.compiled import Compiled, Specialization
 from .capturing.compiled_module import AOTModule, made_of
+from .capturing.graph_programs import run_graph_program
 from .capturing.kinds import Lifetime
 from .compat import describe
 from .errors import ConfigError, PartitionError
@@ -28,6 +32,7 @@ from .partition.rematerialize import check_budgets, plan_of
 from .partition.report import PartitionReport, report_of
 from .runtime.assemble import assemble, fake_at_first
 from .runtime.call import FlatEntry
+from .runtime.layouts import layouts_of
 from .slots import GradOf, Inner, Input
 
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -217,6 +222,7 @@ def flat_call(
         captured = capture_flat(mod, args, resolved, slots)
         entry = flat_entry(captured, boxed=_wants_boxed_calls(mod))
         if resolved.front_end is not None:
+            entry = _as_recorded(entry, captured, mod)
             resolved.front_end.tell(
                 [value for _, value in entry.state], describe(captured.joint, resolved, None, deterministic_enabled())
             )
@@ -224,6 +230,15 @@ def flat_call(
     captured.joint.recording.session.release_arguments()
     call = fake_at_first(program, entry.boxed) if first_call_is_fake() else program.call
     return _with_module_methods(call, mod, Specialization(program, Lifetime()), entry.boxed)
+
+
+def _as_recorded(entry: FlatEntry, captured: Capture, mod: nn.Module) -> FlatEntry:
+    """Inputs that overlap otherwise than those that were recorded: the program is run as it is written."""
+    layouts = layouts_of(captured.joint, captured.shared, entry.inputs, captured.joint.recording.real_tensors)
+    if layouts is None:
+        return entry
+    as_it_is = functools.partial(run_graph_program, mod) if isinstance(mod, fx.GraphModule) else mod
+    return replace(entry, fits=layouts.hold, otherwise=never_traced(as_it_is))
 
 
 def _wants_boxed_calls(mod: nn.Module) -> bool:

@@ -11,6 +11,7 @@ import functools
 import itertools
 import linecache
 import os
+import re
 import sys
 import weakref
 from bisect import bisect_right
@@ -110,7 +111,10 @@ def starts_programs(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def user_stack(depth: int = 1) -> Stack:
-    """The user's frames, innermost first."""
+    """The user's frames, innermost first; the text of a front end, where its graph is run."""
+    text: str | None = fx_traceback.current_meta.get("stack_trace")
+    if text:
+        return text
     frame: FrameType | None = sys._getframe(depth)
     found: list[tuple[CodeType, int]] = []
     known = _known
@@ -154,11 +158,18 @@ def show_stack(stack: Stack) -> str:
 def where(stack: Stack) -> str:
     """One line for an error message: the innermost place in the user's program."""
     if isinstance(stack, str):
+        places = _PRINTED.findall(stack)
+        users = [place for place in places if not place[0].startswith(_NOT_THE_USERS)]
+        if places:
+            return "{}:{}: {}".format(*(users or places)[-1])
         return stack.strip().splitlines()[-1] if stack.strip() else "an unknown line"
     if not stack:
         return "an unknown line"
     code, instruction = stack[0]
     return _place(code, _line_of(code, instruction))
+
+
+_PRINTED = re.compile(r'File "([^"]*)", line (\d+), in .*\n *([^\n]*)')  # what a front end notes in its graph
 
 
 def _line_of(code: CodeType, instruction: int) -> int:

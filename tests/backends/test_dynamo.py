@@ -1,9 +1,11 @@
 """Behind `torch.compile`: Dynamo in front, Foregrad in the middle."""
 
+import contextlib
 import functools
 import importlib
 import pathlib
 import tomllib
+import warnings
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import foregrad
+from dynamo_comparison import difference
+from foregrad._torch import transforms_ended
 from foregrad.errors import ConfigError, EagerFallbackWarning
 
 # Dynamo itself asks whether tensors between two graphs have gradients.
@@ -210,7 +214,90 @@ def test_compilers_know_what_stays_where_it_is():
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# What Dynamo does not compare.
+def writes(x, y):
+    x.add_(y.sum())
+    y.mul_(2)
+    return x * y
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+def test_a_call_whose_inputs_overlap_otherwise_is_run_as_it_is_written(first):
+    """Torch itself is silently wrong here."""
+    ways = [
+        lambda m: (m[:4].clone(), m[4:8].clone()),
+        lambda m: (m[:4], m[2:6]),
+        lambda m: (m[2:6], m[:4]),
+        lambda m: (m[:4], m[4:8]),
+    ]
+    compiled = behind(writes, dynamic=False)
+    for way in [ways[first], *ways]:
+        expected, given = torch.arange(10.0), torch.arange(10.0)
+        assert torch.equal(writes(*way(expected)), compiled(*way(given)))
+        assert torch.equal(expected, given)
+
+
+def test_the_offset_of_an_input_is_not_written_into_a_graph():
+    def program(x):
+        return x.as_strided((2, 2), (1, 2)) * 3
+
+    compiled = behind(program, dynamic=False)
+    for start in (0, 3, 5):
+        x = torch.arange(20.0)[start : start + 6]
+        assert torch.equal(compiled(x), program(x))
+
+
+def test_dynamo_does_not_trace_a_backward():
+    def program(x, w):
+        loss = (x @ w).square().mean()
+        return loss.detach(), torch.autograd.grad(loss, w)[0]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Dynamo breaks the graph, and says so
+        agree(program, behind(program), [torch.randn(2, 3), leaf(3, 1)])
+    traced = [str(key) for key in torch._dynamo.convert_frame.input_codes.seen]
+    assert not any("foregrad program" in name or "/src/foregrad/" in name for name in traced)
+
+
+def test_what_cannot_be_compiled_for_all_sizes_is_compiled_for_each():
+    def program(x):
+        return nn.functional.interpolate(x, scale_factor=2.0, mode="bilinear")
+
+    agree(program, behind(program, dynamic=True), *([leaf(1, 2, n, n)] for n in (4, 5)))
+
+
+def test_floats_inside_of_a_checkpoint():
+    def program(x, p):
+        return checkpoint(lambda x: nn.functional.dropout(x, p) * p, x, use_reentrant=False).sin()
+
+    agree(program, behind(program, dynamic=True), *([leaf(100), p] for p in (0.5, 0.25)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Bad input.
+def test_a_refusal_names_the_line_of_the_user():
+    def program(x):
+        return torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y * 3, (x,))
+
+    with pytest.raises(Exception, match=r"cond, at .*test_dynamo.py:\d+: return torch.cond"):
+        behind(program)(torch.ones(3))
+
+
+def test_an_error_ends_the_transforms_that_a_graph_has_begun():
+    with contextlib.suppress(ValueError), transforms_ended():
+        torch._C._functorch._grad_increment_nesting()
+        raise ValueError
+    assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
+
+
+def test_compiled_autograd_is_refused_by_name():
+    with (
+        torch._dynamo.config.patch(compiled_autograd=True),
+        pytest.raises(Exception, match="compiled autograd captures"),
+    ):
+        behind(lambda x: x.sin().sum())(leaf(3))
+
+
 def test_a_refusal_comes_by_name_or_falls_back():
     def program(x):
         return x.nonzero()
@@ -247,3 +334,10 @@ def test_the_names_of_the_package_lead_to_backends():
         module, _, attribute = target.partition(":")
         found = getattr(importlib.import_module(module), attribute)
         assert found.__name__ == name and found.settings.compiler == ("inductor" if name == "foregrad" else "eager")
+
+
+@pytest.mark.parametrize("name", ["GRU cells", "autoencoder", "views", "object changed"])
+def test_some_of_the_programs_of_the_sweep(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert difference(name, "default", "eager") == "equal"

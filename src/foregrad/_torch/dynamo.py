@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import SymInt, fx
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._guards import CompileContext, TracingContext, compile_context, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -56,6 +58,19 @@ class FrontEnd:
         size, stride = (tuple(map(number_of, numbers)) for numbers in (fake.shape, fake.stride()))
         found = Geometry(size, stride, number_of(fake.storage_offset()))
         return found if any(isinstance(n, SymInt) for n in (*size, *stride, found.offset)) else None
+
+    def give_up_symbols(self, inputs: Sequence[Any]) -> bool:
+        """Let it compile again for other sizes and ints; whether there were any symbols."""
+        found = False
+        for value in inputs:
+            if isinstance(value, SymInt) and isinstance(number_of(value), SymInt):
+                int(value)
+                found = True
+            known = self.geometry(value) if isinstance(value, torch.Tensor) else None
+            if known is not None:
+                known.as_numbers()
+                found = True
+        return found
 
     def require_numbers(self, real: torch.Tensor, parts: Callable[[Any], Sequence[torch.Tensor]]) -> None:
         """Let it compile again for other sizes of a wrapper subclass, and of the tensors in it."""
@@ -128,7 +143,7 @@ class Placeholder:
 
     name: str  # in the user's words, where Dynamo knows where it comes from
     is_static: bool  # a parameter, or what else stays where it is
-    number: str | None  # the symbol of a float that Dynamo hands over in a tensor
+    number: Any = None  # the symbol of a float that Dynamo hands over in a tensor
 
 
 def placeholders(graph: fx.GraphModule) -> list[Placeholder]:
@@ -140,7 +155,7 @@ def _placeholder(node: fx.Node) -> Placeholder:
     source = getattr(node, "_dynamo_source", None)
     about = node.meta.get("tensor_dict") or {}
     memo = getattr(node.meta.get("example_value"), "item_memo", None)
-    number = getattr(getattr(getattr(memo, "node", None), "_expr", None), "name", None)
+    number = memo if isinstance(memo, torch.SymFloat) and hasattr(memo.node._expr, "name") else None
     name = node.name if source is None else _in_users_words(_name_of(source), node.name)
     return Placeholder(name, bool(about.get(_STATIC)), number)
 
@@ -158,16 +173,33 @@ def _in_users_words(source: str, otherwise: str) -> str:
     return text if text.replace("_", "a")[:1].isalpha() else otherwise
 
 
-def specialize_floats(names: Sequence[str]) -> None:
-    """Let Dynamo start again with these floats as constants, which it guards; it does so once for each."""
+@contextlib.contextmanager
+def transforms_ended() -> Iterator[None]:
+    """Leave the transforms of `torch.func` that a graph has begun, where an error keeps it from ending them."""
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    except BaseException:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        raise
+
+
+def specialize_floats(numbers: Sequence[Any]) -> None:
+    """Let Dynamo start again with these floats as constants, which it guards.
+
+    It does so once for each. One that is left is read inside of a subgraph, and is guarded here.
+    """
     from torch._dynamo import TensorifyState
     from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 
+    names = [number.node._expr.name for number in numbers]
     asked = [name for name in names if not TensorifyState.should_specialize(name)]
     for name in asked:
         TensorifyState.specialize(name)
     if asked:
         raise TensorifyScalarRestartAnalysis
+    for number in numbers:
+        float(number)
 
 
 def checkpoint_operator() -> Any:
@@ -194,6 +226,14 @@ def compiled_autograd_is_on() -> bool:
     state: Any = sys.modules.get("torch._dynamo.compiled_autograd")
     asked = config is not None and bool(config.compiled_autograd)
     return asked or (state is not None and bool(getattr(state, "compiled_autograd_enabled", False)))
+
+
+def leave_untraced(code: types.CodeType) -> None:
+    """Let Dynamo run functions as they are, with all that they call: autograd calls those that are backwards."""
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            leave_untraced(part)
+            set_code_exec_strategy(part, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
 def never_traced(function: Any) -> Any:

@@ -8,7 +8,7 @@ import torch.fx.traceback as fx_traceback
 from torch import fx
 from torch.utils.checkpoint import checkpoint
 
-from .._torch import checkpoint_contexts, checkpoint_operator
+from .._torch import checkpoint_contexts, checkpoint_operator, transforms_ended
 
 
 def run_graph_program(graph: fx.GraphModule, *args: Any) -> Any:
@@ -17,7 +17,7 @@ def run_graph_program(graph: fx.GraphModule, *args: Any) -> Any:
     Dynamo puts an operator in the place of a checkpoint, and leaves it to the compiler that what is run again draws the
     same random numbers. Here it is a checkpoint again, which keeps the random state as in eager.
     """
-    with fx_traceback.preserve_node_meta():
+    with fx_traceback.preserve_node_meta(), transforms_ended():
         return _Program(graph).run(*args)
 
 

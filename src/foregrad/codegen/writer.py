@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._torch import OpOverload
+from .._torch import OpOverload, leave_untraced
 from ..slots import Slot
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -236,6 +236,7 @@ def _compiled(source: str, filename: str) -> types.CodeType:
     if code is None:
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
         code = _codes[source] = compile(source, filename, "exec")
+        leave_untraced(code)
         if len(_codes) > _MOST_CODES:
             _codes.popitem(last=False)
     return code

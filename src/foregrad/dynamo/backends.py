@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,15 +10,17 @@ from typing import Any, Literal
 
 from torch import fx
 
-from .._torch import FrontEnd, counts_aot, never_traced
+from .._torch import FrontEnd, counts_aot, never_traced, passes_through
 from ..api import flat_call, resolve
 from ..backends import named
 from ..capturing.capture import state_of
 from ..capturing.graph_programs import run_graph_program
 from ..compiling import Asked, decomposition_table, partitioner
-from ..errors import ConfigError, EagerFallbackWarning, ForegradError
+from ..errors import CompilerError, ConfigError, EagerFallbackWarning, ForegradError
 from ..options import AOTConfig, Compiler, Partitioner, config
-from .graphs import slots_of
+from .graphs import inputs_of
+
+log = logging.getLogger("foregrad")
 
 _OWN = ("compiler", "partition", "memory_budget", "decompositions", "fallback")
 
@@ -101,9 +104,18 @@ class DynamoBackend:
 
 
 def _compiled(graph: fx.GraphModule, inputs: Sequence[Any], resolved: AOTConfig) -> Callable[..., Any]:
-    slots = slots_of(graph, inputs)
-    resolved = replace(resolved, num_params_buffers=len(state_of(graph, dynamic=False))).for_program()
-    return never_traced(flat_call(graph, inputs, resolved, slots))
+    slots, given = inputs_of(graph, inputs)
+    resolved = replace(resolved, num_params_buffers=len(state_of(graph, dynamic=False)))
+    try:
+        return never_traced(flat_call(graph, given, resolved.for_program(), slots))
+    except Exception as error:
+        if isinstance(error, (CompilerError, ConfigError)) or passes_through(error):
+            raise
+        front_end = resolved.front_end
+        if front_end is None or not front_end.give_up_symbols(inputs):
+            raise
+        log.debug("compiling with symbolic sizes failed, numbers are tried: %s", error)
+    return never_traced(flat_call(graph, given, resolved.for_program(), slots))
 
 
 def backend(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
@@ -18,14 +19,25 @@ from ..errors import UnsupportedError
 from ..slots import Input
 
 
-def slots_of(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Input]:
-    """The inputs of a graph in the user's words, once it is known that it can be compiled."""
+@dataclass(frozen=True)
+class HostNumber:
+    """A float that stands where Dynamo has put a tensor around it: graphs ask it for its item, and nothing else."""
+
+    value: float
+
+    def item(self) -> float:
+        return self.value
+
+
+def inputs_of(graph: fx.GraphModule, given: Sequence[Any]) -> tuple[list[Input], list[Any]]:
+    """The inputs of a graph in the user's words, and what it is recorded on."""
     known = placeholders(graph)
-    _refuse_whole_backwards(inputs)
+    _refuse_whole_backwards(given)
+    if len(known) != len(given):
+        return [Input(f"args[{i}]") for i in range(len(given))], list(given)
     specialize_floats([place.number for place in known if place.number is not None])
-    if len(known) != len(inputs):
-        known = [Placeholder(f"args[{i}]", False, None) for i in range(len(inputs))]
-    return _distinct(known)
+    pairs = zip(known, given, strict=True)
+    return _distinct(known), [value if place.number is None else HostNumber(value.item()) for place, value in pairs]
 
 
 def _distinct(known: Sequence[Placeholder]) -> list[Input]:

@@ -117,7 +117,7 @@ def engine_for(
         mode = running_fake_mode()
         if mode is not None:
             return SymbolicEngine(mode, "a front end has a fake mode of its own")
-    elif any(isinstance(given.dynamic, Geometry) or isinstance(given.value, SymInt) for given in inputs):
+    elif any(isinstance(given.dynamic, Geometry) or _is_symbol(given.value) for given in inputs):
         return SymbolicEngine(front_end.mode, "the front end has symbols for sizes")
     if dynamic:
         return SymbolicEngine(new_fake_mode(new_shape_env()), "sizes are symbols", own=True)
@@ -128,6 +128,10 @@ def engine_for(
             new_fake_mode(None), "this build of torch has no storages that refuse to be read", own=True
         )
     return LeanEngine(new_fake_mode(None))
+
+
+def _is_symbol(value: object) -> bool:
+    return isinstance(value, SymInt) and isinstance(number_of(value), SymInt)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

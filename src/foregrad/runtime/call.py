@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -156,6 +156,8 @@ class FlatEntry:
     joint: Joint
     shared: Sequence[SharedMemory] = ()
     guarded: bool = False
+    fits: Callable[[Sequence[Any]], bool] | None = None  # whether inputs lie in memory as they did, where that matters
+    otherwise: Callable[..., Sequence[Any]] | None = None  # what runs where they do not
 
     @property
     def frees(self) -> Sequence[Primal]:
@@ -175,6 +177,11 @@ class FlatEntry:
             if names:
                 writer.line(f"{', '.join(names)}, = args")
             writer.line("args.clear()")
+        if self.fits is not None:
+            given = ", ".join(writer.variable(slot) for slot in self.inputs)
+            fits, otherwise = writer.bind(self.fits, "lie_as_recorded"), writer.bind(self.otherwise, "run_as_it_is")
+            with writer.block(f"if not {fits}(({given},)):"):
+                writer.line(f"return list({otherwise}({given}))")
         write_inner_tensors(writer, self.joint)
         write_gradients(writer, self.joint)
         write_inner_tensors(writer, self.joint, in_gradients=True)
