@@ -57,7 +57,8 @@ test: $(SETUP)
 	@{ find tests -name 'test_*.py' -not -path 'tests/sweep/*'; echo src; echo fuzz; } | xargs -P 2 -n 1 $(PY) -m pytest -q
 
 demo: $(SETUP)
-	$(PY) examples/train_gpt.py
+	@# Torch's profiler measures the peaks, and says more about itself than anybody asked.
+	KINETO_LOG_LEVEL=9 TORCH_CPP_LOG_LEVEL=ERROR $(PY) examples/train_gpt.py
 
 bench: $(SETUP)
 	$(PY) -m benchmarks
