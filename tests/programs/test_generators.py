@@ -112,14 +112,26 @@ def reads_the_default_state(x):
 
 
 REFUSED = {
-    makes_one: "draws from a random generator that it makes itself",
-    draws_from_a_copy: "draws from a random generator that it makes itself",
-    sets_one_to_another: "sets the state of a random generator",
-    seeds: "sets the state of a random generator",
-    seeds_only: "sets the state of a random generator",
+    draws_from_a_copy: "draws from a random generator that it makes of the state of another",
+    sets_one_to_another: "puts a random generator",
     reads_the_state: "reads the state of a random generator",
     reads_the_default_state: "reads the state of a random generator",
 }
+
+
+@pytest.mark.parametrize("program", [makes_one, seeds, seeds_only])
+def test_each_call_seeds_as_eager_does(program):
+    compiled = foregrad.aot_function(program, nop)
+    for _ in range(3):
+        found = []
+        for f in (program, compiled):
+            torch.manual_seed(5)
+            states = [generator.get_state() for generator in program.__defaults__ or ()]
+            found.append((f(plain(3)), torch.get_rng_state(), [g.get_state() for g in program.__defaults__ or ()]))
+            for generator, state in zip(program.__defaults__ or (), states, strict=True):
+                generator.set_state(state)
+        torch.testing.assert_close(*found, rtol=0, atol=0)
+    assert len(compiled.specializations) == 1
 
 
 @pytest.mark.parametrize("program", REFUSED)

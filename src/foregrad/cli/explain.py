@@ -16,6 +16,7 @@ from ..api import aot_function, aot_module, capture
 from ..capturing.capture import Capture
 from ..errors import FirstCallError, ForegradError
 from ..graph.fx import from_fx, joint_from_fx, to_fx
+from ..graph.reads import Read
 from ..joint.build import Joint
 from ..options import config
 from ..partition.default import cut
@@ -163,7 +164,7 @@ def _reads(captured: Capture) -> list[Table]:
     """What the program reads of its data: a call that reads anything else is compiled separately."""
     rows = [(read.place, shown(read.value.tolist())) for read in captured.reads]
     for node in captured.joint.graph.nodes:
-        if (read := node.read) is not None:
+        if isinstance(read := node.read, Read):
             value = "any size" if read.symbols else shown(read.value)
             rows.append((read.place, f"{read.what}: {value}"))
     more = (f"... and {len(rows) - _MOST} more",) if len(rows) > _MOST else ()

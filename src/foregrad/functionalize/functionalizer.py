@@ -21,7 +21,7 @@ from .._torch import disable_modes, effect_of, shares_version_counter
 from ..abstract.engine import has_gaps
 from ..errors import UnsupportedError
 from ..graph.graph import Node, Step, ancestors
-from ..graph.reads import READ, Read
+from ..graph.reads import READ, Read, Reseed
 from ..host_numbers import host_number
 from ..ops import Kind, ViewStep, aten, op_info, tensors_in
 from ..record.fakify import RecordedInput
@@ -117,9 +117,13 @@ class Functionalizer(Walk):
             else:
                 reshape(self, step)
 
-    def _read_data(self, step: Step, read: Read) -> None:
+    def _read_data(self, step: Step, read: Read | Reseed) -> None:
         """A read runs in the forward, a backward's too: that one is of values which the forward determines."""
         graph = self.graph
+        if isinstance(read, Reseed) and self.random[0] is not None:
+            raise UnsupportedError(
+                f"{read}: under functionalize_rng_ops this cannot be compiled. Seed outside, or switch it off."
+            )
         graph.backward = False
         node = graph.read(step.op, self.args(step.args), self.kwargs(step.kwargs), step.out, read)
         self.results(node, step.out)

@@ -26,7 +26,7 @@ from ..host_numbers import Expression, decided, host_number
 from ..ops import aten
 from ..slots import Slot, belongs_to_backward, outermost
 from ..stack_traces import Origin, Stack, show_stack
-from .reads import Read
+from .reads import Read, Reseed
 
 Target = Callable[..., Any]
 
@@ -50,7 +50,7 @@ class Node:
     stack: Stack = ()
     origin: Origin | None = None
     part: int = 0  # of the forward: so many reads come before it
-    read: Read | None = None  # that it is
+    read: Read | Reseed | None = None  # that it is
     _inputs: tuple[Node, ...] | None = None  # found when first asked for
 
     def __repr__(self) -> str:
@@ -222,7 +222,7 @@ class GraphBuilder:
         self.nodes.append(node)
         return node
 
-    def read(self, op: Target, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any, read: Read) -> Node:
+    def read(self, op: Target, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any, read: Read | Reseed) -> Node:
         """A node that reads data, at which a part of the forward ends."""
         node = self.call(op, args, kwargs, value)
         node.impure, node.read = True, read
@@ -403,7 +403,7 @@ class Step:
     computed: Sequence[Any] | None = None  # what a decomposition of its functional variant gave, if it writes
     origin: Origin | None = None
     becomes_grad: bool = False  # autograd's copy for a `.grad`, of what the recording holds too
-    read: Read | None = None  # that it is
+    read: Read | Reseed | None = None  # that it is
 
     def __repr__(self) -> str:
         return f"<{self.op}{', in backward' if self.backward else ''}>"

@@ -42,6 +42,25 @@ class Read:
         return f"read {self.number}: {self.what} {verb} {shown(self.value)}, at {self.place}"
 
 
+START = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reseed:
+    """The program puts a generator somewhere else: between two parts, as a read, so that draws stay in their order."""
+
+    number: int  # of the reseeding, in the order of the program
+    generator: torch.Generator
+    to: Tensor | int  # a state; or where the generator was before an earlier reseeding, or at the start of the call
+    place: str  # in the user's code
+    symbols: tuple[tuple[str, str], ...] = ()  # none
+
+    def __str__(self) -> str:
+        if isinstance(self.to, Tensor):
+            return f"the program seeds a generator, at {self.place}"
+        return f"the program puts a generator back, at {self.place}"
+
+
 def sizes_of(results: Any) -> Any:
     """The size of a tensor, or of each of several.
 

@@ -76,6 +76,22 @@ def _strides(shape: Sequence[Any], columns: bool) -> list[Any]:
     return stride
 
 
+def require_fitting_masks(tensor: Tensor, masks: Sequence[Tensor | None]) -> None:
+    """Raise eager's error for a mask of another shape than what it selects from: places in it would not tell."""
+    dim = 0
+    for mask in masks:
+        if mask is None or mask.dtype not in MASKS:
+            dim += 1
+            continue
+        for i, size in enumerate(mask.shape):
+            if hint_of(size) != hint_of(tensor.shape[dim + i]):
+                raise IndexError(
+                    f"The shape of the mask {[*map(hint_of, mask.shape)]} at index {i} does not match the shape of the "
+                    f"indexed tensor {[*map(hint_of, tensor.shape)]} at index {dim + i}"
+                )
+        dim += mask.dim()
+
+
 class CheckedReads:
     """What a program has read so far."""
 

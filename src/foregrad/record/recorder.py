@@ -57,7 +57,7 @@ from ..stack_traces import (
     where,
 )
 from ..subclasses.layout import is_wrapper
-from .checked_reads import MASKS, SIZED_BY_DATA, WRITES_BY_MASK, CheckedReads
+from .checked_reads import MASKS, SIZED_BY_DATA, WRITES_BY_MASK, CheckedReads, require_fitting_masks
 from .host_state import HostState
 from .mutation_checks import ForeignMemory, MutationChecks, Mutations, lists_share_memory, one_after_another
 from .reads import Reads
@@ -414,6 +414,8 @@ class Recorder(TorchDispatchMode):
         """What masks select; of a gradient, by the places that the forward has found."""
         masks = args[1] if op is aten.index.Tensor else [args[1]]
         indices: list[Any] = []
+        if not self.backward:
+            require_fitting_masks(args[0], masks)
         for mask in masks:
             if mask is None or mask.dtype not in MASKS:
                 indices.append(mask)
@@ -659,8 +661,24 @@ class Recorder(TorchDispatchMode):
     def _draw(self, op: OpOverload, kwargs: dict[str, Any], args: tuple[Any, ...]) -> tuple[int | None, int | None]:
         """The earlier step whose draw this random operator replays, if it does, and the one that it follows."""
         generator = kwargs.get("generator") or self.default_generator(args, kwargs)
+        if not self.backward:
+            self.follow_seeds([generator], drawing=op)
         run = running_node_number() if self.backward else None
-        return self.generators.draw(op, generator, len(self.steps), may_reseed=self.backward, run=run)
+        return self.generators.draw(op, generator, len(self.steps), run=run)
+
+    def follow_seeds(self, generators: Sequence[torch.Generator], drawing: OpOverload | None = None) -> None:
+        """Write down where the program has put generators, before a draw or at its end."""
+        for generator in generators:
+            reseed = self.generators.reseeding(generator, drawing)
+            if reseed is None:
+                continue
+            if self.checked_reads is None:
+                raise UnsupportedError(
+                    f"the program sets the state of a random generator, at {reseed.place} or before: this cannot be "
+                    "compiled here. Seed outside the program, or compile with fallback='eager'."
+                )
+            self.steps.append(Step(READ, ([],), {}, None, torch.is_grad_enabled(), False, user_stack(3), None))
+            self.steps[-1].read = reseed
 
     def default_generator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator:
         """What a random operator draws from, unless it is given a generator."""

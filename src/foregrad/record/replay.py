@@ -19,6 +19,7 @@ from ..abstract.engine import Engine
 from ..abstract.kernel_checks import storage_of
 from ..errors import DataDependentError
 from ..graph.graph import Step
+from ..graph.reads import START, Reseed
 from ..host_numbers import host_number
 from ..ops import COLLECTIVES, Kind, op_info, tensors_in, written_arguments
 from ..stack_traces import where
@@ -63,12 +64,13 @@ class Replay:
         self._callers: set[int] = set()  # storages that must not be written
         self._states: dict[int, Tensor] = {}  # of generators, by their numbers
         self._states_before: dict[int, Tensor] = {}  # of draws, by their positions
+        self._states_left: list[Tensor] = []  # before each reseeding
         self._copies: list[Any] = []  # of storages
 
     def release(self) -> None:
         """Let go of all tensors."""
         self._inputs, self.is_over = (lambda: ()), True
-        for held in (self._values, self._callers, self._states, self._states_before, self._copies):
+        for held in (self._values, self._callers, self._states, self._states_before, self._states_left, self._copies):
             held.clear()
 
     @contextlib.contextmanager
@@ -160,6 +162,8 @@ class Replay:
                 self._values[id(recorded.leaf)] = self._values[id(recorded.seen)]
 
     def _run(self, position: int, step: Step) -> None:
+        if isinstance(step.read, Reseed):
+            self._reseed(step.read)
         if step.read is not None:
             return  # what it gave is known
         args, kwargs = self.value(step.args), {name: self.value(item) for name, item in step.kwargs.items()}
@@ -194,6 +198,15 @@ class Replay:
         for other in {id(value): value for value in self._values.values()}.values():
             if other.layout is torch.strided and other.untyped_storage()._cdata == storage._cdata:
                 other.set_(copy, other.storage_offset(), other.shape, other.stride())
+
+    def _reseed(self, reseed: Reseed) -> None:
+        """Put a generator where the program has put it."""
+        known, first = identity_of(reseed.generator), self._generators.first_state(reseed.generator)
+        self._states_left.append(self._states.get(known, first))
+        if isinstance(reseed.to, Tensor):
+            self._states[known] = reseed.to
+        else:
+            self._states[known] = first if reseed.to == START else self._states_left[reseed.to]
 
     def _draw(self, position: int, step: Step, args: Any, kwargs: dict[str, Any]) -> Any:
         generator = self._generator_of(step)

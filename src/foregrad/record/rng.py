@@ -7,6 +7,7 @@ different states, each recorded draw moves its generator by one number; every st
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from .._torch import disable_modes, identity_of, without_function_modes
 from ..errors import UnsupportedError
+from ..graph.reads import START, Reseed
+
+_FAR = 1009  # where a recording begins, from what the program finds: further than draws go that follow the same seed
 
 
 class Generators:
@@ -24,29 +28,104 @@ class Generators:
         self._where = where  # the user's line, for an error
         self.known: Sequence[torch.Generator] = ()  # which the program finds or is given; it may become more
         self._draws: dict[Any, int] = {}
-        # By the numbers of generators.
         self._before: dict[int, tuple[torch.Generator, Tensor]] = {}  # states to put back
+        self._first: dict[int, Tensor] = {}  # states before the program drew, by ids of generators
         self._left: dict[int, tuple[torch.Generator, Tensor]] = {}  # where the last draw left each generator
+        self._stands: dict[int, Tensor] = {}  # the same, but for draws that are replayed: these move no generator
+        self._begun: dict[int, Tensor] = {}  # where the program has found it
         self._last: dict[int, tuple[int, int | None]] = {}  # the step of that draw, and the autograd node it ran in
         self._states_seen: list[Tensor] = []
+        self._left_behind: dict[Any, int] = {}  # by generator and state before a reseeding: its number
+        self._reseedings = 0
 
     def begin(self) -> None:
-        """Note generators as the program finds them, and move the default one on: a seed that is set again shows."""
-        default = torch.default_generator
+        """Note generators as the program finds them, and move them on: a seed that is set again shows."""
         with disable_modes(), without_function_modes():
-            self._states_seen.append(default.get_state())
-            torch.rand(1, device="cpu")
-            self._left[identity_of(default)] = (default, default.get_state())
-            self._left.update((identity_of(generator), (generator, generator.get_state())) for generator in self.known)
+            found = {identity_of(generator): generator for generator in (*_defaults(), *self.known)}
+            for generator in found.values():
+                self._adopt(generator)
+
+    def _adopt(self, generator: torch.Generator) -> None:
+        state = generator.get_state()
+        self._states_seen.append(state)
+        self._first[identity_of(generator)] = state
+        self._before.setdefault(identity_of(generator), (generator, state))
+        if generator.device.type == "cuda":
+            generator.set_offset(generator.get_offset() + 4 * _FAR)
+        else:
+            torch.rand(_FAR, generator=generator, device=generator.device)
+        self._begun[identity_of(generator)] = generator.get_state()
+        self._put(generator, self._begun[identity_of(generator)])
+
+    def _put(self, generator: torch.Generator, state: Tensor) -> None:
+        self._left[identity_of(generator)], self._stands[identity_of(generator)] = (generator, state), state
 
     def first_state(self, generator: torch.Generator) -> Tensor:
         """The state of a generator before the program drew from it."""
-        if identity_of(generator) == identity_of(torch.default_generator):
-            return self._states_seen[0]
-        return self._before[identity_of(generator)][1]
+        return self._first[identity_of(generator)]
+
+    def reseeding(self, generator: torch.Generator, drawing: Any = None) -> Reseed | None:
+        """Where the program has put a generator since its last draw, if it has, before it is `drawing` again.
+
+        One that nobody had before the program was made by it: each call makes it anew, as it is now. Another thread may
+        draw at the same time, so of the default generators only a state that was seen before, or that of a fresh seed,
+        is taken for one that the program has set.
+        """
+        with disable_modes(), without_function_modes():
+            state = generator.get_state()
+            if identity_of(generator) not in self._left:
+                return self._meet(generator, state)
+            before = self._stands[identity_of(generator)]
+            to = None if torch.equal(before, state) else self._target(generator, state, drawing)
+            if to is None:
+                return None
+            self._left_behind[_key(generator, before)] = self._reseedings
+            self._put(generator, state)
+            return self._reseed(generator, to)
+
+    def _meet(self, generator: torch.Generator, state: Tensor) -> Reseed | None:
+        """A generator is drawn from that the recording has not begun with."""
+        self._adopt(generator)
+        if identity_of(generator) in map(identity_of, (*_defaults(), *self.known)):
+            return None
+        if not torch.equal(state, _seeded_like(generator)):
+            raise UnsupportedError(
+                f"the program draws from a random generator that it makes of the state of another, at {self._where()}: "
+                "this cannot be compiled yet. Pass the generator as an argument, or compile with fallback='eager'."
+            )
+        generator.set_state(state)
+        self._put(generator, state)
+        del self._begun[identity_of(generator)]  # which means nothing to the next call
+        return self._reseed(generator, state)
+
+    def _reseed(self, generator: torch.Generator, to: Tensor | int) -> Reseed:
+        self._reseedings += 1
+        return Reseed(self._reseedings - 1, generator, to, self._where())
+
+    def _target(self, generator: torch.Generator, state: Tensor, drawing: Any) -> Tensor | int | None:
+        """What a state is to a call: a fact, or where the generator was before.
+
+        None where another thread has drawn, and for a draw that is replayed.
+        """
+        begun = self._begun.get(identity_of(generator))
+        if begun is not None and torch.equal(state, begun):
+            return START
+        earlier = self._left_behind.get(_key(generator, state))
+        if earlier is not None:
+            return earlier
+        if torch.equal(state, _seeded_like(generator)):
+            return state
+        if (drawing, *_key(generator, state)) in self._draws:
+            return None
+        if threading.active_count() > 1 and not any(torch.equal(state, seen) for seen in self._states_seen):
+            return None
+        raise UnsupportedError(
+            f"the program puts a random generator, at {self._where()} or before, where it was between two draws, or "
+            "where it never was: this cannot be compiled yet. Seed it, or compile with fallback='eager'."
+        )
 
     def draw(
-        self, what: Any, generator: torch.Generator, position: int, may_reseed: bool, run: int | None
+        self, what: Any, generator: torch.Generator, position: int, run: int | None
     ) -> tuple[int | None, int | None]:
         """Note a draw at a position of the recording; gives the position of the draw that it replays, if any.
 
@@ -54,21 +133,22 @@ class Generators:
         recomputation is one run, so where it is done at all both of them are.
         """
         with disable_modes(), without_function_modes():
-            state, number = generator.get_state(), identity_of(generator)
-            self._require_known(generator)
-            self._before.setdefault(number, self._left.get(number, (generator, state)))
-            key = (what, number, bytes(state.numpy().data))
-            replayed = self._draws.get(key)
+            state, known = generator.get_state(), identity_of(generator)
+            self._before.setdefault(known, (generator, state))
+            key = what, *_key(generator, state)
+            stands = self._stands.get(known)
+            goes_on = stands is not None and torch.equal(stands, state)  # a seed that was set again, perhaps
+            replayed = None if goes_on else self._draws.get(key)
             follows = None
-            if replayed is not None and self._last.get(number, (0, None))[1] == run is not None:
-                follows = self._last[number][0] if torch.equal(self._left[number][1], state) else None
-            if replayed is None and not may_reseed:
-                self._refuse_reseeding(generator, state)
+            if replayed is not None and self._last.get(known, (0, None))[1] == run is not None:
+                follows = self._last[known][0] if torch.equal(self._left[known][1], state) else None
             torch.rand(1, generator=generator, device=generator.device)
-            left = generator.get_state()
-            self._states_seen += [state, left]
-            self._left[number], self._last[number] = (generator, left), (position, run)
-        self._draws.setdefault(key, position)
+            self._left[known] = (generator, generator.get_state())
+            self._states_seen += [state, self._left[known][1]]
+            if replayed is None:
+                self._stands[known] = self._left[known][1]
+                self._draws[key] = position
+            self._last[known] = position, run
         return replayed, follows
 
     def refuse_state(self, tensor: Tensor) -> None:
@@ -83,37 +163,10 @@ class Generators:
                     "yet. Pass the state as an argument, or compile with fallback='eager'."
                 )
 
-    def _require_known(self, generator: torch.Generator) -> None:
-        """Each call would draw on from where the last one left a generator that eager makes anew."""
-        known = (torch.default_generator, *torch.cuda.default_generators, *self.known)
-        if identity_of(generator) not in map(identity_of, known):
-            raise UnsupportedError(
-                f"the program draws from a random generator that it makes itself, at {self._where()}: this cannot be "
-                "compiled yet. Pass the generator or what it draws as an argument, or compile with fallback='eager'."
-            )
-
-    def _refuse_reseeding(self, generator: torch.Generator, state: Tensor) -> None:
-        """A graph draws from the generators as they are: a program must not set their state.
-
-        Another thread may draw at the same time, so only a state that was seen before, or that of a fresh seed, is
-        taken for one that the program has set.
-        """
-        _, left = self._left.get(identity_of(generator), (generator, state))
-        if torch.equal(left, state):
-            return
-        fresh = torch.Generator(generator.device).manual_seed(generator.initial_seed()).get_state()
-        if torch.equal(state, fresh) or any(torch.equal(state, seen) for seen in self._states_seen):
-            self._before.setdefault(identity_of(generator), (generator, left))
-            raise UnsupportedError(
-                f"the program sets the state of a random generator, at {self._where()} or before: this cannot be "
-                "compiled yet. Seed outside the program, or compile with fallback='eager'."
-            )
-
-    def check(self) -> None:
-        """At the end of the program each generator must be where the program's own draws left it."""
-        with disable_modes(), without_function_modes():
-            for generator, _ in list(self._left.values()):
-                self._refuse_reseeding(generator, generator.get_state())
+    @property
+    def met(self) -> list[torch.Generator]:
+        """All that were met so far."""
+        return [generator for generator, _ in self._left.values()]
 
     def resume(self) -> None:
         """Draw in backward from where the forward left off."""
@@ -127,3 +180,17 @@ class Generators:
         for generator, state in self._before.values():
             generator.set_state(state)
         self._before.clear()
+
+
+def _key(generator: torch.Generator, state: Tensor) -> tuple[int, bytes]:
+    return identity_of(generator), bytes(state.numpy().data)
+
+
+def _seeded_like(generator: torch.Generator) -> Tensor:
+    """The state of a generator right after it was seeded."""
+    return torch.Generator(generator.device).manual_seed(generator.initial_seed()).get_state()
+
+
+def _defaults() -> list[torch.Generator]:
+    """The generators that are there without anybody's doing."""
+    return [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]

@@ -320,7 +320,7 @@ class Session:
                 with recorder.running(), module_calls_seen(recorder.calls), self.noting_code():
                     self.result = program(seen)
                 recorder.calls.root = None  # nothing keeps the user's module alive
-                recorder.generators.check()
+                recorder.follow_seeds(recorder.generators.met)
                 recorder.raise_caught()
                 if recorder.is_used("foreign"):
                     recorder.foreign.require_unchanged(self.result)

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from .._torch import condition_on_symbols, conditions_on_symbols
+from .._torch import condition_on_symbols, conditions_on_symbols, identity_of
 from ..codegen.writer import Writer, literal
 from ..errors import PartitionError
 from ..functionalize.operators import default_generator
 from ..graph.graph import Graph, GraphOutput, Node, get_constant, nodes_in
-from ..graph.reads import Read, sizes_of
+from ..graph.reads import START, Read, Reseed, sizes_of
 from ..ops import op_info
 from ..slots import Token, Value
 from ..values import same_value
@@ -108,7 +109,7 @@ Conditions = Mapping[int, tuple[str, tuple[str, ...]]]
 """By the numbers of reads: what the recording assumed about the symbols of that read and those before, as text."""
 
 
-def conditions_of(shape_env: Any, reads: Sequence[Read]) -> Conditions:
+def conditions_of(shape_env: Any, reads: Sequence[Read | Reseed]) -> Conditions:
     """The conditions of a recording, each at the last read that it mentions."""
     owners = {symbol: read.number for read in reads for symbol, _ in read.symbols}
     texts: dict[int, list[str]] = {}
@@ -187,10 +188,13 @@ def _write(
         writer.line("args.clear()")
         for node in tokens:
             writer.line(f"{names[node]} = None")
+        back_to = _states_needed(writer, [part.read.read for part in parts if part.read is not None])
         for part, call, dropped in zip(parts, calls, _last_uses(graph, parts), strict=True):
             if call is not None:
                 _write_call(writer, part, call, dropped, names)
-            if part.read is not None:
+            if part.read is not None and isinstance(part.read.read, Reseed):
+                _write_reseed(writer, part.read.read, back_to)
+            elif part.read is not None:
                 _write_read(writer, part.read, names, conditions)
             for node in part.unpacked:
                 writer.line(f"{names[node]} = {names[node.args[0]]}[{node.args[1]}]")
@@ -213,7 +217,7 @@ def _write_call(writer: Writer, part: Part, call: str, dropped: Sequence[Node], 
 def _write_read(writer: Writer, node: Node, names: Mapping[Node, str], conditions: Conditions) -> None:
     """Read, and compare."""
     read = node.read
-    assert read is not None
+    assert isinstance(read, Read)
     known, look = writer.bind(read, f"read_{read.number}"), writer.bind(read.look, "look")
     raises = f"raise {writer.bind(Missed, 'Missed')}({known}"
     writer.line(f"# {read}")
@@ -236,6 +240,35 @@ def _write_read(writer: Writer, node: Node, names: Mapping[Node, str], condition
     else:
         differs = f"not {writer.bind(same_value, 'same_value')}({value}, {known}.value)"
     writer.line(f"if {differs}: {raises}, {value})")
+
+
+def _states_needed(writer: Writer, reads: Sequence[Read | Reseed | None]) -> dict[Any, str]:
+    """Names for states that generators are put back to, by the numbers of reseedings; of starts, by generators."""
+    names: dict[Any, str] = {}
+    for reseed in reads:
+        if isinstance(reseed, Reseed) and (key := _key_of_state(reseed)) is not None and key not in names:
+            names[key] = writer.fresh("state")
+            if reseed.to == START:
+                writer.line(f"{names[key]} = {writer.bind(reseed.generator, 'generator')}.get_state()")
+    return names
+
+
+def _key_of_state(reseed: Reseed) -> Any:
+    if isinstance(reseed.to, Tensor):
+        return None
+    return ("start", identity_of(reseed.generator)) if reseed.to == START else reseed.to
+
+
+def _write_reseed(writer: Writer, reseed: Reseed, back_to: Mapping[Any, str]) -> None:
+    """Put a generator elsewhere; where it was before is kept if it comes back there."""
+    generator = writer.bind(reseed.generator, "generator")
+    writer.line(f"# {reseed}")
+    if reseed.number in back_to:
+        writer.line(f"{back_to[reseed.number]} = {generator}.get_state()")
+    if isinstance(reseed.to, Tensor):
+        writer.line(f"{generator}.set_state({writer.bind(reseed.to, 'seeded')})")
+    else:
+        writer.line(f"{generator}.set_state({back_to[_key_of_state(reseed)]})")
 
 
 def _write_symbols(writer: Writer, read: Read, value: str, conditions: Conditions) -> None:
@@ -280,6 +313,8 @@ def generators_before(graph: Graph) -> list[torch.Generator]:
     last = max(node.part for node in graph.nodes if node.read is not None)
     found: dict[torch.Generator, None] = {}
     for node in graph.nodes:
+        if isinstance(node.read, Reseed):
+            found[node.read.generator] = None
         draws = hasattr(node.op, "_schema") and "random" in op_info(node.op).traits  # type: ignore[arg-type]
         if draws and node.part <= last:
             given = [item.args[0] for item in node.inputs() if item.op is get_constant]
