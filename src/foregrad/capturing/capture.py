@@ -763,8 +763,8 @@ def _refuse_sharing_with_sparse(tensors: Mapping[Primal, Tensor], changes: Chang
 
 def _refuse_sharing_with_arrays(holders: Sequence[Holder], tensors: Mapping[Primal, Tensor], changes: Changes) -> None:
     """Refuse a write to memory of an array that the program can reach: one that it reads later shows it in eager."""
-    for slot in changes.written & tensors.keys():
-        tensor = tensors[slot]
+    written = changes.written & tensors.keys()
+    for slot, tensor in [(place, leaf) for place in written for leaf in leaves_of(tensors[place])]:
         if tensor.device.type != "cpu" or isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
             continue
         start = tensor.untyped_storage().data_ptr()
