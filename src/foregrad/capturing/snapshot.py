@@ -16,7 +16,7 @@ import random
 import sys
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -245,6 +245,15 @@ class Change:
     def value(self) -> Any:
         return self.noted.value(self.key)
 
+    @property
+    def before(self) -> Any:
+        """What was there before."""
+        return self.noted.before.get(self.key, _ABSENT)
+
+    def is_of(self, owners: Set[int]) -> bool:
+        """Whether it is about one of some objects, by their ids: it was exchanged, or something in it has changed."""
+        return id(self.before) in owners or id(self.noted.owner) in owners
+
     def escape(self, session: Session) -> Escape | None:
         """What a compiled call does to make the same change, if it can."""
         noted, key, put = self.noted, self.key, self._put
@@ -365,8 +374,21 @@ class Snapshot:
         known.update(id(tensor) for _, tensor in tensors)
 
     def changes(self) -> list[Change]:
-        """Everything that is not what it was."""
-        return _changes_in(self._perhaps_changed())
+        """Everything that is not what it was, but for containers that were exchanged for others like them."""
+        return self._without_renewed(_changes_in(self._perhaps_changed()))
+
+    def _without_renewed(self, found: list[Change]) -> list[Change]:
+        renewed = {id(change.before) for change in found if self._is_renewed(change)}
+        return [change for change in found if not renewed or not change.is_of(renewed)]
+
+    def _is_renewed(self, change: Change) -> bool:
+        """Whether a list or dict, which nothing else holds, was exchanged for one that holds what it has held."""
+        before, now = change.before, change.value
+        if type(before) is not type(now) or not isinstance(before, (dict, list)):
+            return False
+        noted = [known for known in self._noted if known.owner is before]
+        held = [value for known in self._noted for value in known.before.values() if value is before]
+        return bool(noted) and len(held) == 1 and all(_holds_as_much(now, known) for known in noted)
 
     def _perhaps_changed(self) -> list[ObjectSnapshot]:
         perhaps: list[ObjectSnapshot] = []  # attributes of modules first: what is in them has longer names
@@ -406,7 +428,7 @@ class Snapshot:
         """
         if session.beginning is None:
             return []
-        changes = self.changes()
+        changes = _changes_in(self._perhaps_changed())
         made = session if again is None else again
         found = session.beginning.survivors(
             lambda: [
@@ -428,7 +450,7 @@ class Snapshot:
     def undo(self, session: Session) -> Exception | None:
         """Put back what the recording changed; gives the error for what a compiled call would not repeat."""
         perhaps = self._perhaps_changed()
-        refused = self.refused(session, _changes_in(perhaps))
+        refused = self.refused(session, self._without_renewed(_changes_in(perhaps)))
         for noted in perhaps:
             if noted.changed() or not noted.holds_the_same:
                 noted.restore()
@@ -449,6 +471,12 @@ class Snapshot:
 
 def _changes_in(perhaps: Iterable[ObjectSnapshot]) -> list[Change]:
     return [Change(noted, key) for noted in perhaps for key in noted.changed()]
+
+
+def _holds_as_much(value: Any, noted: ObjectSnapshot) -> bool:
+    """Whether a container holds what another one has held."""
+    now, before = noted.kind.read(value), noted.before
+    return [*now] == [*before] and all(map(is_unchanged, now.values(), before.values()))
 
 
 def _references(survivor: Survivor) -> int:

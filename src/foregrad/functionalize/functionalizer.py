@@ -126,6 +126,7 @@ class Functionalizer(Walk):
             )
         graph.backward = False
         node = graph.read(step.op, self.args(step.args), self.kwargs(step.kwargs), step.out, read)
+        self._bind_number(step.out, node)
         self.results(node, step.out)
         for tensor in tensors_in([step.out] if read.symbols else []):
             graph.bind_sizes(self.node_of(tensor), tensor)
@@ -156,10 +157,13 @@ class Functionalizer(Walk):
                 kwargs = {**kwargs, "dtype": shape.dtype}
             node = self.graph.call(op, self.args(step.args), kwargs, shape)
             node.impure = "impure" in op_info(step.op).traits
-        number = host_number(step.out)
+        self._bind_number(step.out, node)
+        self.results(node, step.out)
+
+    def _bind_number(self, out: Any, node: Node) -> None:
+        number = host_number(out)
         if number is not None:
             self.graph.bind_host_number(number.expression, node)
-        self.results(node, step.out)
 
     def draw(self, step: Step, op: Any, args: Sequence[Any], kwargs: dict[str, Any], value: Any) -> Node:
         return self.draws.call(step, self._position, op, self.args(args), self.kwargs(kwargs), value)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from ..host_numbers import Expression, decided
 from ..slots import Value
-from .graph import Graph, GraphOutput, Node, ancestors, map_nodes, nodes_in
+from .graph import Graph, GraphBuilder, GraphOutput, Node, ancestors, map_nodes, nodes_in
+from .reads import Read, item
 
 
 class HostPart(NamedTuple):
@@ -22,16 +23,43 @@ def is_number(node: Node) -> bool:
     return isinstance(node.value, Expression)
 
 
+def compare_decisions_only(graph: GraphBuilder) -> None:
+    """Numbers that a program reads, and decides nothing by, are values like any others: nothing is compared."""
+    decisive = ancestors(node for node in graph.nodes if node.op is decided)
+    for node in graph.nodes:
+        if isinstance(node.read, Read) and node.read.is_number and node not in decisive:
+            node.become(Node(item, (node.args[0][0],), {}, node.value))
+            node.read, node.impure = None, False
+
+
+def decided_by_reads(nodes: Sequence[Node]) -> dict[Node, Node]:
+    """What decides by numbers that were read, and what that follows from, each with the last read that it needs."""
+    order = {node: i for i, node in enumerate(nodes) if node.read is not None}
+    after: dict[Node, Node] = {}
+    for node in nodes:
+        if node.read is None and (is_number(node) or node.op is decided):
+            known = [read for read in (after.get(taken, taken) for taken in node.inputs()) if read in order]
+            if known:
+                after[node] = max(known, key=order.__getitem__)
+    decisive = ancestors(node for node in after if node.op is decided)
+    return {node: read for node, read in after.items() if node in decisive}
+
+
 def without_host_part(graph: Graph) -> tuple[HostPart | None, Graph]:
-    """Cut a graph in two; there is no part for the host where nothing is computed with numbers."""
-    decisions = [node for node in graph.nodes if node.op is decided]
-    numbers = {node for node in graph.nodes if is_number(node)}
+    """Cut a graph in two; there is no part for the host where nothing is computed with numbers.
+
+    Numbers that follow from what the graph computes stay where they are.
+    """
+    late = _late_numbers(graph)
+    decisions = [node for node in graph.nodes if node.op is decided and node not in late]
+    numbers = {node for node in graph.nodes if is_number(node) and node not in late}
     if not decisions and not numbers:
         return None, graph
     results = nodes_in(graph.results)
-    must_run = [node for node in graph.nodes if node.impure and node.op is not decided and node not in numbers]
+    first_only = numbers.union(decisions)
+    must_run = [node for node in graph.nodes if node.impure and node not in first_only]
     kept = ancestors([*results, *must_run], stop=numbers)
-    read = {item for node in kept for item in node.inputs()}.union(results)
+    read = {taken for node in kept for taken in node.inputs()}.union(results)
     taken = [node for node in graph.nodes if node in numbers and node in read]
     first = ancestors([*decisions, *taken])
     host = Graph(
@@ -40,6 +68,16 @@ def without_host_part(graph: Graph) -> tuple[HostPart | None, Graph]:
         [GraphOutput(Value(node.name), node) for node in taken],
     )
     return HostPart(host, taken), _over_inputs(graph, [node for node in graph.nodes if node in kept], taken)
+
+
+def _late_numbers(graph: Graph) -> set[Node]:
+    """Numbers that are read of what the graph computes, what follows from them, and what is decided by them."""
+    late: set[Node] = set()
+    for node in graph.nodes:
+        reads = node.read is not None or node.op is item or any(taken in late for taken in node.inputs())
+        if reads and (is_number(node) or node.op is decided):
+            late.add(node)
+    return late
 
 
 def _over_inputs(graph: Graph, nodes: Sequence[Node], numbers: Sequence[Node]) -> Graph:
@@ -53,7 +91,7 @@ def _over_inputs(graph: Graph, nodes: Sequence[Node], numbers: Sequence[Node]) -
 
     inputs = [*graph.inputs, *map(mapped, numbers)]
     for node in nodes:
-        if any(item in new for item in node.inputs()):
+        if any(taken in new for taken in node.inputs()):
             kwargs = {name: map_nodes(value, mapped) for name, value in node.kwargs.items()}
             new[node] = node.copy(map_nodes(node.args, mapped), kwargs)
     outputs = [GraphOutput(slot, map_nodes(value, mapped)) for slot, value in graph.outputs]

@@ -34,6 +34,7 @@ class Read:
     look: Callable[..., Any]  # gives the value, of the tensors; or an operator whose result has a size that is data
     value: Any  # or the sizes of the results
     place: str  # in the user's code
+    is_number: bool = False  # what is decided by it is compared, and not the value itself
     sized: bool = False  # only the sizes of the results are compared
     symbols: tuple[tuple[str, str], ...] = ()  # or they are symbols: how each is found in the results
 
@@ -59,6 +60,11 @@ class Reseed:
         if isinstance(self.to, Tensor):
             return f"the program seeds a generator, at {self.place}"
         return f"the program puts a generator back, at {self.place}"
+
+
+def item(tensor: Tensor) -> Any:
+    """The number in a tensor, which nothing is decided by: it may be read anywhere in a graph."""
+    return tensor.item()
 
 
 def sizes_of(results: Any) -> Any:

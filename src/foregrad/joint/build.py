@@ -19,6 +19,7 @@ from ..functionalize.functionalizer import Functionalizer
 from ..functionalize.rng import RandomInputs
 from ..graph.fx import to_fx
 from ..graph.graph import Graph, GraphBuilder, GraphOutput, Node, live_nodes, name_nodes, nodes_in
+from ..graph.host_part import compare_decisions_only
 from ..ops import Kind, aten, op_info
 from ..options import AOTConfig
 from ..record.fakify import RecordedInput
@@ -301,6 +302,7 @@ def _functionalized_forward(recording: Recording, config: AOTConfig) -> Function
     functionalizer.run(recording.steps, 0)
     for expression, answer in recording.decisions:
         graph.decide(expression, answer)
+    compare_decisions_only(graph)
     graph.stack, graph.backward, graph.origin = (), False, None
     return functionalizer
 

@@ -109,6 +109,7 @@ class CheckedReads:
         self._known: dict[Any, Any] = {}  # values that were read, by what was read of which tensors
         self._of_backward: dict[Any, Any] = {}  # the same for backwards, by how tensors follow from the forward's
         self._writes = 0  # when they were
+        self.follow: Callable[[float], Any] | None = None  # gives what stands for a float that is not compared
 
     @property
     def are_symbols(self) -> bool:
@@ -131,13 +132,18 @@ class CheckedReads:
         origins = (what, *map(self._replay.origin, tensors)) if backward else None
         if self._replay.is_over and origins in self._of_backward:
             return self._of_backward[origins], None
-        found = self._number(what, look, tensors, stack)
+        found = self._number(what, look, tensors, stack, None if backward else self.follow)
         if origins is not None:
             self._of_backward[origins] = found[0]
         return found
 
     def _number(
-        self, what: str, look: Callable[..., Any], tensors: Sequence[Tensor], stack: Stack
+        self,
+        what: str,
+        look: Callable[..., Any],
+        tensors: Sequence[Tensor],
+        stack: Stack,
+        follow: Callable[[float], Any] | None,
     ) -> tuple[Any, Read | None]:
         if what == "tolist()" and tensors[0].numel() > MOST_ELEMENTS:
             raise DataDependentError(
@@ -152,8 +158,10 @@ class CheckedReads:
         if self._replay.writes != self._writes:
             self._known.clear()
         self._writes = self._replay.writes
-        self._known[key] = value
-        return value, self._add(what, look, value, stack)
+        is_number = what == "item()" and type(value) is float and follow is not None
+        read = self._add(what, look, value, stack, is_number=is_number)
+        self._known[key] = follow(value) if is_number and follow is not None else value
+        return self._known[key], read
 
     def results(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack, backward: bool

@@ -140,7 +140,7 @@ def _is_on_host(real: Tensor) -> bool:
     plain = type(real) in (Tensor, torch.nn.Parameter) and not isinstance(real, FakeTensor)
     if not plain or real.layout is not torch.strided or real.device.type != "cpu" or real.dim():
         return False
-    return real.is_floating_point() and not real.requires_grad
+    return not real.is_complex() and not real.requires_grad
 
 
 def _has_numbers(values: Any) -> bool:

@@ -357,15 +357,11 @@ class Recorder(TorchDispatchMode):
         self.reads.count += 1
         if read is not None:
             self._read = read
-            self._note(READ, (list(tensors),), {}, None, stack, origin)
+            self._note(READ, (list(tensors),), {}, found if read.is_number else None, stack, origin)
         return found
 
     def _read_data(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack) -> Any:
         """The result of an operator that gives numbers, or whose result has a size that depends on data."""
-        number = self.item(args[0]) if op is aten._local_scalar_dense.default else None
-        if number is not None:
-            self._read = "known"
-            return number
         if op in _GIVES_NUMBERS:
             tensors = list(tensors_in(args))
             how = functools.partial(_looked, op, args[len(tensors) :], kwargs)
@@ -443,6 +439,10 @@ class Recorder(TorchDispatchMode):
             with without_function_modes():  # in backward, operators come straight from C++, with the modes still on
                 return self._run(op, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
+            number = self.item(args[0]) if op is aten._local_scalar_dense.default else None
+            if number is not None:
+                self._read = "known"
+                return number
             values = self._values_of(args) if op in _GIVES_NUMBERS else None
             if values is not None:
                 self._read = "known"

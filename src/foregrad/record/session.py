@@ -220,6 +220,8 @@ class Session:
     def begin_numbers(self) -> None:
         """Calls can work numbers of the host out."""
         self.recorder.numbers = HostNumbers()
+        if self.recorder.checked_reads is not None:
+            self.recorder.checked_reads.follow = self.recorder.numbers.new
         real_tensors = self.real_tensors
         self.recorder.host_state = HostState(
             self.steps, self.engine, self.inputs, lambda recorded: real_tensors.get(recorded.slot)

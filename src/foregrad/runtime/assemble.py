@@ -237,7 +237,9 @@ def _compile_parts(
     name: str,
 ) -> tuple[tuple[fx.GraphModule, ...], Sequence[Any] | None]:
     def compile_part(part: CompilerInput, strides: Sequence[Any], install: Callable[[Boxed], None]) -> Any:
-        examples = example_values(joint.recording.engine, [node.value for node in part.graph.inputs], strides)
+        examples = example_values(
+            joint.recording.engine, [None if is_number(node) else node.value for node in part.graph.inputs], strides
+        )
         compiled, reported = compile_graph(compiler, part, examples, phase, config)
         install(checked(compiled, phase, part.graph, install))
         return reported

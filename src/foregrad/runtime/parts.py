@@ -6,6 +6,7 @@ whole graph does, and raises `Missed` if a read gives something else: by then no
 
 from __future__ import annotations
 
+import bisect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,9 @@ from ..codegen.writer import Writer, literal
 from ..errors import PartitionError
 from ..functionalize.operators import default_generator
 from ..graph.graph import Graph, GraphOutput, Node, get_constant, nodes_in
+from ..graph.host_part import decided_by_reads
 from ..graph.reads import START, Read, Reseed, sizes_of
+from ..host_numbers import decided
 from ..ops import op_info
 from ..slots import Token, Value
 from ..values import same_value
@@ -41,6 +44,7 @@ class Part:
     nodes: list[Node] = field(default_factory=list)
     read: Node | None = None  # after it
     unpacked: list[Node] = field(default_factory=list)  # single results of the read
+    decides: list[Node] = field(default_factory=list)  # by numbers that were read, and what that follows from
     takes: list[Node] = field(default_factory=list)
     gives: list[Node] = field(default_factory=list)
 
@@ -69,16 +73,19 @@ def require_all_reads(joint: Graph, forward: Graph) -> None:
 def cut_at_reads(graph: Graph) -> list[Part]:
     """The parts of a forward, in order, each with what it takes of the inputs and of earlier parts."""
     reads = sorted((node for node in graph.nodes if node.read is not None), key=lambda node: node.part)
-    places = {node.part: i for i, node in enumerate(reads)}
+    places = [node.part for node in reads]
+    after = decided_by_reads(graph.nodes)
     parts = [Part(read=node) for node in reads] + [Part()]
     for node in graph.nodes:
         if _is_result_of_read(node):
-            parts[_place(node.args[0].part, places, len(reads))].unpacked.append(node)
+            parts[_place(node.args[0].part, places)].unpacked.append(node)
+        elif node in after:
+            parts[_place(after[node].part, places)].decides.append(node)
         elif node.read is None and node.op is not get_constant:
-            parts[_place(node.part, places, len(reads))].nodes.append(node)
+            parts[_place(node.part, places)].nodes.append(node)
     needed = {node for node in nodes_in(graph.results) if node.op is not get_constant}
     for part in reversed(parts):
-        wanted = needed if part.read is None else needed.union(part.read.inputs())
+        wanted = needed if part.read is None else needed.union(part.read.inputs(), *_read_by(part.decides))
         own = set(part.nodes)
         part.gives = [node for node in part.nodes if node in wanted]
         inputs = dict.fromkeys(item for node in part.nodes for item in node.inputs())
@@ -92,9 +99,13 @@ def _is_result_of_read(node: Node) -> bool:
     return node.op is operator.getitem and isinstance(node.args[0], Node) and node.args[0].read is not None
 
 
-def _place(number: int, places: Mapping[int, int], last: int) -> int:
-    """The part of a node after which so many reads were recorded."""
-    return places.get(number, last)
+def _place(number: int, places: Sequence[int]) -> int:
+    """The part of a node before which so many reads were recorded, some of which are none any more."""
+    return bisect.bisect_left(places, number)
+
+
+def _read_by(nodes: Sequence[Node]) -> list[tuple[Node, ...]]:
+    return [node.inputs() for node in nodes]
 
 
 @dataclass(frozen=True)
@@ -176,7 +187,7 @@ def _write(
     """The function that runs the parts; values are dropped after their last use."""
     for own in ("args", "graph_inputs"):
         writer.fresh(own)
-    shown = [*graph.inputs, *(node for part in parts for node in (*part.gives, *part.unpacked))]
+    shown = [*graph.inputs, *(node for part in parts for node in (*part.gives, *part.unpacked, *part.decides))]
     shown += [part.read for part in parts if part.read is not None]
     names = {node: writer.fresh(node.name) for node in shown}
     names |= {n: writer.bind(n.args[0], "constant") for n in nodes_in(graph.results) if n.op is get_constant}
@@ -198,6 +209,8 @@ def _write(
                 _write_read(writer, part.read, names, conditions)
             for node in part.unpacked:
                 writer.line(f"{names[node]} = {names[node.args[0]]}[{node.args[1]}]")
+            if part.read is not None and part.decides:
+                _write_decisions(writer, part.read, part.decides, names)
         results = graph.results[len(tokens) :]
         texts = [names[value] if isinstance(value, Node) else literal(writer, value) for value in results]
         writer.line(f"return [{', '.join(texts)}]")
@@ -233,6 +246,8 @@ def _write_read(writer: Writer, node: Node, names: Mapping[Node, str], condition
         return
     value = names[node]
     writer.line(f"{value} = {look}({', '.join(names[item] for item in node.inputs())})")
+    if read.is_number:
+        return
     if type(read.value) is bool:
         differs = f"{value} is not {read.value}"
     elif type(read.value) is int:
@@ -271,6 +286,20 @@ def _write_reseed(writer: Writer, reseed: Reseed, back_to: Mapping[Any, str]) ->
         writer.line(f"{generator}.set_state({back_to[_key_of_state(reseed)]})")
 
 
+def _write_decisions(writer: Writer, after: Node, nodes: Sequence[Node], names: Mapping[Node, str]) -> None:
+    """What follows from a number that was read, and what was decided by that."""
+    assert isinstance(after.read, Read)
+    for node in nodes:
+        given = [_text(writer, item, names) for item in node.args]
+        if node.op is decided:
+            known, missed = writer.bind(after.read, f"read_{after.read.number}"), writer.bind(Missed, "Missed")
+            writer.line(f"if {given[0]} is not {given[1]}: raise {missed}({known}, {names[after]})")
+        else:
+            assert node.op is not None
+            op = writer.bind(node.op, getattr(node.op, "__name__", "op"))
+            writer.line(f"{names[node]} = {op}({', '.join(given)})")
+
+
 def _write_symbols(writer: Writer, read: Read, value: str, conditions: Conditions) -> None:
     """Name the symbols of a read, and compare what was assumed about them."""
     for symbol, found in read.symbols:
@@ -298,7 +327,7 @@ def _last_uses(graph: Graph, parts: Sequence[Part]) -> list[list[Node]]:
     needed = set(nodes_in(graph.results))
     found: list[list[Node]] = []
     for part in reversed(parts):
-        read = () if part.read is None else part.read.inputs()
+        read = () if part.read is None else (*part.read.inputs(), *nodes_in(map(list, _read_by(part.decides))))
         needed |= set(read)
         found.append([node for node in part.takes if node not in needed] if part.runs else [])
         needed |= set(part.takes)
