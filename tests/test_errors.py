@@ -324,13 +324,8 @@ def without_a_fake(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def traced_inside(x):
-    return torch.jit.trace(lambda y: y * 2, x)(x)
-
-
 REFUSED = {
     "an operator without a fake kernel": without_a_fake,
-    "a tracer": traced_inside,
     "a nested tensor": lambda x: torch.nested.nested_tensor([x[:1].detach(), x.detach()]).to_padded_tensor(0.0),
     "an mkldnn tensor": lambda x: x.detach().to_mkldnn().to_dense(),
     "a compressed tensor": lambda x: torch.sparse_csr_tensor([0, 1, 2], [0, 1], x[:2], (2, 2)).to_dense(),

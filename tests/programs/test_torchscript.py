@@ -230,3 +230,19 @@ def test_what_python_assigns_to_it_at_every_call_is_refused_and_put_back():
     with pytest.raises(StateChangeError, match="factor"):
         foregrad.aot_function(program, nop)(torch.ones(3, 4))
     assert module.factor == 3
+
+
+def twice_and_one(x):
+    return x * 2 + 1
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_numbers_in_what_is_traced(inside):
+    """TorchScript compares them as tensors, among its own operators."""
+    program = (
+        (lambda x: torch.jit.trace(twice_and_one, x)(x)) if inside else torch.jit.trace(twice_and_one, torch.ones(3))
+    )
+    x = torch.randn(3, requires_grad=True)
+    compiled = foregrad.aot_function(program, nop)
+    assert torch.equal(compiled(x), twice_and_one(x))
+    assert torch.equal(torch.autograd.grad(compiled(x).sum(), x)[0], torch.full((3,), 2.0))

@@ -160,6 +160,8 @@ class Kind:
         """An item in the user's words; the text of an object is its own affair, and may take long to make."""
         if self.is_attribute:
             return f"{owner}.{key}" if owner else str(key)
+        if self is SET:
+            return f"{owner}, a set"
         return f"{owner}[{key!r}]" if type(key) in PLAIN else f"{owner}[a {type(key).__name__}]"
 
 

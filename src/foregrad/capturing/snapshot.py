@@ -513,8 +513,8 @@ def _refusal(change: Change, session: Session) -> Exception:
         )
     if escaped is None:
         return StateChangeError(
-            f"the program changes {name}: a compiled call would not change it again. Keep such a count in a "
-            "buffer, change it outside the program, or compile with fallback='eager'."
+            f"the program changes {name}: a compiled call would not change it again. Keep a count in a buffer, return "
+            "the new value, change it outside the program, or compile with fallback='eager'."
         )
     if change.noted.kind is _MODULE:
         return UnsupportedError(

@@ -61,7 +61,7 @@ from .checked_reads import MASKS, SIZED_BY_DATA, WRITES_BY_MASK, CheckedReads, r
 from .host_state import HostState
 from .mutation_checks import ForeignMemory, MutationChecks, Mutations, lists_share_memory, one_after_another
 from .reads import Reads
-from .refusals import MAKES_STRIDED_NESTED, communicating, explained, strided_nested
+from .refusals import MAKES_STRIDED_NESTED, communicating, explained, has_no_inference, strided_nested
 from .rng import Generators
 from .script_objects import ScriptObjects
 from .subclasses import PLAIN_TYPES, WrapperCalls
@@ -144,6 +144,13 @@ class _Calls(ModuleCalls):
         if refusal is not None:
             raise self._refuse(refusal)
         return super().enter(module)
+
+
+def _without_inference(op: OpOverload, stack: Stack) -> CaptureError:
+    return CaptureError(
+        f"{op}, at {where(stack)}, has no shape inference. Register one (torch.library.register_fake), or compile "
+        "with fallback='eager'."
+    )
 
 
 _OF_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
@@ -243,8 +250,8 @@ class Recorder(TorchDispatchMode):
         if not types and args and isinstance(op, OpOverload):
             if isinstance(args[0], torch.Tensor):
                 args = self.foreign.copied(op, args)
-            elif type(args[0]) in _OF_NUMBERS and op_info(op).kind is Kind.VIEW:
-                args = self._of_a_tensor(args)
+            elif type(args[0]) in _OF_NUMBERS and (op_info(op).kind is Kind.VIEW or op in _GIVES_NUMBERS):
+                args = self._of_tensors(op, args)
         if not PLAIN_TYPES.issuperset(types):
             return self.wrappers.run(self, op, types, args, kwargs, self._stack())
         if id(op) in self._plain and get_default_dtype() is self._default_dtype:
@@ -270,11 +277,17 @@ class Recorder(TorchDispatchMode):
                 return replaced
         return self._run_and_note(op, info, types, args, kwargs)
 
-    def _of_a_tensor(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments of a view that is taken of a number, as torch's derivatives do: a tensor in place of the number."""
-        number, *rest = args
-        tensor = self._dispatch(aten.scalar_tensor.default, (), (number,), {"dtype": _OF_NUMBERS[type(number)]})
-        return tensor, *rest
+    def _of_tensors(self, op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments with tensors in place of the numbers: derivatives take views of them, TorchScript compares them."""
+
+        def tensor(number: Any) -> Any:
+            return self._dispatch(aten.scalar_tensor.default, (), (number,), {"dtype": _OF_NUMBERS[type(number)]})
+
+        wanted = (
+            str(argument.type) == "Tensor" and type(arg) in _OF_NUMBERS
+            for argument, arg in zip(op._schema.arguments, args, strict=False)
+        )
+        return tuple([tensor(arg) if is_tensor else arg for is_tensor, arg in zip(wanted, args, strict=True)])
 
     def _run_and_note(
         self, op: OpOverload, info: OpInfo, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -459,10 +472,7 @@ class Recorder(TorchDispatchMode):
                 "fallback='eager'."
             ) from None
         except UnsupportedOperatorException:
-            raise CaptureError(
-                f"{op}, at {where(stack)}, has no shape inference. Register one (torch.library.register_fake), or "
-                "compile with fallback='eager'."
-            ) from None
+            raise _without_inference(op, stack) from None
         except ForegradError as refusal:
             said = refusal.__cause__  # by the kernel, to tensors that stand in for these
             told = None if said is None else error_of_eager(op, args, kwargs)
@@ -491,6 +501,8 @@ class Recorder(TorchDispatchMode):
                 raise told from None
             finally:
                 del told  # it leads to this frame
+        if has_no_inference(error):
+            raise _without_inference(op, stack) from None
         if explained(error) is not None:
             raise
         if op.namespace == "aten" and (isinstance(error, _NOT_EAGERS) or can_be_asked(args, kwargs)):

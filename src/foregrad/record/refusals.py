@@ -37,7 +37,7 @@ _REFUSALS: dict[AboutFakes, tuple[type[ForegradError], str]] = {
     ),
     AboutFakes.NO_INFERENCE: (
         CaptureError,
-        "an operator, at {place}, has no shape inference. Register one (register_fake), or compile with "
+        "an operator, at {place}, has no shape inference. Register one (torch.library.register_fake), or compile with "
         "fallback='eager'.",
     ),
     AboutFakes.INTERNAL: (
@@ -69,6 +69,11 @@ def explained(error: BaseException) -> ForegradError | None:
         return None
     kind, message = _REFUSALS[about]
     return kind(message.format(place=source_of(error)))
+
+
+def has_no_inference(error: BaseException) -> bool:
+    """Whether an operator of the user's has no shape inference."""
+    return said_of_fakes(error) is AboutFakes.NO_INFERENCE
 
 
 MAKES_STRIDED_NESTED = frozenset(

@@ -730,7 +730,8 @@ def _refuse_higher_order(error: Exception) -> None:
     refusal = "the higher-order operator {} cannot be compiled yet."
     if type(error).__module__.startswith(DYNAMO):
         raise UnsupportedError(refusal.format(caller_of(error, DYNAMO))) from error
-    if isinstance(error, RuntimeError) and passes_through(error, SCRIPT_TRACING):
+    checked = type(error).__module__ == SCRIPT_TRACING  # it runs what it has traced, to compare
+    if checked or (isinstance(error, RuntimeError) and passes_through(error, SCRIPT_TRACING)):
         raise UnsupportedError(
             f"TorchScript cannot trace recorded tensors: {caller_of(error, SCRIPT_TRACING)} this cannot be "
             "compiled yet. Trace before the program, or compile with fallback='eager'."
