@@ -518,3 +518,78 @@ def test_a_view_beyond_its_base_that_no_write_counted_for(write):
     """A-2: autograd differentiates `as_strided` itself, which says less than the view shows."""
     check_core(lambda x: beyond(x, write) * 3, leaf(5))
     check_core(lambda x: (beyond(x, write), x), result(5))
+
+
+# -------------------------------------------------------------- changes of shape of views whose base was written, too
+def squeezed(x, y, w):
+    x.squeeze_()
+    y.mul_(w)
+
+
+def transposed(x, y, w):
+    x.transpose_(0, 1)
+    y.add_(w)
+    x.unsqueeze_(0)
+
+
+@pytest.mark.parametrize("program", [squeezed, transposed])
+def test_a_view_changes_its_shape_after_its_base_got_a_history(program):
+    """M-3: each call writes first, after which torch takes the view for a leaf unless it is asked for its node."""
+    base = plain(2, 3, 2)
+    check_core(program, base[..., ::2], base, leaf(2, 3, 2))
+    check_core(program, base[0, :1], base, leaf(2, 3, 2))
+
+
+def one_of_many(x):
+    with torch.enable_grad():
+        return x.unbind(0)[0]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda y: (y.swapdims_(0, 1), y.detach())[1],
+        lambda y: (y.t_(), y.detach().requires_grad_())[1],
+        lambda y: (y.unsqueeze_(0), y.detach()[..., 1:])[1],
+        lambda y: (y.detach(), y.t_())[0],
+    ],
+)
+def test_a_detached_alias_of_one_of_several_views_has_the_shape_that_it_was_given(program):
+    """A-3: such a view may not be used after a write, so that its alias is taken before it."""
+    y, other = one_of_many(leaf(2, 2, 4)), one_of_many(leaf(2, 2, 4))
+    with torch.no_grad():
+        expected, found = program(y), foregrad.aot_function(program, nop)(other)
+    assert found.shape == expected.shape and found.stride() == expected.stride() and torch.equal(found, expected)
+    assert other.shape == y.shape
+
+
+def through_an_alias(x):
+    alias = x.view(-1).requires_grad_()
+    view = alias.unbind(0)[1]
+    shift_(alias)
+    return view
+
+
+def through_a_detached_alias(x):
+    alias = x.detach().requires_grad_()
+    view = alias.unbind(0)[1]
+    shift_(alias)
+    return view
+
+
+@pytest.mark.parametrize("program", [through_an_alias, through_a_detached_alias])
+def test_a_stale_view_of_an_alias_that_the_program_made_require_grad_is_refused(program):
+    """A-3: taken from the input again, it would have lost that it requires grad."""
+    with pytest.raises(UnsupportedError, match="may not be used any more"):
+        foregrad.aot_function(program, nop)(plain(3))
+
+
+def filled_in_its_own_dtype(x):
+    x.unfold(1, 1, 1).permute(3, 0, 1, 2).view(torch.float32).zero_()
+
+
+def test_a_part_of_an_expanded_tensor_is_filled_through_a_view_of_its_own_dtype():
+    """M-14"""
+    base = plain(2, 2, 2)
+    check_core(filled_in_its_own_dtype, base[:1].expand_as(base))
+    check_core(lambda x: (x.view(torch.float32)[1:].fill_(3), x)[1], base[:1].expand_as(base))

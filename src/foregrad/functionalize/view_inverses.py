@@ -296,7 +296,7 @@ def _scatter_by_number(walk: Walk, path: Sequence[TensorState], new: Node) -> No
         by_memory = view.op is aten.as_strided.default and (not base.is_contiguous() or base.storage_offset())
         if state.tensor.dtype != base.dtype or by_memory:
             raise UnsupportedError("a write through a view of a part of an expanded tensor cannot be compiled yet.")
-        if view.op not in IDENTITIES:
+        if view.op not in IDENTITIES and view.op is not aten.view.dtype:  # which shows the same, in the same dtype
             numbers = walk.emit(view.op, numbers, *walk.args(view.args), **walk.kwargs(view.kwargs))
             if view.index is not None:
                 numbers = walk.emit(operator.getitem, numbers, view.index)

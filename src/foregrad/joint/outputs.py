@@ -410,6 +410,8 @@ class OutputClassifier:
         """A view that is taken from the caller's tensor before anything is written."""
         base = leaf._base
         fresh = base is not None and id(base) not in self._roots and self._recording.made_to_require_grad(base)
+        through = [] if owner is None or is_wrapper(leaf) else self._state(leaf).views_of_owner()[1:]
+        fresh = fresh or any(self._recording.made_to_require_grad(state.tensor) for state in through)
         unknown = owner is None or steps is None or fresh or creation_of(leaf) == "IN_CUSTOM_FUNCTION"
         # Views do not lead through a detached tensor, unless the input itself was moved to one.
         if unknown or any(step.op is aten.detach.default or _is_symbolic(step) for step in steps or ()):
@@ -450,7 +452,9 @@ class OutputClassifier:
         when = When.AFTER_WRITES
         match replay:
             case ViewReplay(ByViews(), History.DETACHED | History.DETACHED_LEAF) if is_stale(owner.seen):
-                when = When.BEFORE_WRITES  # no view is taken of it afterwards
+                # No view is taken of it afterwards; before, it has the shape that it came with.
+                when, before = When.BEFORE_WRITES, self._functionalizer.state_before(owner)
+                replay = self._replay_of(leaf, owner.seen, before)
         return ViewOfInput(owner, replay, when, one_of_many)
 
     def _alias_with_own_history(self, leaf: Tensor, view: ViewOfInput) -> Plain | None:

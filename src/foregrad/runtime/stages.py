@@ -223,6 +223,9 @@ class WriteBack(Stage):
             self._write(writer, facts)
         for facts in self.inputs:
             if facts.reshapes:
+                if early and self.training and facts.recorded.parent is not None:
+                    # Of a view whose base was written, torch knows only then that it is no leaf any more.
+                    writer.line(f"{writer.variable(facts.recorded.slot)}.grad_fn")
                 with self._counted_later(writer, facts):
                     for step in facts.reshapes:
                         self._reshape(writer, writer.variable(facts.recorded.slot), step)
