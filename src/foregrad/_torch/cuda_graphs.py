@@ -104,9 +104,14 @@ def _end_broken(graph: Any) -> None:
         return
 
 
-def storage_users(tensor: Tensor) -> int:
-    """How many hold the memory of a tensor: nothing public tells."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+def storage_of(tensor: Tensor) -> int:
+    """The memory of a tensor as `storage_users` takes it, for as long as the tensor is there."""
+    return tensor.untyped_storage()._cdata
+
+
+def storage_users(storage: int) -> int:
+    """How many hold a memory: nothing public tells."""
+    return int(torch._C._storage_Use_Count(storage))
 
 
 def unowned(tensor: Tensor) -> Tensor:

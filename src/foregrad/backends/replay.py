@@ -26,6 +26,7 @@ from .._torch import (
     kernel_settings,
     new_memory,
     set_lazy_bits,
+    storage_of,
     storage_users,
     unowned,
     wait_for,
@@ -96,7 +97,7 @@ class _Kept:
     """What a backward will read where it is, and results that share its memory."""
 
     index: int
-    bits: tuple[bool, bool]  # whether it is read conjugated, or negated
+    bits: tuple[bool, bool] | None  # whether it is read conjugated, and negated, if it is either
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class _Copied:
     """A result, as the caller gets it: a copy."""
 
     index: int
-    bits: tuple[bool, bool]
+    bits: tuple[bool, bool] | None
 
 
 @dataclass(eq=False)
@@ -128,10 +129,11 @@ class Capture:
         self._out_of = [in_full(copy) for copy in self.copies]
         self._layouts = [(place.size(), place.stride()) for place in self.places]
         self._repeated = [_repeats(place) for place in self.places]
-        alone = storage_users(torch.empty(1))
-        own = collections.Counter(map(_address, self.kept))
-        self._memories = list({_address(tensor): tensor for tensor in self.kept}.values())
-        self._own_users = [alone - 1 + own[_address(tensor)] for tensor in self._memories]
+        self._shows_again = any(map(_repeats, self.copies))
+        alone = torch.empty(1)
+        own = collections.Counter(map(storage_of, self.kept))
+        self._memories = [*own]
+        self._own_users = [storage_users(storage_of(alone)) - 1 + count for count in own.values()]
 
     @property
     def is_free(self) -> bool:
@@ -158,16 +160,16 @@ class Capture:
         self.launches += 1
         copies = [place_like(copy) for copy in self.copies]
         if copies:
-            copy_all([in_full(copy) for copy in copies], self._out_of)
+            copy_all([in_full(copy) for copy in copies] if self._shows_again else copies, self._out_of)
         kept = [tensor.data for tensor in self.kept]  # each a tensor of its own, at version zero
         return [self._result(result, args, kept, copies) for result in self.results]
 
     def _result(self, result: Any, args: Sequence[Any], kept: Sequence[Tensor], copies: Sequence[Tensor]) -> Any:
         match result:
             case _Copied(index, bits):
-                return set_lazy_bits(copies[index], *bits) if any(bits) else copies[index]
+                return set_lazy_bits(copies[index], *bits) if bits else copies[index]
             case _Kept(index, bits):
-                return set_lazy_bits(kept[index], *bits) if any(bits) else kept[index]
+                return set_lazy_bits(kept[index], *bits) if bits else kept[index]
             case _Argument():
                 return result.of(args)
             case _:
@@ -313,7 +315,7 @@ class ReplayedGraph:
             case, group = (_Kept, kept) if _address(output) in saved else (_Copied, copies)
             if id(output) not in group:
                 group[id(output)] = set_lazy_bits(output, *bits)  # once more takes them away
-            results.append(case(list(group).index(id(output)), bits))
+            results.append(case(list(group).index(id(output)), bits if any(bits) else None))
         return results, list(kept.values()), [unowned(copy) for copy in copies.values()]
 
 
