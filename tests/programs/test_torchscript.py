@@ -246,3 +246,13 @@ def test_numbers_in_what_is_traced(inside):
     compiled = foregrad.aot_function(program, nop)
     assert torch.equal(compiled(x), twice_and_one(x))
     assert torch.equal(torch.autograd.grad(compiled(x).sum(), x)[0], torch.full((3,), 2.0))
+
+
+@torch.jit._script_if_tracing
+def read_where_nothing_is_traced(x):
+    return x * float(x.detach().numpy().sum())
+
+
+def test_a_refusal_where_torchscript_may_trace_is_the_refusal():
+    with pytest.raises(DataDependentError, match=r"numpy\(\) of a recorded tensor"):
+        foregrad.aot_function(read_where_nothing_is_traced, nop)(torch.ones(3))

@@ -366,9 +366,6 @@ WAYS_OUT = {
         "Convert its argument to a dtype first",
         lambda n: under_another_default(lambda: n.double() / 2),
     ),
-    "a seed": Way(
-        lambda x: torch.manual_seed(3) and x * torch.rand(3), of(3), "Seed outside", lambda x: x * torch.rand(3)
-    ),
     # tensors of other kinds
     "a write to a sparse tensor": Way(
         lambda a: a.mul_(2).to_dense(),
@@ -495,6 +492,11 @@ SCENARIOS = {
         r"Raise foregrad\.config\.max_reads",
         lambda call: reading(30, lambda: call(Loop().forward)(torch.ones(3))),
     ),
+    "a seed": (
+        lambda call: reads_refused(lambda: call(lambda x: torch.manual_seed(3) and x * torch.rand(3))(plain(3))),
+        "Seed outside",
+        lambda call: reads_refused(lambda: call(lambda x: x * torch.rand(3))(plain(3))),
+    ),
     "a batched second gradient": (
         lambda call: batched_second(call(torch.sin), leaf(3)),
         "compute the gradients one after another",
@@ -560,6 +562,11 @@ def second_of(function, *others):
 
 def reading(most, run):
     with foregrad.config.patch(max_reads=most):
+        return run()
+
+
+def reads_refused(run):
+    with foregrad.config.patch(reads="refused"):
         return run()
 
 

@@ -45,7 +45,7 @@ from .._torch import (
     without_function_modes,
 )
 from .._torch.errors import DYNAMO, FX_TRACING, HIGHER_ORDER_OPERATORS, SCRIPT_TRACING
-from ..errors import StateChangeError, UnsupportedError
+from ..errors import ForegradError, StateChangeError, UnsupportedError
 from ..graph.graph import Step
 from ..host_numbers import HostNumber, HostNumbers
 from ..ops import tensors_in
@@ -727,6 +727,8 @@ class Session:
 
 def _refuse_higher_order(error: Exception) -> None:
     """Say which operator of the program had a part of it traced by torch itself, where that has failed."""
+    if isinstance(error, ForegradError):  # a refusal says itself what it is about
+        return
     refusal = "the higher-order operator {} cannot be compiled yet."
     if type(error).__module__.startswith(DYNAMO):
         raise UnsupportedError(refusal.format(caller_of(error, DYNAMO))) from error
