@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from . import capture, compile, forces, partition, runtime, subclasses
+from . import capture, compile, forces, partition, runtime, step, subclasses
 from .compile_models import SUBJECTS
 from .models import MODELS
 from .partition_models import FAMILIES
 from .sides import setting
 from .table import Mark, Table, marks_table
 
-PARTS = ("capture", "runtime", "subclasses", "partition", "compile", "forces")
+PARTS = ("capture", "runtime", "subclasses", "partition", "compile", "forces", "step")
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -65,6 +65,10 @@ def main() -> None:
     if "compile" in parts:
         tables, found = compile.run(compiled, options.rounds, compile.default_device())
         publish("compile", *tables)
+        marks += found
+    if "step" in parts:
+        tables, found = step.run(options.rounds, options.repeats, compile.default_device())
+        publish("step", *tables)
         marks += found
     if "forces" in parts:
         tables, found = forces.run(options.rounds, compile.default_device())

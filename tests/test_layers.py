@@ -40,6 +40,7 @@ LAYERS = (
     "capturing",
     "api",
     "compiling",
+    "training",
     "dynamo",
     "export",
     "testing",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .export import aot_export_joint_simple, aot_export_module
     from .export.api import _aot_export_function as _aot_export_function
     from .testing import check
+    from .training import train_step
 
 __version__ = "0.1.0"
 
@@ -68,6 +69,7 @@ __all__ = [
     "make_boxed_func",
     "min_cut_rematerialization_partition",
     "set_model_name",
+    "train_step",
 ]
 
 _ON_DEMAND = {
@@ -75,6 +77,7 @@ _ON_DEMAND = {
     "aot_export_joint_simple": ".export",
     "aot_export_module": ".export",
     "check": ".testing",
+    "train_step": ".training",
 }
 """Where to find what a program that compiles and trains does not use: a fifth of the package, loaded when asked for."""
 

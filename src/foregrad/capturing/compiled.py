@@ -27,6 +27,7 @@ from .._torch import (
 )
 from ..compat import ViewAndMutationMeta
 from ..errors import CaptureError, EagerFallbackWarning, FirstCallError, ForegradError, StateChangeError
+from ..graph.graph import Graph
 from ..locks import Lock, recording_lock, state_lock
 from ..logs import show_recompile
 from ..options import AOTConfig, Changing
@@ -90,6 +91,11 @@ class Specialization:
     def backward_graph(self) -> fx.GraphModule | None:
         """What the backward compiler is given, if the program has a backward."""
         return self._program.backward_graph
+
+    @property
+    def flat_graph(self) -> Graph:
+        """The forward as the run time has it: nodes in the order in which they run."""
+        return self._program.flat_graph
 
     @property
     def saved(self) -> tuple[SavedValue, ...]:

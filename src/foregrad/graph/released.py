@@ -31,7 +31,7 @@ def with_gradients_released(graph: Graph) -> Graph:
 class _Reordering:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        fixed = [node for node in graph.nodes if _is_of_backward(node) or (node.impure and not _is_last_write(node))]
+        fixed = [node for node in graph.nodes if of_backward(node) or (node.impure and not _is_last_write(node))]
         self._stays = ancestors([*nodes_in(graph.results), *fixed])
         self._written = {node.args[0] for node in graph.nodes if _is_last_write(node)}
         self._root: dict[Node, Node] = {}  # what a view looks at
@@ -125,7 +125,7 @@ class _Reordering:
         return node
 
 
-def _is_of_backward(node: Node) -> bool:
+def of_backward(node: Node) -> bool:
     """Whether a node of autograd's has run the operator."""
     return node.origin is not None and node.origin[1] is not None
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .._torch import OpOverload
 from ..graph.graph import Graph, Node, get_constant, nodes_in
+from ..graph.released import of_backward
 from ..ops import Kind, op_info
 from ..slots import Saved, Size
 from .costs import bytes_of
@@ -178,6 +179,61 @@ def simulate_alone(graph: Graph) -> Memory:
     returned = [index[node] for node in nodes_in(graph.results)]
     tables = inputs, storages.holds, storages.makes, storages.sizes
     return alive_over(range(count, len(nodes)), *tables, range(count), returned, pinned)
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """Bytes of a whole training step, by the sizes of the recording: what the caller holds, and what the step adds.
+
+    >>> print(StepMemory(state=8 << 20, activations=2 << 20, gradients=1 << 20))
+    state 8.0 MiB; at the peak, activations 2.0 MiB and gradients 1.0 MiB
+    """
+
+    state: int  # of what it is given: parameters, optimizer state, buffers, batches
+    activations: int  # alive at the peak, and of no update
+    gradients: int  # alive at the peak, for updates that follow
+
+    @property
+    def peak(self) -> int:
+        """The most at any moment, beyond what the caller holds."""
+        return self.activations + self.gradients
+
+    def __str__(self) -> str:
+        state, activations, gradients = (f"{n / 2**20:.1f} MiB" for n in (self.state, self.activations, self.gradients))
+        return f"state {state}; at the peak, activations {activations} and gradients {gradients}"
+
+
+def step_memory(graph: Graph) -> StepMemory:
+    """Simulate a graph with a backward and updates inside; a gradient is what a backward makes and others read."""
+    nodes, inputs, index = _numbered(graph)
+    storages = Storages(nodes, inputs)
+    count = len(graph.inputs)
+    state = {s for held in storages.holds[:count] for s in held}
+    made_by = {s: i for i, made in enumerate(storages.makes) for s in made}
+    last: dict[int, int] = {}
+    gradients: set[int] = set()
+    for i in range(count, len(nodes)):
+        for item in (i, *inputs[i]):
+            for s in storages.holds[item]:
+                last[s] = i
+                if not of_backward(nodes[i]) and s in made_by and of_backward(nodes[made_by[s]]):
+                    gradients.add(s)
+    for node in nodes_in(graph.results):
+        last.update(dict.fromkeys(storages.holds[index[node]], len(nodes)))
+    best: set[int] = set()
+    alive: set[int] = set()
+    size, most = 0, 0
+    for i in range(count, len(nodes)):
+        new = {s for s in storages.makes[i] if s not in state}
+        alive |= new
+        size += sum(storages.sizes[s] for s in new)
+        if size > most:
+            most, best = size, set(alive)
+        dead = {s for item in (i, *inputs[i]) for s in storages.holds[item] if last[s] == i and s in alive}
+        alive -= dead
+        size -= sum(storages.sizes[s] for s in dead)
+    held = sum(storages.sizes[s] for s in best & gradients)
+    return StepMemory(sum(storages.sizes[s] for s in state), most - held, held)
 
 
 def simulate(forward: Graph, backward: Graph) -> Simulation:

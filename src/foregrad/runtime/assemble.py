@@ -56,6 +56,7 @@ class Program:
     forward_graph: fx.GraphModule
     forward_parts: tuple[fx.GraphModule, ...]  # between which data is read; otherwise the graph itself
     backward_graph: fx.GraphModule | None
+    flat_graph: Graph  # the forward, as the run time has it
     source: str
     call: Callable[..., Any]
     strides: Sequence[Any] | None  # of what the forward graph returns, if its compiler reported them
@@ -120,6 +121,7 @@ def _assemble(joint: Joint, config: AOTConfig, entry: Entry) -> Program:
         forward_graph=made.forward.module,
         forward_parts=made.parts,
         backward_graph=made.backward_graph,
+        flat_graph=made.forward.graph,
         source=writer.source,
         call=writer.namespace["call"],
         strides=made.strides,

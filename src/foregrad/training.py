@@ -1,0 +1,108 @@
+"""`foregrad.train_step`: a whole training step, with its backward and its optimizer inside, as one program."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from torch import fx, nn
+
+from .capturing.compiled import Compiled, Recompile, Specialization
+from .compiling import compile
+from .errors import ConfigError, ForegradError
+from .options import Compiler
+from .partition.memory import StepMemory, step_memory
+
+
+class TrainStep:
+    """A training step that is compiled when it is called: once for the first call, and once for all others.
+
+    What else is compiled, and why, is in `specializations` and `recompiles`.
+    """
+
+    def __init__(self, compiled: Compiled) -> None:
+        functools.update_wrapper(self, compiled, updated=())
+        self._compiled = compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._compiled(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return repr(self._compiled).replace("<compiled", "<training step", 1)
+
+    @property
+    def specializations(self) -> list[Specialization]:
+        """The programs, in the order in which they were compiled."""
+        return self._compiled.specializations
+
+    @property
+    def recompiles(self) -> list[Recompile]:
+        """Why each program but the first was compiled."""
+        return self._compiled.recompiles
+
+    @property
+    def graph(self) -> fx.GraphModule:
+        """The graph of the latest program, as its backend was given it: forward, backward and updates."""
+        return self._latest.forward_graph
+
+    @property
+    def memory(self) -> StepMemory:
+        """What the latest program has alive at its peak, by kind."""
+        return step_memory(self._latest.flat_graph)
+
+    @property
+    def _latest(self) -> Specialization:
+        if not self.specializations:
+            raise ForegradError(f"{self!r} was not called yet: call it once, and it has a program to look at.")
+        return self.specializations[-1]
+
+
+def train_step(
+    fn: Callable[..., Any],
+    backend: str | Compiler = "eager",
+    *,
+    mode: str | None = None,
+    release_gradients: bool | Literal["auto"] = "auto",
+    cuda_graph: bool = False,
+    fallback: Literal["error", "eager"] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> TrainStep:
+    """Compile a whole training step: forward, loss, backward, clipping and optimizers, as one program.
+
+    >>> import torch, foregrad
+    >>> model = torch.nn.Linear(8, 1)
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> @foregrad.train_step
+    ... def step(x):
+    ...     loss = model(x).square().mean()
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     optimizer.zero_grad()
+    ...     return loss.item()
+    >>> losses = [step(torch.ones(2, 8)) for _ in range(3)]
+    >>> losses[0] > losses[1] > losses[2], len(step.specializations) <= 2
+    (True, True)
+
+    Parameters, optimizer state and buffers are written in place, as in eager. Results are detached: the backward is
+    inside. Numbers in `param_groups` are read at each call: a schedule runs outside of the step.
+
+    Args:
+        fn: the step. It finds model and optimizers by itself.
+        backend: as for `foregrad.compile`. Graphs of "eager" take numbers; for others, a new learning rate is a new
+            program.
+        mode: as for `foregrad.compile`.
+        release_gradients: let each gradient go before the next one comes, where nothing needs them all at once; "auto"
+            does so where it saves more than a MiB of the peak.
+        cuda_graph: launch the compiled step as one CUDA graph, with the backend "cudagraphs" over this one.
+        fallback: as for `foregrad.compile`.
+        options: as for `foregrad.compile`.
+    """
+    if isinstance(fn, nn.Module) or not callable(fn):
+        raise ConfigError(f"train_step takes a function that makes a whole step, not {type(fn).__name__}.")
+    if cuda_graph:
+        backend, options = "cudagraphs", {**(options or {}), "backend": backend}
+    compiled = compile(fn, backend, mode=mode, dynamic=False, fallback=fallback, inplace=True, options=options)
+    compiled.config = dataclasses.replace(compiled.config, release_gradients=release_gradients, differentiate=False)
+    return TrainStep(compiled)

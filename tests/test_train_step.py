@@ -1,0 +1,82 @@
+"""`foregrad.train_step`: the front door for whole training steps."""
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+from foregrad.errors import ConfigError, ForegradError
+
+
+def wide(layers=6, width=256):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+    return model, torch.optim.AdamW(model.parameters(), fused=True)
+
+
+def step_over(model, optimizer):
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def test_results_are_detached_and_equal():
+    x = torch.ones(2, 256)
+    eager, compiled = step_over(*wide()), foregrad.train_step(step_over(*wide()))
+    for _ in range(4):
+        expected, found = eager(x), compiled(x)
+        assert torch.equal(expected, found)
+        assert not found.requires_grad
+    assert len(compiled.specializations) <= 2
+    assert "training step" in repr(compiled)
+
+
+def test_gradients_are_released_by_themselves():
+    memory = {}
+    for release in (True, False, "auto"):
+        step = foregrad.train_step(step_over(*wide()), release_gradients=release)
+        for _ in range(2):
+            step(torch.ones(2, 256))
+        memory[release] = step.memory
+    assert memory["auto"] == memory[True]
+    assert memory[False].gradients > 5 * 256 * 256 * 4
+    assert memory[True].gradients < 3 * 256 * 256 * 4
+    assert memory[True].state == memory[False].state > 18 * 256 * 256 * 4
+    assert memory[True].peak == memory[True].activations + memory[True].gradients
+
+
+def test_a_small_step_keeps_one_operator_for_all():
+    step = foregrad.train_step(step_over(*wide(layers=3, width=8)))
+    for _ in range(2):
+        step(torch.ones(2, 8))
+    names = [str(node.target) for node in step.graph.graph.nodes]
+    assert sum(name.startswith("aten._fused_adamw_") for name in names) == 1
+
+
+def test_what_it_does_not_take():
+    with pytest.raises(ConfigError, match="takes a function"):
+        foregrad.train_step(nn.Linear(2, 2))
+    with pytest.raises(ForegradError, match="not called yet"):
+        _ = foregrad.train_step(step_over(*wide())).memory
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device for it")
+def test_a_cuda_graph_needs_a_device():
+    with pytest.raises(ConfigError, match="needs a CUDA device"):
+        foregrad.train_step(step_over(*wide()), cuda_graph=True)
+
+
+def test_an_error_of_the_program_changes_nothing():
+    model, optimizer = wide(layers=2, width=8)
+    step = foregrad.train_step(step_over(model, optimizer))
+    step(torch.ones(2, 8))
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        step(torch.ones(2, 7))
+    assert all(map(torch.equal, before, model.parameters()))
+    assert all(type(value) is float for value in (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["eps"]))
