@@ -62,6 +62,13 @@ def test_a_copy_of_a_compiled_function_compiles_anew(copied):
     assert again.__name__ == "program" and again.__wrapped__ is program
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", nop])
+@pytest.mark.parametrize("copied", COPIES)
+def test_a_copy_of_what_a_backend_compiles(copied, backend):
+    compiled = foregrad.compile(nn.Linear(2, 2), backend)
+    assert torch.equal(copied(compiled)(plain(3, 2)), compiled(plain(3, 2)))
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled, saved])
 def test_a_copy_of_a_compiled_module_has_parameters_of_its_own(copied):
     """F-9"""

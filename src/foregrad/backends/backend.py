@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,15 +32,21 @@ def of_compiler(name: str, compiler: Compiler, *, fuses: bool = True, takes_numb
 
     To compute something again is cheap where it is fused into what reads it, and costs a kernel where it is not.
     """
-
-    def boxed(graph: Any, examples: Any) -> Any:
-        compiled = compiler(graph, examples)
-        is_boxed = getattr(compiled, "_boxed_call", False) or not callable(compiled)
-        return compiled if is_boxed else make_boxed_func(compiled)
-
+    boxed = functools.partial(_compile_boxed, compiler)
     compilers = Compilers(boxed, boxed, boxed)
     partition = min_cut_rematerialization_partition if fuses else default_partition
-    return Backend(name, lambda: compilers, takes_numbers=takes_numbers, partition=partition)
+    return Backend(name, functools.partial(_the_same, compilers), takes_numbers=takes_numbers, partition=partition)
+
+
+# Functions with names, for a compiled callable that is pickled.
+def _compile_boxed(compiler: Compiler, graph: Any, examples: Any) -> Any:
+    compiled = compiler(graph, examples)
+    is_boxed = getattr(compiled, "_boxed_call", False) or not callable(compiled)
+    return compiled if is_boxed else make_boxed_func(compiled)
+
+
+def _the_same(compilers: Compilers) -> Compilers:
+    return compilers
 
 
 def stays_in_place(slot: Slot | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -32,10 +33,14 @@ def backend(
         raise ConfigError("options={'backend': 'cudagraphs'} for the backend 'cudagraphs' is one too many.")
     return Backend(
         "cudagraphs",
-        lambda: _compilers(inner.new_compilers(), fallback),
+        functools.partial(_new_compilers, inner.new_compilers, fallback),
         inner.decompositions,
         partition=inner.partition,
     )
+
+
+def _new_compilers(inner: Callable[[], Compilers], fallback: Literal["error", "eager"]) -> Compilers:
+    return _compilers(inner(), fallback)
 
 
 def _compilers(inner: Compilers, fallback: Literal["error", "eager"]) -> Compilers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ def backend(mode: str | None, options: Mapping[str, Any] | None) -> Backend:
     for name, value in (options or {}).items():
         _require_known("options", name.replace("-", "_"), inductor_option_names())
         settings[name.replace("-", "_")] = value
-    return Backend("inductor", lambda: _compilers(settings), inductor_decompositions, writes_inputs=True)
+    return Backend("inductor", functools.partial(_compilers, settings), inductor_decompositions, writes_inputs=True)
 
 
 def _require_known(what: str, name: str, known: Sequence[str]) -> None:

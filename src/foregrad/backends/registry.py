@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -54,4 +55,8 @@ def named(
             f"There is no backend {backend!r}.{did_you_mean(backend, known)} There are: {', '.join(known)}."
         )
     compiler = registered_backend(backend)  # by torch's contract, what it returns takes separate arguments
-    return of_compiler(backend, lambda graph, examples: make_boxed_func(compiler(graph, examples)))
+    return of_compiler(backend, functools.partial(_compile_boxed, compiler))
+
+
+def _compile_boxed(compiler: Compiler, graph: Any, examples: Any) -> Any:
+    return make_boxed_func(compiler(graph, examples))
