@@ -8,6 +8,7 @@ what nothing could put back is refused before anything is taken out of it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 from collections.abc import Callable, Container, Sequence
 from typing import Any
@@ -95,6 +96,9 @@ class Ahead(Walk):
                 self.holders.append(Holder(function.__name__, function, FUNCTION, self._in_argument))
             if self._in_argument:
                 self._private.add(id(function))
+
+    def _enter_registered(self, function: Any, path: str) -> None:
+        self._enter_function(function.func if is_a(function, functools.partial) else function)
 
     def _guard(self, add: Callable[[StateGuard, *Ts], None], *args: *Ts) -> None:
         """Nothing is compared with what is found here."""

@@ -459,7 +459,7 @@ class Walk(FreeVariables):
             self._guard(StateGuard.add_other, kind, kinds.REGISTERED)
         self.holders.append(Holder(kind.__qualname__, kind, kinds.CLASS))
         for function in registered_with_pytree(kind):
-            self._visit(Source(function, "held", None, f"what takes {kind.__qualname__} apart"), function)
+            self._enter_registered(function, f"what takes {kind.__qualname__} apart")
         tables_of_enums = is_a(kind, enum.EnumMeta)  # in which Python notes combinations of flags when they are met
         for name, value in list(vars(kind).items()):
             if tables_of_enums and name.startswith("_") and name.endswith("_"):
@@ -471,6 +471,12 @@ class Walk(FreeVariables):
                 self._later.append(functools.partial(self._enter_class, value, called=True))
             elif _may_hold_state(value) and not name.startswith("__"):
                 self._visit_value(Source(weakly(kind), "attribute", name, path), value)
+
+    def _enter_registered(self, function: Any, path: str) -> None:
+        """A function that torch calls for the objects of a class, if it may have done so."""
+        inner = function.func if is_a(function, functools.partial) else function
+        if is_a(inner, types.FunctionType) and self._scope.calls(inner.__code__):
+            self._visit(Source(function, "held", None, path), function)
 
     def _enter_subclasses(self) -> None:
         """A program that asks classes for their subclasses finds those of any class of the user's."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -51,6 +52,7 @@ from ..stack_traces import (
     ModuleCalls,
     Origin,
     Stack,
+    own_slow_trace,
     said_now,
     show_stack,
     user_stack,
@@ -224,11 +226,17 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, op: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        tracing = own_slow_trace() if getattr(op, "namespace", None) == "aten" else None
+        if tracing is not None:  # no code of the user's runs in here
+            sys.settrace(None)
         try:
             return self._dispatch(op, types, args, kwargs or {})
         except ForegradError as error:
             self.refuse(error)
             raise
+        finally:
+            if tracing is not None:
+                sys.settrace(tracing)
 
     def refuse(self, error: Exception) -> Exception:
         """Remember the first refusal: a program that catches it would go on in another way than in eager."""
