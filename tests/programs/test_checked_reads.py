@@ -671,3 +671,27 @@ def test_a_partitioner_that_drops_reads_is_told():
     )
     for n in range(CALLS):
         assert torch.equal(compiled(values(n, 3)), two_branches(values(n, 3)))
+
+
+def test_a_program_lists_its_reads():
+    def program(x):
+        rows = x[x > 0]
+        return rows.sum() if len(rows) > 2 else x.sum() * (2 if x.max() > 1 else 3)
+
+    compiled = foregrad.aot_function(program, nop)
+    compiled(torch.tensor([1.0, 2.0, 3.0, -1.0]))
+    compiled(torch.tensor([2.0, -1.0]))
+    many, few = (specialization.reads for specialization in compiled.specializations)
+    assert [read.operator for read in many] == ["aten.nonzero.default"] and many[0].symbol is not None
+    assert many[0].symbol in str(many[0].condition) and "rows = x[x > 0]" in many[0].place
+    assert few[-1].operator == "bool()" and few[-1].value is True and few[-1].symbol is None
+    assert f"has the size {many[0].symbol} where " in str(many[0])
+
+
+def test_past_the_limit_the_warning_names_the_read_that_keeps_changing():
+    with foregrad.config.patch(max_specializations=3):
+        compiled = foregrad.aot_function(lambda x: x * x.sum().item(), nop)
+    for n in range(3):
+        compiled(torch.full((2,), n + 1.0))
+    with pytest.warns(foregrad.errors.EagerFallbackWarning, match=r"What keeps changing is item\(\) at .*test_checked"):
+        assert torch.equal(compiled(torch.full((2,), 4.0)), torch.full((2,), 32.0))

@@ -7,27 +7,73 @@ something else, its result is made anew, with strides that are computed from the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from .._torch import FakeTensor, OpOverload, hint_of, new_fake_mode
+from .._torch import FakeTensor, OpOverload, hint_of, is_static, make_fake, new_fake_mode, run_on_meta
 from ..errors import ForegradError, UnsupportedError
 from ..ops import aten
 from .engine import WORKSPACE, Engine
 from .lean_engine import LeanEngine, kept
-from .tensor_meta import Fresh, Other, Part, Result, Several, Shared, TensorMeta, described, interned, mixture
+from .tensor_meta import Fresh, Other, Part, Result, Same, Several, Shared, TensorMeta, described, interned, mixture
 from .trials import reconciled, strides_in_order
 
 
 class SymbolicEngine(Engine):
     """FakeTensorMode, whose results lie as they do in reality."""
 
+    @functools.cached_property
+    def _stand_ins(self) -> dict[TensorMeta, FakeTensor]:
+        return {}  # what the witness has seen, by what it knows of it
+
+    @functools.cached_property
+    def _witness(self) -> LeanEngine:
+        return LeanEngine(new_fake_mode(None))
+
     def _answer(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        known = self._without_symbols(op, args, kwargs)
+        if known is not NotImplemented:
+            return known
         out = self.infer(op, types, args, kwargs)
         return out if not kept(op).triable else self._witnessed(op, args, kwargs, out)
+
+    def _without_symbols(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the witness says of arguments without symbols, who has known it for long: shape inference need not."""
+        if self.own_mode is None or kept(op).why_not is not None or torch.is_inference_mode_enabled():
+            return NotImplemented
+        tensors: list[FakeTensor] = []
+        metas: list[TensorMeta] = []
+        if _has_symbols((args, kwargs)):
+            return NotImplemented
+        try:
+            given, named = _numbers((list(args), kwargs), tensors, metas)
+        except NoNumber:
+            return NotImplemented
+        if not tensors or any(tensor.constant is not None or tensor.fake_mode is not self.mode for tensor in tensors):
+            return NotImplemented
+        found = self._testimony(op, given, named)
+        if not isinstance(found, Several):
+            return self._made(found, tensors)
+        if not all(isinstance(result, Fresh) for result in found.results):
+            return NotImplemented
+        return found.kind([self._made(result, tensors) for result in found.results])
+
+    def _made(self, fact: Any, tensors: Sequence[FakeTensor]) -> Any:
+        """A result as the witness describes it."""
+        match fact:
+            case Same(argument):
+                return tensors[argument]
+            case Fresh(meta) if not meta.has_bits:
+                return self._strided(meta.size, meta.stride, 0, meta.dtype, meta.device)
+            case Shared(argument, meta) if not meta.has_bits and meta.dtype is tensors[argument].dtype:
+                geometry = tensors[argument], meta.size, meta.stride, meta.offset
+                view = run_on_meta(self.mode, aten.as_strided.default, geometry, {})
+                return make_fake(self.mode, view, meta.device)
+        return NotImplemented
 
     def _witnessed(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         tensors: list[FakeTensor] = []
@@ -49,13 +95,16 @@ class SymbolicEngine(Engine):
 
     def _testimony(self, op: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Result | Several | None:
         """What an operator gives to tensors of these sizes, if the witness can tell."""
-        witness = LeanEngine(new_fake_mode(None))
+        witness = self._witness
         fakes: list[FakeTensor] = []
 
         def fake(value: Any) -> Any:
             if isinstance(value, TensorMeta):
-                fakes.append(witness.at(value))
-                return fakes[-1]
+                known = self._stand_ins.get(value)
+                if known is None or any(known is other for other in fakes):
+                    known = self._stand_ins[value] = witness.at(value)
+                fakes.append(known)
+                return known
             if isinstance(value, dict):
                 return {name: fake(item) for name, item in value.items()}
             return [fake(item) for item in value] if isinstance(value, list) else value
@@ -132,6 +181,22 @@ def _workspace(item: Any, guess: TensorMeta, fact: TensorMeta) -> Tensor | None:
 
 class NoNumber(Exception):
     """There is no number behind a symbol, or no metadata for a tensor."""
+
+
+def _has_symbols(value: Any) -> bool:
+    """Whether there are symbols among arguments, or in the sizes of tensors."""
+    if isinstance(value, Tensor):
+        return not is_static(value) and any(type(n) is not int for n in _geometry(value))
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_symbols, value))
+    return any(map(_has_symbols, value.values())) if isinstance(value, dict) else isinstance(value, _SYMBOLS)
+
+
+def _geometry(tensor: Tensor) -> Sequence[Any]:
+    return (*tensor.shape, *tensor.stride(), tensor.storage_offset()) if tensor.layout is torch.strided else (None,)
+
+
+_SYMBOLS = (SymInt, SymFloat, SymBool)
 
 
 def _numbers(value: Any, tensors: list[FakeTensor], metas: list[TensorMeta]) -> Any:

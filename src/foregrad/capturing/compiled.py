@@ -28,6 +28,7 @@ from .._torch import (
 from ..compat import ViewAndMutationMeta
 from ..errors import CaptureError, EagerFallbackWarning, FirstCallError, ForegradError, StateChangeError
 from ..graph.graph import Graph
+from ..graph.reads import DataRead
 from ..locks import Lock, recording_lock, state_lock
 from ..logs import show_recompile
 from ..options import AOTConfig, Changing
@@ -112,6 +113,18 @@ class Specialization:
         order 2: primals_2, float32[2], an input
         """
         return self._program.saved
+
+    @property
+    def reads(self) -> tuple[DataRead, ...]:
+        """Where the program reads data, in order: a call that reads anything else is for another program.
+
+        >>> import foregrad, torch
+        >>> compiled = foregrad.compile(lambda x: x * 2 if x.sum() > 0 else x, backend="eager")
+        >>> _ = compiled(torch.ones(2))
+        >>> [(read.operator, read.value) for read in compiled.specializations[0].reads]
+        [('bool()', True)]
+        """
+        return self._program.reads
 
     @property
     def source(self) -> str:

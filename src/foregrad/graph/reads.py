@@ -39,8 +39,30 @@ class Read:
     symbols: tuple[tuple[str, str], ...] = ()  # or they are symbols: how each is found in the results
 
     def __str__(self) -> str:
-        verb = "has the size" if self.sized else "is"
-        return f"read {self.number}: {self.what} {verb} {shown(self.value)}, at {self.place}"
+        return f"read {self.number}: {DataRead.of(self)}"
+
+
+@dataclass(frozen=True, slots=True)
+class DataRead:
+    """A place where a program reads data, as its user sees it."""
+
+    operator: str  # `bool()`, `item()`, `aten.nonzero.default`
+    place: str  # in the user's code
+    value: Any  # what it was while the program was recorded; for sizes, those of the results
+    symbol: str | None  # that stands for the size: any size is for the program that meets the condition
+    condition: str | None  # on this symbol and those before it
+
+    @classmethod
+    def of(cls, read: Read, condition: str | None = None) -> DataRead:
+        """What a user sees of a read."""
+        return cls(read.what, read.place, read.value, next((name for name, _ in read.symbols), None), condition)
+
+    def __str__(self) -> str:
+        if self.symbol is not None:
+            where = "" if self.condition is None else f" where {self.condition}"
+            return f"{self.operator} has the size {self.symbol}{where}, at {self.place}"
+        verb = "has the size" if isinstance(self.value, tuple) else "is"
+        return f"{self.operator} {verb} {shown(self.value)}, at {self.place}"
 
 
 START = -1

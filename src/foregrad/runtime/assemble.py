@@ -18,6 +18,7 @@ from ..errors import ForegradError, InternalError, UnsupportedError
 from ..graph.graph import Graph
 from ..graph.host_part import HostPart, is_number, without_host_part
 from ..graph.inplace import written_in_place
+from ..graph.reads import DataRead, Read
 from ..graph.released import with_gradients_released
 from ..graph.verify import verify, verify_in_place
 from ..joint.build import Joint
@@ -36,7 +37,16 @@ from .compilers import Boxed, CompilerInput, checked, compile_graph, example_val
 from .double_backward import Orders
 from .effect_tokens import unlift_tokens, without_first_tokens
 from .host_part import write_host_part
-from .parts import Missed, States, conditions_of, generators_before, has_reads, require_all_reads, write_parts
+from .parts import (
+    Conditions,
+    Missed,
+    States,
+    conditions_of,
+    generators_before,
+    has_reads,
+    require_all_reads,
+    write_parts,
+)
 from .saved_tensors import SavedValue, saved_by
 from .stages import stages_of
 
@@ -67,6 +77,12 @@ class Program:
         """What is known about inputs and outputs, put together when it is asked for."""
         sizes = None if self.backward is None else self.backward.saved_sizes
         return describe(self.joint, self.config, sizes, self.deterministic)
+
+    @cached_property
+    def reads(self) -> tuple[DataRead, ...]:
+        """Where it reads data, in order."""
+        reads, conditions = _reads_of(self.joint)
+        return tuple(DataRead.of(read, conditions.get(read.number, (None,))[0]) for read in reads)
 
     @property
     def saved(self) -> tuple[SavedValue, ...]:
@@ -246,11 +262,16 @@ def _compile_parts(
         install(checked(compiled, phase, part.graph, install))
         return reported
 
-    reads = [node.read for node in joint.graph.nodes if node.read is not None]
-    shape_env = joint.recording.engine.shape_env
-    conditions = conditions_of(shape_env, reads) if any(read.symbols for read in reads) else {}
+    _, conditions = _reads_of(joint)
     parts = write_parts(graph, conditions, writer, name, compile_part)
     return parts.modules, parts.strides
+
+
+def _reads_of(joint: Joint) -> tuple[list[Read], Conditions]:
+    """The reads of a program, and what it relies on about their symbols."""
+    reads = [node.read for node in joint.graph.nodes if isinstance(node.read, Read)]
+    shape_env = joint.recording.engine.shape_env
+    return reads, conditions_of(shape_env, reads) if any(read.symbols for read in reads) else {}
 
 
 def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, made: _Compiled) -> None:

@@ -120,7 +120,7 @@ Conditions = Mapping[int, tuple[str, tuple[str, ...]]]
 """By the numbers of reads: what the recording assumed about the symbols of that read and those before, as text."""
 
 
-def conditions_of(shape_env: Any, reads: Sequence[Read | Reseed]) -> Conditions:
+def conditions_of(shape_env: Any, reads: Sequence[Read]) -> Conditions:
     """The conditions of a recording, each at the last read that it mentions."""
     owners = {symbol: read.number for read in reads for symbol, _ in read.symbols}
     texts: dict[int, list[str]] = {}
