@@ -5,6 +5,7 @@ A row is a program, what makes the arguments of its nth call, and how many progr
 
 import copy
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import foregrad
+from foregrad import min_cut_rematerialization_partition
 from foregrad.capturing.guards import MISS
 from foregrad.errors import DataDependentError
 from helpers import leaf, nop, plain
@@ -655,6 +657,70 @@ def test_gradients_of_gradients():
             (first,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
             found.append(torch.autograd.grad(first.sum(), x)[0])
         assert torch.equal(*found)
+
+
+def masked_and_branched(x, w):
+    y = (x @ w).tanh()
+    return (y[y > 0] ** 2).sum() + (y**3 if y.sum() > 0 else y.exp()).sum()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"memory_budget": 0.3}, {"dynamic": True}, {"partition_fn": min_cut_rematerialization_partition}]
+)
+def test_masks_and_branches_under_all_partitions(options):
+    compare(
+        masked_and_branched,
+        lambda n: (values(n, 4, 4), values(n + 1, 4, 4)),
+        4,
+        lambda f: foregrad.aot_function(f, nop, **options),
+    )
+
+
+def test_gradients_of_gradients_of_what_a_mask_selects():
+    compiled = foregrad.aot_function(masked_and_branched, nop)
+    for n in range(4):
+        found = []
+        for f in (compiled, masked_and_branched):
+            x, w = values(n, 4, 4), values(n + 1, 4, 4)
+            first = torch.autograd.grad(f(x, w), (x, w), create_graph=True)
+            found.append(torch.autograd.grad(sum(g.square().sum() for g in first), (x, w)))
+        assert same(*found)
+
+
+def test_threads_take_programs_of_their_own_data():
+    compiled, wrong = foregrad.aot_function(masked_and_branched, nop), []
+
+    def work(start):
+        for n in range(start, start + 8):
+            found = []
+            for f in (compiled, masked_and_branched):
+                x, w = values(n, 4, 4), values(n + 1, 4, 4)
+                f(x, w).backward()
+                found.append((x.grad, w.grad))
+            wrong.extend([] if same(*found) else [n])
+
+    threads = [threading.Thread(target=work, args=(start,)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_what_follows_a_read_of_other_data_never_runs():
+    ran = []
+    with torch.library._scoped_library("foregrad_traps", "DEF") as library:
+        library.define("trap(Tensor x) -> Tensor")
+        library.impl("trap", lambda x: (ran.append(float(x[0])), x.clone())[1], "CompositeExplicitAutograd")
+        torch.library.register_fake("foregrad_traps::trap", torch.empty_like, lib=library)
+
+        def program(x):
+            return torch.ops.foregrad_traps.trap(x) if x.sum() > 0 else x * 2
+
+        compiled = foregrad.aot_function(program, nop)
+        for sign in (1, -1, 1, -1, -1):
+            compiled(sign * plain(3))
+    assert ran == [float(plain(3)[0])] * 2
 
 
 def test_a_partitioner_that_drops_reads_is_told():

@@ -116,6 +116,11 @@ class CheckedReads:
         """Whether sizes are symbols."""
         return self._symbols == "given"
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the real tensors are gone: what is recorded now is a backward that was not asked for before."""
+        return self._replay.is_over
+
     def release(self) -> None:
         """Let go of all tensors."""
         self._replay.release()

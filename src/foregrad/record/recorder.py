@@ -438,6 +438,10 @@ class Recorder(TorchDispatchMode):
                 indices.append(mask)
             else:
                 indices += self._places_in(mask)
+        if self.checked_reads is not None and self.checked_reads.is_over:
+            # A backward that is recorded later has what autograd has saved, the mask: it selects as it is.
+            with without_function_modes():
+                return self.engine.run(aten.index.Tensor, (type(args[0]),), (args[0], indices), {})
         with self:
             found = aten.index.Tensor(args[0], indices)
         self._read = "known"
