@@ -131,8 +131,11 @@ def steps(device: torch.device, rounds: int) -> tuple[Table, list[Mark]]:
 
 
 def _step(program: Callable[..., Tensor], module: ForceLoss, inputs: Inputs) -> Callable[[], object]:
+    parameters = [*module.parameters()]
+
     def step() -> None:
-        module.zero_grad()
+        for parameter in parameters:
+            parameter.grad = None
         program(*inputs).backward()
 
     return step

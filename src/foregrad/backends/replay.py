@@ -316,7 +316,8 @@ class ReplayedGraph:
             if id(output) not in group:
                 group[id(output)] = set_lazy_bits(output, *bits)  # once more takes them away
             results.append(case(list(group).index(id(output)), bits if any(bits) else None))
-        return results, list(kept.values()), [unowned(copy) for copy in copies.values()]
+        alone = [tensor.data for tensor in kept.values()]  # a view keeps what it was taken from
+        return results, alone, [unowned(copy) for copy in copies.values()]
 
 
 def _address(tensor: Tensor) -> int:
