@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,20 +28,21 @@ def may_self_overlap(written: Sequence[Any], arguments: Sequence[Any], pointwise
     """
     tensors = list(tensors_in(arguments))
     targets = list(tensors_in(written))
-    storages: dict[int, int] = {}
-    if not all(map(lies_alone, targets)):
-        with without_function_modes():
-            storages = {id(tensor): tensor.untyped_storage()._cdata for tensor in tensors}
+    times = Counter(map(id, tensors))
+    if not pointwise and any(times[id(target)] > 1 for target in targets):
+        return True
     for target in targets:
-        if not pointwise and sum(other is target for other in tensors) > 1:
-            return True
         if any(stride == 0 and size != 1 for size, stride in zip(target.shape, target.stride(), strict=True)):
             return True
-        for other in tensors if storages else ():
-            shared = other is not target and storages[id(other)] == storages[id(target)]
-            if shared and geometry_of(other) != geometry_of(target):
-                return True
-    return False
+    if all(map(lies_alone, targets)):
+        return False
+    by_storage: dict[int, list[Tensor]] = {}
+    with without_function_modes():
+        for tensor in {id(tensor): tensor for tensor in tensors}.values():
+            by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+        groups = [by_storage.get(target.untyped_storage()._cdata, []) for target in targets]
+    pairs = ((target, other) for target, group in zip(targets, groups, strict=True) for other in group)
+    return any(other is not target and geometry_of(other) != geometry_of(target) for target, other in pairs)
 
 
 def reads_what_it_writes(written: Sequence[Any], arguments: Sequence[Any]) -> bool:

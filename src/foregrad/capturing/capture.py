@@ -450,17 +450,21 @@ class _FreeTensors:
         self._reachable = reachable
         self.sources: dict[FreeTensor, Source] = {}
         self._tensors: dict[FreeTensor, Tensor] = {}
+        self._alike: dict[str, int] = {}  # how many have a path
 
     def clear(self) -> None:
+        self._alike.clear()
         self.sources.clear()
         self._tensors.clear()
 
     def slot_of(self, tensor: Tensor) -> FreeTensor:
         """A new slot for a tensor that the program has found."""
         source = self._reachable.source_of(tensor)
-        slot = FreeTensor(source.path)
+        slot, number = FreeTensor(source.path), self._alike.get(source.path, 1)
         while slot in self.sources:
-            slot = FreeTensor(f"{slot.path}'")
+            number += 1
+            slot = FreeTensor(f"{source.path} ({number})")
+        self._alike[source.path] = number
         self.sources[slot], self._tensors[slot] = source, tensor
         return slot
 
@@ -763,14 +767,15 @@ def _refuse_sharing_with_sparse(tensors: Mapping[Primal, Tensor], changes: Chang
 
 def _refuse_sharing_with_arrays(holders: Sequence[Holder], tensors: Mapping[Primal, Tensor], changes: Changes) -> None:
     """Refuse a write to memory of an array that the program can reach: one that it reads later shows it in eager."""
-    written = changes.written & tensors.keys()
+    holders = [holder for holder in holders if holder.kind.compared == "numbers"]
+    written = changes.written & tensors.keys() if holders else frozenset()
     for slot, tensor in [(place, leaf) for place in written for leaf in leaves_of(tensors[place])]:
         if tensor.device.type != "cpu" or isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
             continue
         start = tensor.untyped_storage().data_ptr()
         memory = range(start, start + tensor.untyped_storage().nbytes())
-        for path, owner, kind, _ in holders:
-            shared = memory_of(owner) if kind.compared == "numbers" else range(0)
+        for path, owner, _, _ in holders:
+            shared = memory_of(owner)
             if shared and memory and shared.start < memory.stop and memory.start < shared.stop:
                 raise UnsupportedError(
                     f"the program writes to {slot}, which shares its memory with {path}, an array that it can reach: "

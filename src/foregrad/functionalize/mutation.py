@@ -154,12 +154,13 @@ def _refuse_overlap(walk: Walk, step: Step, targets: Sequence[Tensor]) -> None:
 def _reads_others(walk: Walk, step: Step, targets: Sequence[Tensor]) -> bool:
     """Whether a list operator reads, for one of its results, the memory of another."""
     lists = [a for a in (*step.args, *step.kwargs.values()) if isinstance(a, (list, tuple)) and len(a) == len(targets)]
+    written: dict[int, set[int]] = {}  # by storage: the places of the results that lie there
+    for i, target in enumerate(targets):
+        written.setdefault(id(walk.state_of(target).storage), set()).add(i)
     for column in (a for a in lists if a is not targets):
         for i, item in enumerate(column):
-            if isinstance(item, Tensor):
-                storage = walk.state_of(item).storage
-                if any(storage is walk.state_of(t).storage for k, t in enumerate(targets) if k != i):
-                    return True
+            if isinstance(item, Tensor) and written.get(id(walk.state_of(item).storage), {i}) != {i}:
+                return True
     return False
 
 
