@@ -43,6 +43,8 @@ class Row:
 
 
 _SYNTAX = (
+    (r"^(if|for) ", "branch or loop"),
+    (r" if .* else ", "if else"),
     (r"^\[.*\] =", "[] ="),
     (r"^(\[.*\])? \+= ", "+="),
     (r"^(\[.*\])? \*= ", "*="),
@@ -329,6 +331,26 @@ shift_all_([{a}, {apart}], {f})
 {r} = WritesInBackward.apply({a}, {b})
 """
 
+_READS = """
+{r} = {a} * {b}.sum().item()
+{r} = {a} + {b}.abs().max().item()
+{r} = {a} if {b}.sum() > {f} else -{a}
+{r} = {a} if ({mask}).any() else {b}
+{r} = {a}.detach() if {a}.isnan().any() else {a}.view(-1)
+{r} = {a} * int(({mask}).sum())
+{r} = {a} + sum({b}.flatten().tolist())
+{r} = {a}[{mask}]
+{r} = {a}.masked_select({mask})
+{r} = ({mask}).nonzero()
+{r} = {a}.unique()
+{r} = {a}[: int(({mask}).sum())]
+{r} = {a}.narrow({d}, 0, int(({mask}).any()))
+{a}[{mask}] = {a}[{mask}] * 2
+if {a}.sum() > {f}: {a}.mul_({f})
+if ({mask}).all(): {b}.add_({a})
+for _ in range(2): {a}.mul_(0.5) if {a}.abs().max() > {f} else {a}.add_({f})
+"""
+
 # How often each kind is drawn: writes and views make the programs that are hard to compile.
 WEIGHTS = {
     "view": 30,
@@ -342,6 +364,7 @@ WEIGHTS = {
     "out": 3,
     "norm": 2,
     "grad mode": 1,
+    "read": 4,
 }
 
 _TABLES = {
@@ -356,6 +379,7 @@ _TABLES = {
     "out": _OUT,
     "norm": _NORMS,
     "grad mode": _GRAD_MODE,
+    "read": _READS,
 }
 
 ROWS: dict[str, tuple[Row, ...]] = {

@@ -205,9 +205,41 @@ _TRAINED = """{o}_layer = torch.nn.Linear(4, 4)
 OPTIMIZERS = (
     "torch.optim.SGD({o}_layer.parameters(), lr=0.1)",
     "torch.optim.SGD({o}_layer.parameters(), lr=0.1, momentum=0.9)",
+    "torch.optim.SGD({o}_layer.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, maximize=True)",
     "torch.optim.Adam({o}_layer.parameters(), lr=0.1)",
+    "torch.optim.Adam([{'params': [{o}_layer.weight]}, {'params': [{o}_layer.bias], 'lr': 0.5}], amsgrad=True)",
     "torch.optim.AdamW({o}_layer.parameters(), lr=torch.tensor(0.1))",
+    "torch.optim.AdamW({o}_layer.parameters(), lr=0.1, foreach=True)",
+    "torch.optim.RMSprop({o}_layer.parameters(), lr=0.1, centered=True, momentum=0.5)",
+    "torch.optim.Adagrad({o}_layer.parameters(), lr=0.1, lr_decay=0.5)",
+    "torch.optim.Adadelta({o}_layer.parameters())",
+    "torch.optim.Adamax({o}_layer.parameters(), lr=0.1)",
+    "torch.optim.NAdam({o}_layer.parameters(), lr=0.1)",
+    "torch.optim.RAdam({o}_layer.parameters(), lr=0.1)",
+    "torch.optim.Rprop({o}_layer.parameters(), lr=0.1)",
+    "torch.optim.ASGD({o}_layer.parameters(), lr=0.1)",
 )
+
+_BACKWARD = "{o}_layer({a}.detach()).sum().backward()"
+
+_SCHEDULERS = (
+    "torch.optim.lr_scheduler.StepLR({optimizer}, 1)",
+    "torch.optim.lr_scheduler.ExponentialLR({optimizer}, 0.5)",
+    "torch.optim.lr_scheduler.CosineAnnealingLR({optimizer}, 3)",
+    "torch.optim.lr_scheduler.LambdaLR({optimizer}, lambda epoch: 0.5**epoch)",
+    "torch.optim.lr_scheduler.OneCycleLR({optimizer}, 0.5, total_steps=9)",
+    "torch.optim.lr_scheduler.LinearLR({optimizer}, total_iters=2)",
+    "torch.optim.lr_scheduler.CyclicLR({optimizer}, 0.1, 0.5, 2, cycle_momentum=False)",
+)
+
+_PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau({optimizer}, patience=0)"
+
+_SCALED = """{o}_layer = torch.nn.Linear(4, 4)
+{o}_optimizer = {optimizer}
+{o} = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)"""
+
+_SCALED_BACKWARD = "{p}.scale({o}_layer({a}.detach()).sum() * {factor}).backward()"
+_SCALED_STEP = "{p}.step({o}_optimizer); {p}.update(); {o}_optimizer.zero_grad()"
 
 _OPTIMIZER_EVENTS = (
     "{p}.param_groups[0]['lr'] = {f}",
@@ -268,32 +300,63 @@ def layer_kinds(family: str) -> tuple[Kind, ...]:
                 "{p}.max_norm = 0.5",
             ),
         ),
-        *(
-            Kind(
-                "optimizer",
-                (),
-                _TRAINED.replace("{optimizer}", optimizer),
-                numbers=("float({p}.param_groups[0]['lr'])", "len({p}.state)"),
-                reads=("{r} = {o}_layer({a})", "{r} = {o}_layer({a})"),
-                writes=(
-                    "{p}.step()",
-                    "{p}.zero_grad()",
-                    "{p}.param_groups[0]['lr'] = 0.2",
-                    "{o}_layer({a}.detach()).sum().backward(); {p}.step(); {p}.zero_grad()",
-                    "{o}_layer({a}.detach()).sum().backward(); {p}.step()",
-                ),
-                events=_OPTIMIZER_EVENTS,
-                weight=0.75,
-            )
-            for optimizer in OPTIMIZERS
-        ),
+        *_trained_kinds(),
+    )
+
+
+def _trained_kinds() -> tuple[Kind, ...]:
+    """Optimizers, schedulers and gradient scalers, over a layer of their own."""
+    optimizers = tuple(
+        Kind(
+            "optimizer",
+            (),
+            _TRAINED.replace("{optimizer}", optimizer),
+            numbers=("float({p}.param_groups[0]['lr'])", "len({p}.state)"),
+            reads=("{r} = {o}_layer({a})", "{r} = {o}_layer({a})"),
+            writes=(
+                "{p}.step()",
+                "{p}.zero_grad()",
+                "{p}.param_groups[0]['lr'] = 0.2",
+                f"{_BACKWARD}; {{p}}.step(); {{p}}.zero_grad()",
+                f"{_BACKWARD}; {{p}}.step(); {{p}}.zero_grad()",
+                f"{_BACKWARD}; {{p}}.step()",
+                f"{_BACKWARD}; torch.nn.utils.clip_grad_norm_({{o}}_layer.parameters(), 0.5); {{p}}.step()",
+            ),
+            events=_OPTIMIZER_EVENTS,
+            weight=5 / len(OPTIMIZERS),
+        )
+        for optimizer in OPTIMIZERS
+    )
+    schedulers = tuple(
         Kind(
             "scheduler",
             (),
-            _TRAINED.replace("{o} = {optimizer}", "{o} = torch.optim.lr_scheduler.StepLR(" + OPTIMIZERS[0] + ", 1)"),
+            _TRAINED.replace("{optimizer}", scheduler.replace("{optimizer}", OPTIMIZERS[0])),
             numbers=("{p}.get_last_lr()[0]", "{p}.last_epoch", "{p}.optimizer.param_groups[0]['lr']"),
             reads=("{r} = {o}_layer({a})",),
-            writes=("{p}.step()",),
+            writes=(
+                *("{p}.step()", f"{_BACKWARD}; {{p}}.optimizer.step(); {{p}}.step()") * (scheduler is not _PLATEAU),
+                *("{p}.step({a}.detach().mean())", "{p}.step({a}.mean().item())") * (scheduler is _PLATEAU),
+            ),
             events=_SCHEDULER_EVENTS,
-        ),
+            weight=2 / len(_SCHEDULERS),
+        )
+        for scheduler in (*_SCHEDULERS, _PLATEAU)
     )
+    scalers = tuple(
+        Kind(
+            "scaler",
+            (),
+            _SCALED.replace("{optimizer}", optimizer),
+            numbers=("{p}.get_scale()",),
+            reads=("{r} = {p}.scale({o}_layer({a}))", "{r} = {o}_layer({a})"),
+            writes=tuple(
+                "; ".join([_SCALED_BACKWARD.replace("{factor}", factor), *unscaled, _SCALED_STEP])
+                for factor in ("1.0", "{a}.detach().mean()", "float('inf')")
+                for unscaled in ([], ["{p}.unscale_({o}_optimizer)"])
+            ),
+            events=("{p}.update(2.0)", "{p}.set_growth_interval({i})", "{o}_optimizer.param_groups[0]['lr'] = {f}"),
+        )
+        for optimizer in (OPTIMIZERS[1], OPTIMIZERS[3])
+    )
+    return (*optimizers, *schedulers, *scalers)
