@@ -40,8 +40,12 @@ class Imitation:
         self.stream = 0
 
     def captured(self, run, memory, generators):
-        outputs = list(run())
         given = run.__closure__[0].cell_contents
+        whole = [replay.in_full(arg.data) for arg in given if isinstance(arg, torch.Tensor)]
+        before = [(memory_given, memory_given.clone()) for memory_given in whole]
+        outputs = list(run())
+        for memory_given, held in before:  # a capture runs nothing
+            memory_given.copy_(held)
         memories = {arg.untyped_storage().data_ptr() for arg in given if isinstance(arg, torch.Tensor)}
         for output in outputs:
             if isinstance(output, torch.Tensor) and output.untyped_storage().data_ptr() not in memories:
@@ -314,3 +318,55 @@ def test_options_are_those_of_the_backend_inside(device):
         foregrad.compile(F.relu, "cudagraphs", options={"backend": "cudagraphs"})
     with pytest.raises(ConfigError, match="There is no backend 'eagr'"):
         foregrad.compile(F.relu, "cudagraphs", options={"backend": "eagr"})
+
+
+def training(device, change=lambda optimizer, number: None):
+    """Losses, parameters and state of a whole training step, eager and launched, and the step."""
+    seen = []
+    for compile in (lambda step: step, lambda step: foregrad.train_step(step, cuda_graph=True)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+        def step(x, model=model, optimizer=optimizer):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        call, losses = compile(step), []
+        for number in range(8):
+            change(optimizer, number)
+            losses.append(call(torch.full((3, 4), 1.0 + number)))
+        state = [value for held in optimizer.state.values() for value in held.values()]
+        seen.append([*losses, *model.parameters(), *state])
+    assert all(map(torch.equal, *seen))
+    return call
+
+
+def test_a_whole_training_step(device):
+    """Parameters and optimizer state stay where they are, and are written there."""
+    step = training(device)
+    assert device.launches > 3
+    assert len(step.specializations) == 2
+
+
+def test_no_learning_rate_is_part_of_a_capture(device):
+    def change(optimizer, number):
+        optimizer.param_groups[0]["lr"] = 0.01 if number < 5 else 0.02
+
+    training(device, change)
+    assert device.launches > 2
+
+
+def test_a_write_to_a_copy_is_refused(device):
+    state = torch.ones(2)
+
+    def program(x):
+        x.mul_(2)
+        state.add_(x)
+
+    compiled = foregrad.compile(program, "cudagraphs", inplace=True)
+    with pytest.raises(UnsupportedError, match=r"writes to args\[0\] in place"):
+        compiled(torch.ones(2))

@@ -23,6 +23,7 @@ class Backend:
     new_compilers: Callable[[], Compilers]  # called once for each program
     decompositions: Callable[[], Decompositions] | None = None
     takes_numbers: bool = False  # whether graphs may take floats that another call has otherwise
+    decides_in_place: bool = False  # whether its compiler itself decides what it writes in place
     writes_inputs: bool = False  # whether its inference graphs may write to inputs themselves
     partition: Partitioner = min_cut_rematerialization_partition  # unless another one is asked for
 

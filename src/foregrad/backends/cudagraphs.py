@@ -10,8 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from .._torch import identity_of
+from .._torch import OpOverload, identity_of
 from ..errors import ConfigError, EagerFallbackWarning, UnsupportedError
+from ..ops import Kind, op_info, written_arguments
 from ..options import Compiler, Compilers
 from ..runtime.compilers import GraphSlots
 from ..slots import Saved, Token
@@ -35,6 +36,7 @@ def backend(
         "cudagraphs",
         functools.partial(_new_compilers, inner.new_compilers, fallback),
         inner.decompositions,
+        decides_in_place=inner.decides_in_place or inner.writes_inputs,
         partition=inner.partition,
     )
 
@@ -56,6 +58,7 @@ def _compilers(inner: Compilers, fallback: Literal["error", "eager"]) -> Compile
         def compile_and_replay(graph: fx.GraphModule, examples: Any) -> Any:
             slots = graph.meta["slots"]
             device = only_device(graph, slots, phase)
+            _refuse_lost_writes(graph, slots, phase)
             generators = _generators(graph)
             return ReplayedGraph(
                 compile_graph(graph, examples),
@@ -122,6 +125,34 @@ def only_device(graph: fx.GraphModule, slots: GraphSlots, phase: str) -> torch.d
             "another backend."
         )
     return next(iter(devices))
+
+
+def _refuse_lost_writes(graph: fx.GraphModule, slots: GraphSlots, phase: str) -> None:
+    """Refuse a graph that itself writes to an input of which a capture has a copy: the caller would not see it."""
+    inputs = iter(slots.inputs)
+    shows: dict[fx.Node, Any] = {}  # the input that a node shows, as it is or by a view
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            shows[node] = next(inputs)
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
+            continue
+        info = op_info(node.target)
+        if info.kind is Kind.VIEW and node.all_input_nodes[0] in shows:
+            shows[node] = shows[node.all_input_nodes[0]]
+        targets = written_arguments(node.target, node.args, dict(node.kwargs)) if info.written else ()
+        for target in _nodes_among(targets):
+            slot = shows.get(target)
+            if slot is not None and not stays_in_place(slot):
+                raise UnsupportedError(
+                    f"the {phase} graph writes to {slot} in place, of which a CUDA graph has a copy. Keep what is "
+                    "written in a buffer of a module, pass a clone, or compile without inplace=True."
+                )
+
+
+def _nodes_among(values: Any) -> list[fx.Node]:
+    if isinstance(values, fx.Node):
+        return [values]
+    return [node for value in values for node in _nodes_among(value)] if isinstance(values, (list, tuple)) else []
 
 
 def _note_or_refuse(node: fx.Node, on_host: bool, constant: set[fx.Node]) -> None:
