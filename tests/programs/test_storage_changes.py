@@ -694,3 +694,17 @@ class Doubled(torch.autograd.Function):
 def test_a_custom_function_that_writes_to_nothing_is_followed_by_autograd():
     """M-9: a second backward finds that its node was freed."""
     check_core(lambda x: (x, Doubled.apply(x)), (leaf(1) * 1)[2:])
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, z: (z.resize_((3,)), x.mul_(2), z)[2],
+        lambda x, z: (x.resize_as_(z), x.mul_(2), x)[2],
+        lambda x, z: (z.resize_((1,)), z.resize_((3,)), x.mul_(2), z)[3],
+    ],
+)
+def test_a_resize_to_the_size_that_is_there_changes_nothing(program):
+    """M-10: an expanded tensor stays one, and nothing is written to it in another way than to its memory."""
+    base = plain(3)
+    check_core(program, base, base[:1].expand_as(base))

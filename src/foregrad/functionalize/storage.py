@@ -30,8 +30,10 @@ _VIEW_FORMS = {aten.transpose_.default: aten.transpose.int}
 def reshape(walk: Walk, step: Step) -> None:
     """Follow a step that changes the geometry of its first argument."""
     tensor = step.args[0]
-    state = walk.state_of(tensor)
+    state, before = walk.state_of(tensor), walk.shape_now(tensor)
     walk.step_over()  # the shapes from here on
+    if step.op in _RESIZES and _lies_alike(before, walk.shape_now(tensor)):
+        return  # torch looks at the size first: not even memory that the tensor has too little of is made longer
     if step.op is aten.resize_as_.default:  # its template is no plain number
         walk.reshapes.setdefault(id(tensor), []).extend(_same_change(step, tensor, walk.shape_now(tensor)))
     else:
@@ -146,6 +148,14 @@ def _resize(walk: Walk, step: Step, state: TensorState, tensor: Tensor) -> None:
     geometry = list(shape.shape), list(shape.stride()), shape.storage_offset()
     view = ViewStep(aten.as_strided.default, geometry, {}, None, step.grad_enabled, aten.as_strided_.default)
     walk.add_view(root, tensor, view).source = state
+
+
+def _lies_alike(before: Tensor, after: Tensor) -> bool:
+    """Whether a tensor is still where it was in its memory."""
+    if _is_symbolic(before) or _is_symbolic(after):
+        return False
+    same_place = before.storage_offset() == after.storage_offset()
+    return same_place and before.shape == after.shape and before.stride() == after.stride()
 
 
 def extent(tensor: Tensor) -> int:
