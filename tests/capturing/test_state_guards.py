@@ -786,6 +786,15 @@ def kernel_in_python_of_a_program_that_puts_names_together():
 
 
 @case
+def method_as_a_kernel():
+    o = Plain(n=2.0)
+    scale = operator_of_kernels("scaled", CompositeImplicitAutograd=o.scaled)
+    yield lambda x: scale(x) + 1
+    o.n = 3.0
+    yield
+
+
+@case
 def custom_function_in_a_kernel():
     held = {"n": 2.0}
 

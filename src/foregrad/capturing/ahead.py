@@ -31,7 +31,7 @@ class Ahead(Walk):
         self,
         root: Callable[..., Any],
         arguments: Sequence[tuple[str, Any]],
-        classes: Sequence[type | types.FunctionType] = (),
+        classes: Sequence[type | types.FunctionType | types.MethodType] = (),
     ) -> None:
         self._code: dict[int, types.CodeType] = {}  # of the user's functions that have run, or are about to, by id
         self._waiting: dict[int, list[types.FunctionType]] = {}  # by the id of their code

@@ -42,6 +42,7 @@ from .code import (
     Scope,
     found_where_it_says,
     is_library_class,
+    is_library_file,
     is_library_function,
     is_library_module,
     methods_of,
@@ -82,7 +83,7 @@ class Walk(FreeVariables):
         root: Callable[..., Any],
         arguments: Sequence[tuple[str, Any]] = (),
         scope: Scope | None = None,
-        classes: Sequence[type | types.FunctionType] = (),
+        classes: Sequence[type | types.FunctionType | types.MethodType] = (),
     ) -> None:
         """Walk from a function, from the leaves of its arguments, and from the classes of objects in those; functions
         among them are called beside."""
@@ -102,7 +103,7 @@ class Walk(FreeVariables):
         self._in_argument = False
         self._private: set[int] = set()  # ids of functions that are reached through arguments only
         self.generators: list[torch.Generator] = []
-        self.kernels: list[types.FunctionType] = []  # of operators, which torch calls by itself
+        self.kernels: list[types.FunctionType | types.MethodType] = []  # of operators, which torch calls by itself
         self._told: dict[str, int] = {}  # how many of each were told of
         self._tell: Callable[[Reached], None] = lambda reached: None
         with looked_at():
@@ -125,17 +126,23 @@ class Walk(FreeVariables):
 
     def kernel_runs(self, frame: types.FrameType) -> None:
         """A function that torch calls by itself, for an operator, is about to run; it is looked at before."""
-        if any(function.__code__ is frame.f_code for function in self.kernels):
+        code = frame.f_code
+        if is_library_file(code.co_filename) or any(kernel.__code__ is code for kernel in self.kernels):
             return
-        found = [function for function in gc.get_referrers(frame.f_code) if is_a(function, types.FunctionType)]
+        found: list[Any] = [one for one in gc.get_referrers(code) if is_a(one, types.FunctionType)]
+        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        methods = [types.MethodType(one, owner) for one in found if _is_method(one, type(owner))]
         with looked_at(), without_function_modes():
-            self.kernels += found
-            for function in found:
-                self._enter_function(function)
+            self.kernels += methods or found
+            for kernel in methods or found:
+                self._enter_kernel(kernel)
             self._look_at_functions()
         if self._is_of_no_use:
-            self.unknown.append(Unfollowed(frame.f_code.co_name, "is a kernel of an operator and looks up names"))
+            self.unknown.append(Unfollowed(code.co_name, "is a kernel of an operator and looks up names"))
         self._tell_new()
+
+    def _enter_kernel(self, kernel: types.FunctionType | types.MethodType) -> None:
+        self._visit(Source(kernel, "held", None, kernel.__name__), kernel)
 
     def _tell_new(self) -> None:
         if self._used_up:
@@ -228,7 +235,7 @@ class Walk(FreeVariables):
             if isinstance(kind, type):
                 self._enter_class(kind)
             else:
-                self._enter_function(kind)
+                self._enter_kernel(kind)
         self._look_at_functions()
         if not self.modules:
             self._guard(StateGuard.add_hooks, global_module_hooks())
@@ -709,6 +716,11 @@ def _reads_namespace(namespace: dict[str, Any], names: Names) -> bool:
     loaded = {id(namespace.get(name)) for name in names.loaded}
     by_module = id(builtins) in loaded and not READ_NAMESPACE.isdisjoint(names.attributes)
     return by_module or not READ_NAMESPACE.isdisjoint(names.loaded) or not _READ_NAMESPACE.isdisjoint(loaded)
+
+
+def _is_method(function: Any, kind: type) -> bool:
+    """Whether objects of a class have a function as a method."""
+    return getattr(kind, function.__name__, None) is function
 
 
 def _is_used_up(value: Any) -> bool:
