@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._torch import OpOverload, kernels_only, quiet_inference, set_lazy_bits
 from ..errors import UnsupportedError
-from ..ops import Kind, op_info
+from ..ops import Kind, aten, op_info
 from .tensor_meta import (
     DTYPES,
     Fresh,
@@ -321,10 +321,23 @@ _PIVOTS = frozenset(
 )  # names of arguments that hold the numbers of rows, which LAPACK counts from one
 
 
+_WRITES_VALUES_BY_MASK = frozenset(
+    {aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default, aten._unsafe_index_put.default}
+)
+
+
+def _so_many(places: int, flat: Tensor) -> Any:
+    """As many places in a mask as there are values to be written there."""
+    return flat[:places].fill_(True) if flat.dtype is torch.bool else _ordinary(flat)
+
+
 def fills(op: OpOverload, metas: Sequence[TensorMeta]) -> list[Fill]:
     """Values to try. Integers may be indices, and a kernel that is given one out of range may end the process."""
     if any(argument.name in _PIVOTS for argument in op._schema.arguments):
         return [_first_rows]
+    masks = [meta for meta in metas if meta.dtype is torch.bool]
+    if op in _WRITES_VALUES_BY_MASK and len(masks) == 1 and metas[-1].size:
+        return [functools.partial(_so_many, metas[-1].size[0])]
     in_range = "pointwise" in op_info(op).traits or all(
         meta.device.type == "cpu" and min(meta.size, default=2) > 1 for meta in metas
     )

@@ -92,6 +92,13 @@ def require_fitting_masks(tensor: Tensor, masks: Sequence[Tensor | None]) -> Non
         dim += mask.dim()
 
 
+def _refused_later(what: str, stack: Stack) -> DataDependentError:
+    return DataDependentError(
+        f"{what} of a recorded tensor, at {where(stack)}, in a backward that is recorded later: it follows from a "
+        f"gradient, or the first backward has not read it. {WAY_OUT}"
+    )
+
+
 class CheckedReads:
     """What a program has read so far."""
 
@@ -175,6 +182,8 @@ class CheckedReads:
         origins = (op, self._replay.origin((*args, *kwargs.items()))) if backward else None
         if self._replay.is_over and origins in self._of_backward:
             return self._of_backward[origins], None
+        if self.is_over:
+            raise _refused_later(str(op), stack)
         found = self._results(op, args, kwargs, stack)
         if origins is not None:
             self._of_backward[origins] = found[0]
