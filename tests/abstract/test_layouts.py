@@ -272,6 +272,16 @@ def test_pivots_are_tried_as_numbers_of_rows(nothing_known):
     check(lambda a, b: solve(*torch.linalg.lu_factor(a), b), a.requires_grad_(), b)
 
 
+def write_by_a_mask(x):
+    return x.clone().index_put((x > 3,), x.new_ones(3)), x.clone().masked_scatter(x > 3, x.new_ones(3))
+
+
+def test_writes_by_masks_are_tried_with_what_fits_every_mask(nothing_known):
+    x = plain(2, 3)
+    for ours, eager in zip(foregrad.aot_function(write_by_a_mask, nop)(x), write_by_a_mask(x), strict=True):
+        assert torch.equal(ours, eager) and ours.stride() == eager.stride()
+
+
 def test_custom_operators_are_not_tried(nothing_known):
     """Their fake kernel is the author's word."""
     ran = []

@@ -263,6 +263,7 @@ def tried(case: Case) -> Answer:
     What it says to every mixture of dtypes, whatever the values, it would say to the program too.
     """
     said: list[tuple[type[Exception], str]] = []
+    case = _with_one_value(case)
     for fill in fills(case.op, case.metas):
         try:
             return run_for_real(case, fill)
@@ -273,6 +274,15 @@ def tried(case: Case) -> Answer:
         raise kind(text)
     same = kind(text) if len(set(said)) == 1 and kind in _PLAIN_ERRORS else None  # it may be what eager says
     raise UnsupportedError(_unknown(case.op, f"{kind.__name__}: {next(iter(text.splitlines()), '')}")) from same
+
+
+def _with_one_value(case: Case) -> Case:
+    """A write by masks, of one value for all places: how many there are is data. The result lies as it does anyway."""
+    if case.op is not aten.index_put.default or not any(meta.dtype in _MASKS for meta in metas_in(case.args[1])):
+        return case
+    values = case.args[2]
+    one = interned((), (), 0, values.dtype, values.device, values.conj, values.neg)
+    return Case(case.op, [*case.args[:2], one, *case.args[3:]], case.kwargs)
 
 
 def tried_twice(case: Case) -> Answer | None:
@@ -312,10 +322,15 @@ def _ones(flat: Tensor) -> Any:
     return flat.fill_(1)
 
 
+def _nothing(flat: Tensor) -> Any:
+    return flat.fill_(0)
+
+
 def _first_rows(flat: Tensor) -> Any:
     return flat.fill_(0.5 if flat.is_floating_point() or flat.is_complex() else 1)
 
 
+_MASKS = (torch.bool, torch.uint8)
 _PIVOTS = frozenset(
     {"pivots", "LU_pivots"}
 )  # names of arguments that hold the numbers of rows, which LAPACK counts from one
@@ -341,6 +356,8 @@ def fills(op: OpOverload, metas: Sequence[TensorMeta]) -> list[Fill]:
     in_range = "pointwise" in op_info(op).traits or all(
         meta.device.type == "cpu" and min(meta.size, default=2) > 1 for meta in metas
     )
+    if op is aten.masked_scatter.default:  # how many elements it takes is data, and none are always there
+        return [_nothing]
     return [_ordinary, _alternating, *([_ones] if in_range else [])]
 
 

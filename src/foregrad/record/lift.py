@@ -478,7 +478,7 @@ class LiftedTensors(TorchFunctionMode):
             if done is not NotImplemented:
                 return done
         elif func is Tensor.__setitem__:
-            if self._recorder.has_symbols_of_reads and assign_by_masks(*self._swap(args)):
+            if self._recorder.checked_reads is not None and assign_by_masks(*self._swap(args)):
                 return None
         elif func in REGISTERING:
             return self.hooks.register(func, *self._swap(args), **kwargs)
