@@ -273,6 +273,39 @@ def test_floats_inside_of_a_checkpoint():
     agree(program, behind(program, dynamic=True), *([leaf(100), p] for p in (0.5, 0.25)))
 
 
+def test_compiled_optimizers():
+    """Dynamo hands over lists of its own kind, and tensors that the graph holds."""
+
+    def trained(compiles):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=True)
+        step = torch.compile(optimizer.step, backend=foregrad.backend("eager")) if compiles else optimizer.step
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sin().sum().backward()
+            step()
+        return model.weight
+
+    assert torch.allclose(trained(False), trained(True), atol=1e-5)  # Dynamo has it compute in another order
+
+
+def test_what_foregrad_has_compiled_is_left_alone():
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.inner = foregrad.compile(nn.Linear(3, 3), "eager")
+            self.function = foregrad.compile(torch.sin, "eager")
+
+        def forward(self, x):
+            return self.function(self.inner(x.cos()) * 2)
+
+    outer = Outer()
+    agree(outer, behind(outer), [leaf(2, 3)])
+    assert len(outer.inner.specializations) == 1
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Bad input.
 def test_a_refusal_names_the_line_of_the_user():

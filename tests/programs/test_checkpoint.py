@@ -16,7 +16,9 @@ from torch.utils.checkpoint import (
 
 import foregrad
 from checking import check_core
-from helpers import grab
+from foregrad.api import resolve
+from foregrad.capturing.compiled import Compiled
+from helpers import Graphs, grab
 
 REENTRANT = pytest.mark.parametrize("reentrant", [False, True], ids=["hooks", "reentrant"])
 PRESERVE = pytest.mark.parametrize("preserve", [True, False], ids=["preserve", "redraw"])
@@ -283,6 +285,23 @@ def test_a_region_saves_its_input_and_one_state_of_the_generator(reentrant):
     assert len(saved) == 1 and is_state(saved[0])
     draws = [name for name in graphs.ops("backward") if "from_state" in name]
     assert draws == ["bernoulli_from_state.p", "bernoulli_from_state.p", "rand_like_from_state.default"]
+
+
+@REENTRANT
+def test_each_draw_has_a_state_where_the_compiler_may_change_their_order(reentrant):
+    """Two masks do not depend on each other: Inductor may draw the second one first."""
+
+    def program(x):
+        return checkpoint(lambda x: F.dropout(F.dropout(x.sin(), 0.3).exp(), 0.2), x, use_reentrant=reentrant)
+
+    graphs = Graphs()
+    compilers = graphs.compiler("forward"), graphs.compiler("backward"), graphs.compiler("inference")
+    fixed = {"decompositions": None, "num_params_buffers": 0, "keep_inference_input_mutations": False}
+    compiled = Compiled(program, None, resolve(*compilers, partition_fn=None, draws_in_order=False, **fixed))
+    compiled(leaf(8, 8)).sum().backward()
+    backward = graphs.modules["backward"].graph
+    states = {node.args[0] for node in backward.nodes if "from_state" in str(node.target)}
+    assert len(states) == 2 and all(state.op == "placeholder" for state in states)
 
 
 @REENTRANT

@@ -225,6 +225,33 @@ def test_a_write_to_what_eager_would_not_read_again_is_refused_by_name():
             y.sum().backward(create_graph=keeps_graph)
 
 
+class Halves(torch.autograd.Function):
+    """The backward of one result only looks at a size that that of both does not look at."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, first, second):
+        if second is None:
+            return first * 2 if first.shape[0] > 5 else first * 100
+        return first * 2 + second * 3
+
+
+def test_a_later_backward_that_assumes_more_about_sizes_is_refused():
+    """The guards of the call are written by then: it would be wrong at other sizes."""
+    compiled = foregrad.aot_function(lambda x: Halves.apply(x), nop, dynamic=True)
+    for size in (8, 4):
+        x = leaf(size)
+        first, second = compiled(x)
+        with pytest.raises(BackwardError, match="depends on sizes otherwise"):
+            first.sum().backward(retain_graph=True)
+        (first + second).sum().backward()
+        assert torch.equal(x.grad, torch.full((size,), 5.0))
+
+
 @pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("others", [False, True])
 def test_a_write_to_a_result_that_is_computed_again_is_refused(hooked, others):

@@ -11,13 +11,15 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import SymInt, fx
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._guards import CompileContext, TracingContext, compile_context, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Geometry(NamedTuple):
@@ -234,6 +236,18 @@ def leave_untraced(code: types.CodeType) -> None:
         if isinstance(part, types.CodeType):
             leave_untraced(part)
             set_code_exec_strategy(part, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+
+def left_alone(function: F) -> F:
+    """A function that Dynamo runs as it is: torch's own mark, and what keeps frames below a graph break from it.
+
+    `torch.compiler.disable` would load Dynamo, and stand around each call.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = "Foregrad has compiled it"  # type: ignore[attr-defined]
+    function._torchdynamo_disable_recursive = True  # type: ignore[attr-defined]
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    return function
 
 
 def never_traced(function: Any) -> Any:

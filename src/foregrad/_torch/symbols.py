@@ -10,7 +10,7 @@ import contextlib
 import functools
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -119,6 +119,17 @@ def free_symbols(value: Any) -> set[Any]:
 def expression_of(value: Any) -> Any:
     """The sympy expression of a symbolic number."""
     return value.node.expr
+
+
+@contextlib.contextmanager
+def guards_noticed(shape_env: ShapeEnv) -> Iterator[Callable[[], bool]]:
+    """Tells whether anything has been assumed about symbols since; a front end that has finished would not say so."""
+    before, frozen = (len(shape_env.guards), len(shape_env.replacements)), shape_env.frozen
+    shape_env.frozen = False
+    try:
+        yield lambda: (len(shape_env.guards), len(shape_env.replacements)) != before
+    finally:
+        shape_env.frozen = frozen
 
 
 def hint_of(value: Any) -> int:

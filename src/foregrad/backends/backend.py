@@ -25,6 +25,7 @@ class Backend:
     takes_numbers: bool = False  # whether graphs may take floats that another call has otherwise
     decides_in_place: bool = False  # whether its compiler itself decides what it writes in place
     writes_inputs: bool = False  # whether its inference graphs may write to inputs themselves
+    draws_in_order: bool = True  # whether its graphs draw random numbers in the order of the program
     partition: Partitioner = min_cut_rematerialization_partition  # unless another one is asked for
 
 

@@ -37,6 +37,7 @@ def backend(
         functools.partial(_new_compilers, inner.new_compilers, fallback),
         inner.decompositions,
         decides_in_place=inner.decides_in_place or inner.writes_inputs,
+        draws_in_order=inner.draws_in_order,
         partition=inner.partition,
     )
 

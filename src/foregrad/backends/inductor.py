@@ -30,7 +30,8 @@ def backend(mode: str | None, options: Mapping[str, Any] | None) -> Backend:
     for name, value in (options or {}).items():
         _require_known("options", name.replace("-", "_"), inductor_option_names())
         settings[name.replace("-", "_")] = value
-    return Backend("inductor", functools.partial(_compilers, settings), inductor_decompositions, writes_inputs=True)
+    compilers = functools.partial(_compilers, settings)
+    return Backend("inductor", compilers, inductor_decompositions, writes_inputs=True, draws_in_order=False)
 
 
 def _require_known(what: str, name: str, known: Sequence[str]) -> None:

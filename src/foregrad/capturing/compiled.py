@@ -23,6 +23,7 @@ from .._torch import (
     garbage_collection_paused,
     is_about_symbols,
     is_functorch_wrapped,
+    left_alone,
     under_functorch_transform,
 )
 from ..compat import ViewAndMutationMeta
@@ -216,6 +217,7 @@ class Compiled:
         self._calls: tuple[Callable[..., Any], ...] = ()
         self._sizes = SeenSizes()
 
+    @left_alone
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for call in self._calls:
             result = call(args, kwargs)

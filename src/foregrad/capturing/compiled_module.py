@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from .._torch import calls_modules_plainly
+from .._torch import calls_modules_plainly, left_alone
 from ..options import AOTConfig
 from .compiled import Compiled, Recompile, Specialization
 from .data_parallel import CompiledInside
@@ -210,6 +210,7 @@ def _hash(self: AOTModule) -> int:
 _module_call: Any = nn.Module.__call__
 
 
+@left_alone
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a module as torch does; one that has nothing to be called around its forward, in half the time."""
     if (
@@ -236,6 +237,7 @@ def _forward_of(kind: type) -> Callable[..., Any]:
     """A forward with the signature of the class's; code that takes wrappers off does not come to that one."""
     eager = forward_in(kind)
 
+    @left_alone
     @functools.wraps(eager)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:

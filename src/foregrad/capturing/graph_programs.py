@@ -26,10 +26,23 @@ class _Program(fx.Interpreter):
         super().__init__(graph)
         self.extra_traceback = False  # nodes tell the user's line
 
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[Any, Any]:
+        args, kwargs = super().fetch_args_kwargs_from_env(n)
+        return tuple(map(_plain, args)), _plain(kwargs)
+
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is checkpoint_operator():
             return _checkpointed(*args, **kwargs)
         return super().call_function(target, args, kwargs)
+
+
+def _plain(value: Any) -> Any:
+    """Arguments as the user wrote them: graphs hold lists and dicts of their own kinds."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return tuple(map(_plain, value)) if type(value) is tuple else value
 
 
 def _checkpointed(body: fx.GraphModule, *args: Any, **options: Any) -> Any:

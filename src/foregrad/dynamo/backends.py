@@ -57,6 +57,7 @@ class Settings:
             decompositions=decomposition_table(found, self.decompositions),
             num_params_buffers=0,
             keep_inference_input_mutations=found.writes_inputs,
+            draws_in_order=found.draws_in_order,
             new_compilers=found.new_compilers,
             front_end=FrontEnd.now(),
         )

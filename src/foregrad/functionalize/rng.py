@@ -3,7 +3,7 @@
 By default a draw stays as it is, so that the stream is eager's own. Where the recording replays a draw, as
 checkpointing does, the first one also returns the state of its generator, and the graph draws again from that: what the
 user marked for recomputation is recomputed, and no random values are kept for it. Draws that follow each other in one
-recomputation need one state between them.
+recomputation need one state between them, unless the compiler may change their order: then each has a state of its own.
 
 Under `functionalize_rng_ops` each draw takes a seed and an offset and gives the next offset, so that no generator is
 touched inside the graph; a replay takes the same seed and offset again.
@@ -64,6 +64,7 @@ class Draws:
         self._made: dict[int, _Draw] = {}  # by their step's position
         self._states_after: dict[int, Node] = {}  # after replayed draws, by their step's position
         self._states_used: dict[int, Node] = {}  # by this backward, for replays of the draw at a position
+        self.in_order = True  # the compiler leaves them as they come
         self.forward: RandomInputs | None = None
         self.backward: RandomInputs | None = None
 
@@ -112,7 +113,7 @@ class Draws:
             return self._more(at_offset(op), (*known.source, *args), kwargs, value, known.source[1].value)[0]
         assert step.repeats is not None
         saved = self._state_before(known, step)  # in any case: no compiler may draw otherwise than the replay does
-        state = self._states_used.get(step.repeats)
+        state = self._states_used.get(step.repeats) if self.in_order else saved
         if state is None and step.follows is not None:
             state = self._states_after.get(step.follows)
         if state is None:

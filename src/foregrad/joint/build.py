@@ -295,6 +295,7 @@ def _functionalized_forward(recording: Recording, config: AOTConfig) -> Function
     """Write the forward into a graph; what is written there afterwards has no line of the program."""
     graph = GraphBuilder()
     functionalizer = Functionalizer(recording, graph)
+    functionalizer.draws.in_order = config.draws_in_order
     if config.options.functionalize_rng_ops:
         functionalizer.draws.functionalize()
     for recorded in recording.all_inputs:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from .._torch import (
     autocast_state,
     deterministic_enabled,
     garbage_collection_paused,
+    guards_noticed,
     is_version_error,
     keeps_graph,
     refusal_of_write,
@@ -209,6 +211,7 @@ class Backward:
         self._config = config
         self._lock = Lock()
         self._compiled: Boxed | None = None
+        self._assumes_more = False  # about sizes than calls compare
         self._partial: dict[Any, list[_Graph]] = {}  # by which tangents arrive, and the autocast state
         self._higher_orders = higher_orders
 
@@ -232,13 +235,16 @@ class Backward:
 
     # -------------------------------------------------------------------------------------- the usual backward
     def install(self, place: Callable[[Boxed], None]) -> None:
-        """Put a stub in place that compiles the backward in its first call; sizes that are saved ask for it at once."""
+        """Put a stub in place that compiles the backward in its first call; symbols ask for it at once.
+
+        A compiler may assume something about them, and calls compare only what is assumed by now.
+        """
 
         def stub(args: list[Any]) -> Any:
             return self.compile(place)(args)
 
         place(stub)
-        if self.saved.sizes:
+        if self.saved.sizes or self._tape.session.engine.symbolic:
             try:
                 self.compile(place)
             except Exception:
@@ -377,7 +383,8 @@ class Backward:
     def _recorded(self, mask: tuple[bool, ...]) -> _Graph:
         """The backward for these tangents, with Python's state as it is."""
         try:
-            part = self._tape.partial_backward(self._tape.chosen(mask), self.saved.names, self.writing.writes)
+            with self._sizes_settled():
+                part = self._tape.partial_backward(self._tape.chosen(mask), self.saved.names, self.writing.writes)
         except Retrace as retrace:
             if not isinstance(retrace.reason, LateInputs):
                 raise
@@ -393,6 +400,23 @@ class Backward:
             given = unlift_tokens(given)
         run = self._without_extras(self._compile(given), given.graph)
         return _Graph(given, run, part.saved, part.backward)
+
+    @contextlib.contextmanager
+    def _sizes_settled(self) -> Iterator[None]:
+        """Refuse a backward that assumes more about sizes than calls compare: their guards are written."""
+        shape_env = self._tape.session.engine.shape_env
+        if shape_env is None:
+            yield
+            return
+        with guards_noticed(shape_env) as assumed_more:
+            yield
+            self._assumes_more |= assumed_more()
+            if self._assumes_more:
+                raise BackwardError(
+                    f"The backward of some results of {self._config.name} depends on sizes otherwise than that of all "
+                    "of them: it cannot be compiled for sizes that change. Compile with dynamic=False, or "
+                    "differentiate all results."
+                )
 
     def _without_extras(self, run: Boxed, graph: Graph) -> Boxed:
         """A backward graph as a function of saved values and tangents alone."""
