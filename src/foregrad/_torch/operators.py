@@ -45,7 +45,7 @@ def direct_call(op: Any) -> Callable[..., Any]:
     return op._op if type(op) is OpOverload else op
 
 
-_TORCHS_OWN = frozenset({"aten", "prims", "prim", "quantized", "c10d", "_c10d_functional", "inductor"})
+_TORCHS_OWN = frozenset({"profiler", "aten", "prims", "prim", "quantized", "c10d", "_c10d_functional", "inductor"})
 
 
 def is_extension(func: Any) -> bool:
