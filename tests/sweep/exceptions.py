@@ -47,7 +47,6 @@ EXCEPTIONS: dict[str, Excepted] = {
     "index_fill_": _INDICES,
     "index_put_": _INDICES,
     "masked_fill_": Excepted("gradient value", "for the gradient of the value, eager sums only what the mask selects"),
-    "narrow": _POSITIONS,
     "tensor_split": _POSITIONS,
     "chunk": _STALE,
     "split": _STALE,
