@@ -107,3 +107,17 @@ def test_a_program_that_pools_is_the_first_that_a_process_compiles():
         "decompositions=table())(torch.ones(1, 1, 4, 4, requires_grad=True))"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", text], check=True, timeout=300)
+
+
+def test_a_mask_is_drawn_before_it_is_read():
+    """Inductor's own kernel read the memory into which it was to be drawn."""
+
+    def program(x):
+        return torch.nn.functional.dropout(torch.nn.functional.layer_norm(x, (4,)), 0.1)
+
+    compiled = foregrad.compile(program, "inductor", options={"fallback_random": True, "force_disable_caches": True})
+    found = []
+    for call in (program, compiled):
+        torch.manual_seed(0)
+        found.append(call(torch.ones(2, 8, 4).cumsum(2).requires_grad_()))
+    assert torch.allclose(*found, atol=1e-5)

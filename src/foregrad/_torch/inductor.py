@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx
@@ -141,6 +142,7 @@ class InductorProgram:
             stack.enter_context(_as_inductor_expects(mode))
             stack.enter_context(tracing_in(mode))
             stack.enter_context(V.set_fake_mode(mode))
+            stack.enter_context(_draws_out_of_place())
             stack.enter_context(compiled_autograd._disable())
             yield
 
@@ -157,6 +159,14 @@ def _strides_for_all_sizes() -> Iterator[None]:
         yield
     finally:
         context.fakify_first_call = before
+
+
+def _draws_out_of_place() -> contextlib.AbstractContextManager[Any]:
+    """Inductor draws masks in place, into a copy, and may fuse readers of the copy with what made it: before the draw."""
+    from torch._inductor.lowering import fallback_handler, lowerings
+
+    op = torch.ops.aten.bernoulli.p
+    return mock.patch.dict(lowerings, {op: fallback_handler(op, add_to_fallback_set=False)})
 
 
 @contextlib.contextmanager
