@@ -80,7 +80,7 @@ def compile(
         num_params_buffers=0,
         keep_inference_input_mutations=found.writes_inputs or inplace,
         draws_in_order=found.draws_in_order,
-        follows_numbers=found.takes_numbers,
+        follows_numbers=found.numbers == "inputs",
         inplace=inplace and not (found.writes_inputs or found.decides_in_place),
         dynamic_shapes=bool(dynamic),
         symbols_once_changed=dynamic is None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..options import Compiler, Compilers, Partitioner
 from ..partition import default_partition, min_cut_rematerialization_partition
@@ -22,7 +22,7 @@ class Backend:
     name: str
     new_compilers: Callable[[], Compilers]  # called once for each program
     decompositions: Callable[[], Decompositions] | None = None
-    takes_numbers: bool = False  # whether graphs may take floats that another call has otherwise
+    numbers: Literal["constants", "inputs"] = "constants"  # what floats of optimizers are to its graphs
     decides_in_place: bool = False  # whether its compiler itself decides what it writes in place
     writes_inputs: bool = False  # whether its inference graphs may write to inputs themselves
     draws_in_order: bool = True  # whether its graphs draw random numbers in the order of the program
@@ -37,7 +37,12 @@ def of_compiler(name: str, compiler: Compiler, *, fuses: bool = True, takes_numb
     boxed = functools.partial(_compile_boxed, compiler)
     compilers = Compilers(boxed, boxed, boxed)
     partition = min_cut_rematerialization_partition if fuses else default_partition
-    return Backend(name, functools.partial(_the_same, compilers), takes_numbers=takes_numbers, partition=partition)
+    return Backend(
+        name,
+        functools.partial(_the_same, compilers),
+        numbers="inputs" if takes_numbers else "constants",
+        partition=partition,
+    )
 
 
 # Functions with names, for a compiled callable that is pickled.

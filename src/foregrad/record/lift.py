@@ -311,10 +311,8 @@ class LiftedTensors(TorchFunctionMode):
         tensor = args[0] if args else None
         if not isinstance(tensor, Tensor):
             return NotImplemented
-        if func is Tensor.item and self._recorder.numbers is not None:
-            number = self._recorder.item(self._swap(tensor))
-            if number is not None:
-                return number
+        if (number := self._number_of(func, tensor)) is not None:
+            return number
         numbers = func in _GIVES_NUMBERS
         if numbers and self._recorder.checked_reads is not None:
             tensor = self._swap(tensor)
@@ -555,6 +553,11 @@ class LiftedTensors(TorchFunctionMode):
         ):
             refuse_plain_result(func, result)
         return result
+
+    def _number_of(self, func: Any, tensor: Tensor) -> float | None:
+        """What `item()` gives of a tensor on the host, if calls can work it out before their graphs run."""
+        follows = func is Tensor.item and self._recorder.numbers is not None
+        return self._recorder.item(self._swap(tensor)) if follows else None
 
     def _with_numbers(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
