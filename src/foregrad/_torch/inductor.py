@@ -162,7 +162,7 @@ def _strides_for_all_sizes() -> Iterator[None]:
 
 
 def _draws_out_of_place() -> contextlib.AbstractContextManager[Any]:
-    """Inductor draws masks in place, into a copy, and may fuse readers of the copy with what made it: before the draw."""
+    """Inductor draws masks in place, into a copy, and may fuse what reads the copy with what made it."""
     from torch._inductor.lowering import fallback_handler, lowerings
 
     op = torch.ops.aten.bernoulli.p
