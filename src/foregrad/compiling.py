@@ -48,8 +48,6 @@ def compile(
     >>> model[0].weight.grad.shape
     torch.Size([4, 3])
 
-    Nothing is recorded before the first call, and the backward is compiled when it first runs.
-
     Args:
         fn_or_module: what to compile.
         backend: "inductor", "eager" (the graphs as they are, freeing as they go), "cudagraphs" (those of another
@@ -59,8 +57,7 @@ def compile(
         dynamic: True makes sizes and ints symbols from the start, False never; None, once they have changed.
         partition: what is saved for backward: "min_cut" (the default, but for "eager"), "default", or a partitioner.
         memory_budget: what a training step may have alive at its peak, see `min_cut_rematerialization_partition`.
-        decompositions: operators and what to record in their place, beside those of the backend; "core_aten" or
-            "inductor" for torch's own tables.
+        decompositions: what to record in the place of operators: a table, or torch's own, "core_aten" or "inductor".
         fallback: "eager" runs what cannot be compiled as it is, with one warning.
         inplace: let the graph of a program that writes, and is not differentiated, write in place as soon as the old
             value is dead. It takes less memory; a program that fails half-way has written some of it, as in eager.
@@ -78,10 +75,10 @@ def compile(
         partition_fn=found.partition if partition is None else partitioner(partition),
         decompositions=decomposition_table(found, decompositions),
         num_params_buffers=0,
-        keep_inference_input_mutations=found.writes_inputs or inplace,
+        keep_inference_input_mutations=inplace or found.writes == "to inputs",
         draws_in_order=found.draws_in_order,
         follows_numbers=found.numbers == "inputs",
-        inplace=inplace and not (found.writes_inputs or found.decides_in_place),
+        inplace=inplace and found.writes == "asked for",
         dynamic_shapes=bool(dynamic),
         symbols_once_changed=dynamic is None,
         new_compilers=found.new_compilers,

@@ -78,6 +78,19 @@ DIRECT: dict[OpOverload, OpOverload] = {
 } | {aten._unsafe_view.default: aten.view.default}
 
 
+def _require_dense(real: Tensor, slot: Primal) -> None:
+    """Refuse tensors of other layouts, and those whose memory was given back."""
+    if real.layout is not torch.strided or real.is_quantized or real.is_nested:
+        kind = "quantized" if real.is_quantized else "nested" if real.is_nested else str(real.layout)
+        raise UnsupportedError(f"{slot} is {kind}: only strided and sparse tensors can be compiled yet.")
+    has_data = not isinstance(real, FakeTensor) and real.device.type != "meta"
+    if has_data and real.numel() and not real.untyped_storage().nbytes():
+        raise MissingInputError(
+            f"{slot} was freed: it has {real.numel()} elements and its storage has none. "
+            "Give it its data back (untyped_storage().resize_) before the call."
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class EngineReport:
     """On which abstract tensors a program was recorded, and what was left to FakeTensorMode."""
@@ -128,18 +141,8 @@ class Engine:
             require_traceable(real, str(slot))
         if real.layout in SPARSE and not isinstance(real, FakeTensor):
             return make_fake(self.mode, abstract_sparse(real), real.device)
-        if real.layout is not torch.strided or real.is_quantized or real.is_nested:
-            kind = "quantized" if real.is_quantized else "nested" if real.is_nested else str(real.layout)
-            raise UnsupportedError(f"{slot} is {kind}: only strided and sparse tensors can be compiled yet.")
-        if isinstance(real, FakeTensor):
-            device = real.fake_device
-        else:
-            device = real.device
-            if real.device.type != "meta" and real.numel() and not real.untyped_storage().nbytes():
-                raise MissingInputError(
-                    f"{slot} was freed: it has {real.numel()} elements and its storage has none. "
-                    "Give it its data back (untyped_storage().resize_) before the call."
-                )
+        _require_dense(real, slot)
+        device = real.fake_device if isinstance(real, FakeTensor) else real.device
         size: Any = real.shape
         stride: Any = real.stride()
         offset: Any = real.storage_offset()

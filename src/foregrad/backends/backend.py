@@ -23,8 +23,8 @@ class Backend:
     new_compilers: Callable[[], Compilers]  # called once for each program
     decompositions: Callable[[], Decompositions] | None = None
     numbers: Literal["constants", "inputs"] = "constants"  # what floats of optimizers are to its graphs
-    decides_in_place: bool = False  # whether its compiler itself decides what it writes in place
-    writes_inputs: bool = False  # whether its inference graphs may write to inputs themselves
+    writes: Literal["asked for", "by the compiler", "to inputs"] = "asked for"
+    """What graphs write in place: what they were asked to, what the compiler decides, and inputs of inference too."""
     draws_in_order: bool = True  # whether its graphs draw random numbers in the order of the program
     partition: Partitioner = min_cut_rematerialization_partition  # unless another one is asked for
 

@@ -36,7 +36,7 @@ def backend(
         "cudagraphs",
         functools.partial(_new_compilers, inner.new_compilers, fallback),
         inner.decompositions,
-        decides_in_place=inner.decides_in_place or inner.writes_inputs,
+        writes="asked for" if inner.writes == "asked for" else "by the compiler",
         draws_in_order=inner.draws_in_order,
         partition=inner.partition,
     )

@@ -31,7 +31,7 @@ def backend(mode: str | None, options: Mapping[str, Any] | None) -> Backend:
         _require_known("options", name.replace("-", "_"), inductor_option_names())
         settings[name.replace("-", "_")] = value
     compilers = functools.partial(_compilers, settings)
-    return Backend("inductor", compilers, inductor_decompositions, writes_inputs=True, draws_in_order=False)
+    return Backend("inductor", compilers, inductor_decompositions, writes="to inputs", draws_in_order=False)
 
 
 def _require_known(what: str, name: str, known: Sequence[str]) -> None:

@@ -56,7 +56,7 @@ class Settings:
             partition_fn=found.partition if self.partition is None else partitioner(self.partition),
             decompositions=decomposition_table(found, self.decompositions),
             num_params_buffers=0,
-            keep_inference_input_mutations=found.writes_inputs,
+            keep_inference_input_mutations=found.writes == "to inputs",
             draws_in_order=found.draws_in_order,
             new_compilers=found.new_compilers,
             front_end=FrontEnd.now(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,27 +203,14 @@ class StepMemory:
         return f"state {state}; at the peak, activations {activations} and gradients {gradients}"
 
 
-def step_memory(graph: Graph) -> StepMemory:
-    """Simulate a graph with a backward and updates inside; a gradient is what a backward makes and others read."""
-    nodes, inputs, index = _numbered(graph)
-    storages = Storages(nodes, inputs)
-    count = len(graph.inputs)
-    state = {s for held in storages.holds[:count] for s in held}
-    made_by = {s: i for i, made in enumerate(storages.makes) for s in made}
-    last: dict[int, int] = {}
-    gradients: set[int] = set()
-    for i in range(count, len(nodes)):
-        for item in (i, *inputs[i]):
-            for s in storages.holds[item]:
-                last[s] = i
-                if not of_backward(nodes[i]) and s in made_by and of_backward(nodes[made_by[s]]):
-                    gradients.add(s)
-    for node in nodes_in(graph.results):
-        last.update(dict.fromkeys(storages.holds[index[node]], len(nodes)))
+def _peak(
+    storages: Storages, inputs: Sequence[Sequence[int]], order: range, last: Mapping[int, int], state: Set[int]
+) -> tuple[int, set[int]]:
+    """The most bytes that are alive while nodes run in order, and the storages that are alive then."""
     best: set[int] = set()
     alive: set[int] = set()
     size, most = 0, 0
-    for i in range(count, len(nodes)):
+    for i in order:
         new = {s for s in storages.makes[i] if s not in state}
         alive |= new
         size += sum(storages.sizes[s] for s in new)
@@ -232,6 +219,22 @@ def step_memory(graph: Graph) -> StepMemory:
         dead = {s for item in (i, *inputs[i]) for s in storages.holds[item] if last[s] == i and s in alive}
         alive -= dead
         size -= sum(storages.sizes[s] for s in dead)
+    return most, best
+
+
+def step_memory(graph: Graph) -> StepMemory:
+    """Simulate a graph with a backward and updates inside; a gradient is what a backward makes and others read."""
+    nodes, inputs, index = _numbered(graph)
+    storages = Storages(nodes, inputs)
+    count = len(graph.inputs)
+    state = {s for held in storages.holds[:count] for s in held}
+    uses = [(i, s) for i in range(count, len(nodes)) for item in (i, *inputs[i]) for s in storages.holds[item]]
+    last = {s: i for i, s in uses}  # the last one counts
+    made_in_backward = {s for i, made in enumerate(storages.makes) if of_backward(nodes[i]) for s in made}
+    gradients = {s for i, s in uses if s in made_in_backward and not of_backward(nodes[i])}
+    for node in nodes_in(graph.results):
+        last.update(dict.fromkeys(storages.holds[index[node]], len(nodes)))
+    most, best = _peak(storages, inputs, range(count, len(nodes)), last, state)
     held = sum(storages.sizes[s] for s in best & gradients)
     return StepMemory(sum(storages.sizes[s] for s in state), most - held, held)
 

@@ -111,15 +111,13 @@ _GIVES_TEXT = frozenset({Tensor.__repr__, Tensor.__format__})
 
 
 # All functions that are looked at before they are called.
+_TAKES_FAKES = frozenset(
+    {*INNER_BACKWARDS, *REGISTERING, *VALUE_CHECKS, *READS_LENGTHS, *TAKES_LISTS, Tensor.__setitem__}
+)
 _SPECIAL = frozenset(
     {
         *NEEDS_DATA,
-        *INNER_BACKWARDS,
-        *REGISTERING,
-        *VALUE_CHECKS,
-        *READS_LENGTHS,
-        *TAKES_LISTS,
-        Tensor.__setitem__,
+        *_TAKES_FAKES,
         *_SETTERS,
         *(Tensor.requires_grad_, Tensor.detach_, Tensor.set_),
         *SPARSE_PARTS,
@@ -321,19 +319,20 @@ class LiftedTensors(TorchFunctionMode):
         if func in _GIVES_ARRAYS and self._recorder.checked_reads is not None and _may_be_an_array(tensor):
             return self._array(self._swap(tensor), *args[1:], **kwargs)
         value = self._known_value(func, tensor)
-        if value is not None and (numbers or func in _GIVES_TEXT):
+        if value is not None:
+            if not numbers and func not in _GIVES_TEXT:
+                return NotImplemented
             with disable_modes(), without_function_modes():
                 return func(value, *args[1:], **kwargs)
-        if numbers and value is None and self._abstract(tensor):
+        found = NotImplemented
+        if numbers and self._abstract(tensor):
             found = self._recorder.read(NEEDS_DATA[func], func, [tensor])
-            if found is not NotImplemented:
-                return found
-        if value is None:
+        if found is NotImplemented:
             raise DataDependentError(
                 f"{NEEDS_DATA[func]} of a recorded tensor, at {where(user_stack(3))}. While a program is recorded its "
                 f"tensors have no data. {WAY_OUT}"
             )
-        return NotImplemented
+        return found
 
     def _array(self, tensor: Tensor, dtype: Any = None, *, force: bool = False) -> Any:
         """The numbers of a small tensor as an array: neither of them can be written, for they share memory in eager."""
@@ -449,40 +448,35 @@ class LiftedTensors(TorchFunctionMode):
             refuse_size_of_workspace(args[0])
         if getattr(func, "__name__", None) == "__get__" and func not in _TENSOR_PROPERTIES:
             return self._get(func, args)
-        if func not in _SPECIAL:
-            return self._call(func, args, kwargs)
+        found = self._special(func, args, kwargs) if func in _SPECIAL else NotImplemented
+        return self._call(func, args, kwargs) if found is NotImplemented else found
+
+    def _special(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a function gives that is more to a recording than its operators; NotImplemented where they are all."""
         if func in NEEDS_DATA:
-            found = self._read(func, args, kwargs)
-            if found is not NotImplemented:
-                return found
-        elif func in _SETTERS:
+            return self._read(func, args, kwargs)
+        if func in _SETTERS:
             return self._set(func, args)
-        elif func in INNER_BACKWARDS:
-            with self:
-                done = INNER_BACKWARDS[func](
-                    *self._swap(args), **{name: self._swap(value) for name, value in kwargs.items()}
-                )
-            if done is not NotImplemented:
-                return done
-        elif func in VALUE_CHECKS:
-            VALUE_CHECKS[func](*self._swap(args), **kwargs)
-        elif func in READS_LENGTHS and self._recorder.checked_reads is not None:
-            given, named = self._swap(args), {name: self._swap(value) for name, value in kwargs.items()}
-            done = READS_LENGTHS[func](lambda tensor: self._read(Tensor.tolist, (tensor,), {}), *given, **named)
-            if done is not NotImplemented:
-                return done
-        elif func in TAKES_LISTS:
-            done = TAKES_LISTS[func](*self._swap(args), **kwargs)
-            if done is not NotImplemented:
-                return done
-        elif func is Tensor.__setitem__:
-            if self._recorder.checked_reads is not None and assign_by_masks(*self._swap(args)):
-                return None
-        elif func in REGISTERING:
-            return self.hooks.register(func, *self._swap(args), **kwargs)
-        else:
+        if func not in _TAKES_FAKES:
             self._before(func, args[0])
-        return self._call(func, args, kwargs)
+            return NotImplemented
+        given = self._swap(args)
+        if func in REGISTERING:
+            return self.hooks.register(func, *given, **kwargs)
+        if func in VALUE_CHECKS:
+            VALUE_CHECKS[func](*given, **kwargs)
+            return NotImplemented
+        if func in TAKES_LISTS:
+            return TAKES_LISTS[func](*given, **kwargs)
+        if func in INNER_BACKWARDS:
+            with self:
+                return INNER_BACKWARDS[func](*given, **{name: self._swap(value) for name, value in kwargs.items()})
+        if self._recorder.checked_reads is None:
+            return NotImplemented
+        if func is Tensor.__setitem__:
+            return None if assign_by_masks(*given) else NotImplemented
+        named = {name: self._swap(value) for name, value in kwargs.items()}
+        return READS_LENGTHS[func](lambda tensor: self._read(Tensor.tolist, (tensor,), {}), *given, **named)
 
     def _before(self, func: Any, tensor: Tensor) -> None:
         """A method of a tensor is called, of which more than its operator counts."""

@@ -256,10 +256,7 @@ class Recorder(TorchDispatchMode):
         if op is _DEVICE_OF and type(args[0]) is FakeTensor:  # of genuine ones, autograd asks it all the time
             return self.engine.device_of(args[0])
         if not types and args and isinstance(op, OpOverload):
-            if isinstance(args[0], torch.Tensor):
-                args = self.foreign.copied(op, args)
-            elif type(args[0]) in _OF_NUMBERS and (op_info(op).kind is Kind.VIEW or op in _GIVES_NUMBERS):
-                args = self._of_tensors(op, args)
+            args = self._of_recorded(op, args)
         if not PLAIN_TYPES.issuperset(types):
             return self.wrappers.run(self, op, types, args, kwargs, self._stack())
         if id(op) in self._plain and get_default_dtype() is self._default_dtype:
@@ -284,6 +281,14 @@ class Recorder(TorchDispatchMode):
             if replaced is not NotImplemented:
                 return replaced
         return self._run_and_note(op, info, types, args, kwargs)
+
+    def _of_recorded(self, op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments among which torch has found no recorded tensor: real ones, and numbers that it had wrapped."""
+        if isinstance(args[0], torch.Tensor):
+            return self.foreign.copied(op, args)
+        if type(args[0]) in _OF_NUMBERS and (op_info(op).kind is Kind.VIEW or op in _GIVES_NUMBERS):
+            return self._of_tensors(op, args)
+        return args
 
     def _of_tensors(self, op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments with tensors in place of the numbers: derivatives take views of them, TorchScript compares them."""

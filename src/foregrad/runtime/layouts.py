@@ -87,6 +87,13 @@ def _facts(tensor: Tensor) -> Any:
     return (*lies, tensor._is_view(), tensor._base is None)
 
 
+def _changed(joint: Joint) -> set[Any]:
+    """Inputs to which the program, or its backward, does something that others may show."""
+    changed = {f.recorded.slot for f in joint.inputs if f.data_changed or f.is_acted_on or f.version_change}
+    changed |= {f.recorded.slot for f in joint.inputs if f.made_to_require_grad}
+    return changed | {write.of for write in joint.backward.writes if not isinstance(write.of, Tangent)}
+
+
 def layouts_of(
     joint: Joint, shared: Sequence[SharedMemory], slots: Sequence[Primal], tensors: Mapping[Primal, Tensor]
 ) -> Layouts | None:
@@ -95,9 +102,7 @@ def layouts_of(
     real = {slot: tensor for slot, tensor in tensors.items() if slot in place and not isinstance(tensor, FakeTensor)}
     by_id = {id(tensor): place[slot] for slot, tensor in reversed(real.items())}
     together = [tuple(by_id[id(m)] for m in memory.members if id(m) in by_id) for memory in shared]
-    changed = {f.recorded.slot for f in joint.inputs if f.data_changed or f.is_acted_on or f.version_change}
-    changed |= {f.recorded.slot for f in joint.inputs if f.made_to_require_grad}
-    changed |= {write.of for write in joint.backward.writes if not isinstance(write.of, Tangent)}
+    changed = _changed(joint)
     same = [f.recorded for f in joint.inputs if f.recorded.same_as is not None and f.recorded.slot in place]
     found = Layouts(
         written=tuple(sorted(place[slot] for slot in changed if slot in place)),

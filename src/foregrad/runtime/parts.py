@@ -176,6 +176,30 @@ class _Install:
         self.writer.rebind(self.name, compiled)
 
 
+def _names(graph: Graph, writer: Writer, parts: Sequence[Part]) -> dict[Node, str]:
+    """Variables of the function that runs the parts."""
+    for own in ("args", "graph_inputs"):
+        writer.fresh(own)
+    shown = [*graph.inputs, *(node for part in parts for node in (*part.gives, *part.unpacked, *part.decides))]
+    shown += [part.read for part in parts if part.read is not None]
+    names = {node: writer.fresh(node.name) for node in shown}
+    return names | {n: writer.bind(n.args[0], "constant") for n in nodes_in(graph.results) if n.op is get_constant}
+
+
+def _write_what_follows(
+    writer: Writer, part: Part, names: Mapping[Node, str], conditions: Conditions, back_to: dict[Any, str]
+) -> None:
+    """The read after a part, what is taken out of it, and what was decided by it."""
+    if part.read is not None and isinstance(part.read.read, Reseed):
+        _write_reseed(writer, part.read.read, back_to)
+    elif part.read is not None:
+        _write_read(writer, part.read, names, conditions)
+    for node in part.unpacked:
+        writer.line(f"{names[node]} = {names[node.args[0]]}[{node.args[1]}]")
+    if part.read is not None and part.decides:
+        _write_decisions(writer, part.read, part.decides, names)
+
+
 def _write(
     graph: Graph,
     conditions: Conditions,
@@ -185,12 +209,7 @@ def _write(
     calls: Sequence[str | None],
 ) -> None:
     """The function that runs the parts; values are dropped after their last use."""
-    for own in ("args", "graph_inputs"):
-        writer.fresh(own)
-    shown = [*graph.inputs, *(node for part in parts for node in (*part.gives, *part.unpacked, *part.decides))]
-    shown += [part.read for part in parts if part.read is not None]
-    names = {node: writer.fresh(node.name) for node in shown}
-    names |= {n: writer.bind(n.args[0], "constant") for n in nodes_in(graph.results) if n.op is get_constant}
+    names = _names(graph, writer, parts)
     tokens = graph.inputs_of(Token)
     with writer.block(f"def {name}(args):"):
         taken = [names[node] for node in graph.inputs if node not in tokens]
@@ -203,14 +222,7 @@ def _write(
         for part, call, dropped in zip(parts, calls, _last_uses(graph, parts), strict=True):
             if call is not None:
                 _write_call(writer, part, call, dropped, names)
-            if part.read is not None and isinstance(part.read.read, Reseed):
-                _write_reseed(writer, part.read.read, back_to)
-            elif part.read is not None:
-                _write_read(writer, part.read, names, conditions)
-            for node in part.unpacked:
-                writer.line(f"{names[node]} = {names[node.args[0]]}[{node.args[1]}]")
-            if part.read is not None and part.decides:
-                _write_decisions(writer, part.read, part.decides, names)
+            _write_what_follows(writer, part, names, conditions, back_to)
         results = graph.results[len(tokens) :]
         texts = [names[value] if isinstance(value, Node) else literal(writer, value) for value in results]
         writer.line(f"return [{', '.join(texts)}]")
