@@ -319,6 +319,8 @@ def test_a_refusal_names_the_line_of_the_user():
 def test_an_error_ends_the_transforms_that_a_graph_has_begun():
     with contextlib.suppress(ValueError), transforms_ended():
         torch._C._functorch._grad_increment_nesting()
+        torch._C._functorch._vmap_increment_nesting(3, "error")
+        torch._C._functorch._jvp_increment_nesting()
         raise ValueError
     assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
 

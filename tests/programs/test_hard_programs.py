@@ -244,15 +244,6 @@ def test_a_partial_backward_can_be_differentiated():
     assert torch.equal(x.grad, -leaf(2).detach().sin())
 
 
-def test_a_program_that_seeds_a_generator_is_refused():
-    def program(x):
-        torch.manual_seed(0)
-        return x + torch.rand(3)
-
-    with pytest.raises(foregrad.errors.UnsupportedError, match="random generator"):
-        foregrad.aot_function(program, nop)(plain(3))
-
-
 def test_anomaly_mode_does_not_look_into_abstract_tensors():
     with torch.autograd.set_detect_anomaly(True):
         x = leaf(2)

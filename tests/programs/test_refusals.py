@@ -389,7 +389,7 @@ def test_flags_that_change_twice():
 def test_a_differentiable_write_after_a_resize():
     """M-3"""
     with pytest.raises(UnsupportedError, match="cannot be differentiated yet"):
-        foregrad.aot_function(resized_then_written, nop)(plain(2), leaf(2))
+        foregrad.aot_function(resized_then_written, nop)(plain(3), leaf(2))
 
 
 def test_a_view_of_a_view_that_was_taken_before_its_base_requires_grad():

@@ -175,14 +175,25 @@ def _in_users_words(source: str, otherwise: str) -> str:
     return text if text.replace("_", "a")[:1].isalpha() else otherwise
 
 
+_END_OF_TRANSFORM = {
+    "Grad": "_grad_decrement_nesting",
+    "Jvp": "_jvp_decrement_nesting",
+    "Vmap": "_vmap_decrement_nesting",
+    "Functionalize": "_func_decrement_nesting",
+}
+
+
 @contextlib.contextmanager
 def transforms_ended() -> Iterator[None]:
     """Leave the transforms of `torch.func` that a graph has begun, where an error keeps it from ending them."""
-    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    functorch: Any = torch._C._functorch  # its own function for this fails on torch 2.11 where nothing is left
+    depth = functorch.get_dynamic_layer_stack_depth()
     try:
         yield
     except BaseException:
-        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        while functorch.get_dynamic_layer_stack_depth() > depth:
+            kind = functorch.peek_interpreter_stack().key()
+            getattr(functorch, _END_OF_TRANSFORM[kind.name])()
         raise
 
 
