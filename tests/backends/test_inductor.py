@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import foregrad
+from foregrad.errors import UnsupportedError
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler"),
@@ -81,6 +82,22 @@ def test_graphs_are_found_in_inductors_cache(tmp_path, monkeypatch):
             compiled(torch.ones(3, 2, requires_grad=True)).sum().backward()
             assert counters["inductor"]["fxgraph_cache_hit"] == expected
             assert not counters["inductor"]["fxgraph_cache_bypass"]
+
+
+def test_lists_that_are_updated_from_each_other_are_refused():
+    """Inductor would use the new value of the first one for the second."""
+
+    def crosswise(x, y):
+        torch._foreach_add_([x, y], [y * 1, x * 1])
+
+    def each_by_itself(x, y):
+        torch._foreach_add_([x, y], [x * 2, y * 3])
+
+    with pytest.raises(UnsupportedError, match="_foreach_add updates tensors of a list from each other"):
+        foregrad.compile(crosswise)(torch.ones(3), torch.ones(3))
+    x, y = torch.ones(3), torch.ones(3)
+    foregrad.compile(each_by_itself)(x, y)
+    assert x.tolist() == [3, 3, 3] and y.tolist() == [4, 4, 4]
 
 
 def test_what_is_saved_has_strides_that_are_symbols():
