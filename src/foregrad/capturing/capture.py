@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 import gc
 import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, ParamSpec
+from typing import Any, Literal, ParamSpec
 
-import torch
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
 from .._torch import DynamoWatch, FakeTensor, Geometry, garbage_collection_paused, is_about_symbols
 from ..abstract.engine import Engine, EngineReport
 from ..abstract.lean_tensors import to_fake_tensors
-from ..abstract.sparse import SPARSE, storages_of
 from ..codegen.pytree import Around, Flat, Items, Leaf
 from ..errors import (
     EscapeError,
@@ -27,18 +25,11 @@ from ..errors import (
     UnsupportedError,
 )
 from ..joint.build import Joint, build_joint
-from ..joint.inputs import InputFacts, Resized
 from ..joint.side_effects import Assigned
 from ..locks import recording_lock, state_lock
 from ..options import AOTConfig
 from ..record.alias_groups import (
     SharedMemory,
-    groups_by_storage,
-    has_views_among,
-    lies_in_more,
-    overlaps_somewhere,
-    related_to,
-    share,
 )
 from ..record.checked_reads import Symbols
 from ..record.fakify import Argument, engine_for
@@ -62,7 +53,7 @@ from ..record.retrace import (
 )
 from ..record.session import Session
 from ..record.survivors import Beginning, disown, escape_error, show
-from ..slots import Buffer, FreeTensor, Input, Param, Primal, Tangent
+from ..slots import Buffer, FreeTensor, Input, Param, Primal
 from ..stack_traces import clear_own_frames, drop_own_frames, note_place, starts_programs
 from ..subclasses.layout import is_wrapper, leaves_of
 from ..values import UserObject, loosely
@@ -72,11 +63,11 @@ from .code import AnyName, can_see_code_that_runs
 from .first_calls import NextCall
 from .forward import Forward
 from .found_numbers import FollowedNumbers, NumberPlace, leave_to_calls, parameters_of_optimizers
-from .free_variables import FreeVariables, Holder, Reached, refuse_inputs_as_keys, refuse_unknown
+from .free_variables import FreeVariables, Reached, refuse_inputs_as_keys, refuse_unknown
 from .given import Copies, Opening, OpenOtherwise, TakenArguments, user_path
 from .graph_programs import run_graph_program
-from .kinds import memory_of
 from .results import Results
+from .shared_memory import Changes, guarded_where_shared, in_larger_memory, plan_memories, refuse_sharing_with_arrays
 from .snapshot import Refused, Snapshot, assigned_buffers, refuse_private_state
 from .sources import Source
 from .walk import Walk
@@ -400,10 +391,11 @@ class Shown:
             case NumbersAreExact():
                 follows_numbers = False
             case Raised() if not self.shared:
-                whole, stable = whole | _in_larger_memory(attempt.session), True
+                whole, stable = whole | in_larger_memory(attempt.session), True
             case Raised() | Recorded():
                 stable = True
-        plan = plan_memories(attempt, whole)
+        changes = Changes.of(attempt.outcome.joint) if isinstance(attempt.outcome, Recorded) else Changes()
+        plan = plan_memories(attempt.session, changes, whole)
         if len(plan) <= len(self.shared) and stable:
             return None
         memories = plan if len(plan) > len(self.shared) else self.shared
@@ -562,7 +554,7 @@ class _Recordings:
         symbols: Symbols = "refused" if dynamic else shown.symbols
         engine = engine_for([*state, *arguments], dynamic, symbols == "given", call.config.front_end)
         if call.config.front_end is not None:
-            arguments = _guarded_where_shared(arguments, shown.shared)
+            arguments = guarded_where_shared(arguments, shown.shared)
         elif not dynamic:
             arguments, state = _with_fixed_sizes(arguments), _with_fixed_sizes(state)
         beginning, dynamo = Beginning(), DynamoWatch()
@@ -655,7 +647,7 @@ class _Recordings:
         if call.given is not None:
             call.given.require_unchanged("in its backward")
         refuse_private_state(joint.hooks, self._reachable, session)
-        _refuse_sharing_with_arrays(self._reachable.holders, session.real_tensors, Changes.of(joint))
+        refuse_sharing_with_arrays(self._reachable.holders, session.real_tensors, Changes.of(joint))
         return Recorded(joint, result, results.around)
 
     def _unless_first(self, refused: Refused, session: Session, arguments: Sequence[Argument]) -> Exception:
@@ -734,113 +726,6 @@ def _reason(error: Exception, dynamo: DynamoWatch, way: Inexact | None) -> Excep
     exactly = Retrace(NumbersAreExact() if way == "host numbers" else SizesAreExact())
     exactly.__cause__ = error  # the program's own comes again; its frames hold recorded tensors
     return exactly
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Memory that several inputs look at, and the program writes to.
-def plan_memories(attempt: Attempt, whole: Set[Primal]) -> list[SharedMemory]:
-    """Storages that must be inputs, for the inputs that look at them: written, where these may overlap (B-1)."""
-    changes = Changes.of(attempt.outcome.joint) if isinstance(attempt.outcome, Recorded) else Changes()
-    plan: list[SharedMemory] = []
-    for group in groups_by_storage(attempt.session.real_tensors) if whole or changes else ():
-        flat = not whole.isdisjoint(group)
-        if not flat and not changes.show_in(group):
-            continue
-        if any(isinstance(tensor, FakeTensor) for tensor in group.values()):
-            names = ", ".join(map(str, group))
-            raise UnsupportedError(f"{names} share memory that is written, and are fake: this cannot be compiled yet.")
-        plan.append(share(len(plan), group, flat=flat))
-    _refuse_sharing_with_sparse(attempt.session.real_tensors, changes)
-    return plan
-
-
-def _refuse_sharing_with_sparse(tensors: Mapping[Primal, Tensor], changes: Changes) -> None:
-    """Refuse a write that shows in a sparse input: its indices and values are no inputs of their own."""
-    written = {key for slot in changes.written if slot in tensors for key in storages_of(tensors[slot])}
-    for slot, tensor in tensors.items() if written else ():
-        if tensor.layout in SPARSE and not written.isdisjoint(storages_of(tensor)):
-            raise UnsupportedError(
-                f"the program writes to memory that the sparse {slot} shares: this cannot be compiled yet. Pass a "
-                "clone of it."
-            )
-
-
-def _refuse_sharing_with_arrays(holders: Sequence[Holder], tensors: Mapping[Primal, Tensor], changes: Changes) -> None:
-    """Refuse a write to memory of an array that the program can reach: one that it reads later shows it in eager."""
-    holders = [holder for holder in holders if holder.kind.compared == "numbers"]
-    written = changes.written & tensors.keys() if holders else frozenset()
-    for slot, tensor in [(place, leaf) for place in written for leaf in leaves_of(tensors[place])]:
-        if tensor.device.type != "cpu" or isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
-            continue
-        start = tensor.untyped_storage().data_ptr()
-        memory = range(start, start + tensor.untyped_storage().nbytes())
-        for path, owner, _, _ in holders:
-            shared = memory_of(owner)
-            if shared and memory and shared.start < memory.stop and memory.start < shared.stop:
-                raise UnsupportedError(
-                    f"the program writes to {slot}, which shares its memory with {path}, an array that it can reach: "
-                    "what it reads there would not show the write. Read the tensor in place of the array, or pass a "
-                    "clone."
-                )
-
-
-class Changes(NamedTuple):
-    """What a program did to its inputs that may show in others which share their memory."""
-
-    written: frozenset[Primal] = frozenset()
-    refitted: frozenset[Primal] = frozenset()  # they look at other elements of their storage now
-    counted: frozenset[Primal] = frozenset()  # their versions have changed
-    flagged: frozenset[Primal] = frozenset()  # they were made to require grad
-    rebased: frozenset[Primal] = frozenset()  # autograd has seen the write, and takes it for one to all views
-
-    @classmethod
-    def of(cls, joint: Joint) -> Changes:
-        """What is known once the program is differentiated."""
-
-        def those(holds: Callable[[InputFacts], object]) -> frozenset[Primal]:
-            return frozenset(facts.recorded.slot for facts in joint.inputs if holds(facts))
-
-        in_backward = [write.of for write in joint.backward.writes if not isinstance(write.of, Tangent)]
-        return cls(
-            written=those(lambda facts: facts.data_changed).union(in_backward),
-            refitted=those(lambda facts: isinstance(facts.place, Resized)),
-            counted=those(lambda facts: facts.version_change),
-            flagged=those(lambda facts: facts.made_to_require_grad),
-            rebased=those(lambda facts: facts.data_changed and (facts.followed or joint.is_training)),
-        )
-
-    def __bool__(self) -> bool:
-        return bool(self.written or self.counted or self.flagged)
-
-    def show_in(self, group: dict[Primal, Tensor]) -> bool:
-        """Whether they show in several inputs that share one storage."""
-        if len(group) > 1 and not self.written.isdisjoint(group):
-            # Two that take other elements of one memory may meet there, wherever they came from.
-            meet = overlaps_somewhere(group.values()) or len(self.refitted.intersection(group)) > 1
-            if meet or related_to(group, self.rebased):
-                return True
-        # A change of shape, or a write to nothing, shows in the versions of views that autograd follows.
-        differentiated = len(group) > 1 and any(tensor.requires_grad for tensor in group.values())
-        return (differentiated and related_to(group, self.counted)) or has_views_among(group, self.flagged)
-
-
-def _in_larger_memory(session: Session) -> set[Primal]:
-    """Inputs that are not all of their storage: what lies beside them may explain an error."""
-    lifted = {slot: t for slot, t in session.real_tensors.items() if not isinstance(t, FakeTensor)}
-    groups = groups_by_storage({slot: t for slot, t in lifted.items() if t.layout is torch.strided})
-    return {slot for group in groups for slot, tensor in group.items() if len(group) > 1 or lies_in_more(tensor)}
-
-
-def _guarded_where_shared(arguments: Sequence[Argument], shared: Sequence[SharedMemory]) -> list[Argument]:
-    """Inputs that share written memory have sizes that the front end compares: it compiles again for others."""
-    members = {id(tensor) for memory in shared for tensor in memory.members}
-    fixed = []
-    for argument in arguments:
-        if isinstance(argument.dynamic, Geometry) and id(argument.value) in members:
-            argument.dynamic.as_numbers()
-            argument = argument._replace(dynamic=False)
-        fixed.append(argument)
-    return fixed
 
 
 def _with_fixed_sizes(arguments: Sequence[Argument]) -> list[Argument]:
