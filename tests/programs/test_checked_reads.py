@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import foregrad
 from foregrad import min_cut_rematerialization_partition
@@ -761,3 +762,19 @@ def test_past_the_limit_the_warning_names_the_read_that_keeps_changing():
         compiled(torch.full((2,), n + 1.0))
     with pytest.warns(foregrad.errors.EagerFallbackWarning, match=r"What keeps changing is item\(\) at .*test_checked"):
         assert torch.equal(compiled(torch.full((2,), 4.0)), torch.full((2,), 32.0))
+
+
+@pytest.mark.parametrize("partition", [foregrad.default_partition, foregrad.min_cut_rematerialization_partition])
+def test_what_a_checkpoint_counts_again_is_read_in_the_forward(partition):
+    """Batch norm without momentum reads how many batches it has seen, and counts once more when it is run again."""
+    norm, other = (torch.nn.BatchNorm1d(4, momentum=None) for _ in range(2))
+    compiled = foregrad.aot_function(
+        lambda x: checkpoint(norm, x, use_reentrant=False) * 2, nop, partition_fn=partition
+    )
+    for step in range(3):
+        x = torch.randn(5, 4, generator=torch.Generator().manual_seed(step)).requires_grad_()
+        y = x.detach().requires_grad_()
+        (checkpoint(other, y, use_reentrant=False) * 2).square().sum().backward()
+        compiled(x).square().sum().backward()
+        assert torch.equal(x.grad, y.grad)
+        assert all(map(torch.equal, norm.buffers(), other.buffers()))

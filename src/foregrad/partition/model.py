@@ -78,10 +78,10 @@ class Model:
         self.reads_written = [
             bool(written) and any(s in written for item in inputs for s in self.holds[item]) for inputs in self.inputs
         ]
-        self.late = self._cannot_run_in_forward()
         self.early = self.ancestors(
             [*self.forward_results, *(i for i in operators if nodes[i].impure and not nodes[i].backward)]
         )
+        self.late = self._cannot_run_in_forward()
         for i in self.early:
             if self.late[i]:
                 raise PartitionError(
@@ -109,11 +109,8 @@ class Model:
             # What the backward would compute from a marked value is not saved in its place.
             marked[i] = marked[i] or any(marked[item] for item in inputs)
             stays = self.keeps_sides or node.impure or node.recomputed or marked[i]
-            late.append(
-                (stays and self._is_backwards_own(i))
-                or (self.reads_written[i] and node.backward)
-                or any(late[item] for item in inputs)
-            )
+            meant = (stays and self._is_backwards_own(i)) or (self.reads_written[i] and node.backward)
+            late.append((meant and i not in self.early) or any(late[item] for item in inputs))  # a read needs it early
         return late
 
     def _is_backwards_own(self, i: int) -> bool:
