@@ -120,7 +120,7 @@ def _legal_inputs(rng: random.Random) -> tuple[tuple[Storage, ...], tuple[Input,
         with loaded(FuzzProgram("inputs", storages, inputs, (), ())) as script:
             try:
                 made = script.make_inputs()
-            except (RuntimeError, IndexError):
+            except (RuntimeError, IndexError, TypeError):
                 continue
         coarse = any(tensor.requires_grad and tensor.dtype == torch.bfloat16 for tensor in made)
         if not coarse and all(tensor.numel() <= MOST_ELEMENTS for tensor in made):
