@@ -3,7 +3,9 @@
 All copies start from the same weights and see the same batches. Behind the backend "eager" Foregrad runs eager's own
 kernels, and its losses must be eager's bit by bit. Inductor, behind torch.compile and behind Foregrad, computes in
 another order: losses drift apart by rounding. The table at the end shows first steps, steps, peaks, and what Foregrad
-recorded; the program that it generated is written to a file.
+recorded; the program that it generated is written to a file. Inductor keeps kernels that it has compiled, so whoever
+comes later, or runs the demo again, may find some: `python -m benchmarks compile` measures first steps in fresh
+processes.
 
     python examples/train_gpt.py --steps 200
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import shutil
 import statistics
 import sys
@@ -168,6 +171,7 @@ def trainees(module: nn.Module) -> list[Trainee]:
     """Eager first, and last what must be equal to it; Inductor needs a C++ compiler."""
     sides: dict[str, Callable[[nn.Module], Any]] = {"eager": lambda model: model}
     if any(map(shutil.which, ("g++", "clang++", "c++"))):
+        importlib.import_module("torch._inductor.compile_fx")  # or whoever comes first would pay for loading it
         sides["torch.compile"] = torch.compile
         sides["Foregrad, Inductor"] = foregrad.compile
     else:
