@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import fx
+
 from ..options import Compiler, Compilers, Partitioner
 from ..partition import default_partition, min_cut_rematerialization_partition
 from ..runtime.compilers import make_boxed_func
@@ -54,6 +56,12 @@ def _compile_boxed(compiler: Compiler, graph: Any, examples: Any) -> Any:
 
 def _the_same(compilers: Compilers) -> Compilers:
     return compilers
+
+
+def at_line_of(node: fx.Node) -> str:
+    """The user's line that a node comes from, as a part of a sentence."""
+    line = (node.meta.get("stack_trace") or "").strip().splitlines()
+    return f", at {line[-1].strip()!r}" if line else ""
 
 
 def stays_in_place(slot: Slot | None) -> bool:

@@ -16,7 +16,7 @@ from ..ops import Kind, op_info, written_arguments
 from ..options import Compiler, Compilers
 from ..runtime.compilers import GraphSlots
 from ..slots import Saved, Token
-from .backend import Backend, stays_in_place
+from .backend import Backend, at_line_of, stays_in_place
 from .replay import ReplayedGraph, SharedPlaces
 
 Named = Callable[[Any, str | None, Mapping[str, Any] | None], Backend]
@@ -160,10 +160,9 @@ def _note_or_refuse(node: fx.Node, on_host: bool, constant: set[fx.Node]) -> Non
     known = all(source in constant for source in node.all_input_nodes) and not _draws(node)
     from_host = any(map(_on_host, node.all_input_nodes))
     if (on_host and not known) or (from_host and not on_host and _does_not_wait(node)):
-        line = (node.meta.get("stack_trace") or "").strip().splitlines()
-        where = f", at {line[-1].strip()!r}" if line else ""
         raise UnsupportedError(
-            f"{node.target} works on the CPU{where}: a CUDA graph would do it once, and not at each call. {_WAY_OUT}"
+            f"{node.target} works on the CPU{at_line_of(node)}: a CUDA graph would do it once, and not at each call. "
+            f"{_WAY_OUT}"
         )
     if known:
         constant.add(node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from ..errors import ConfigError, UnsupportedError, did_you_mean
 from ..ops import Kind, aten, op_info
 from ..options import Compilers
 from ..slots import Saved, Size
-from .backend import Backend, stays_in_place
+from .backend import Backend, at_line_of, stays_in_place
 
 
 def backend(mode: str | None, options: Mapping[str, Any] | None) -> Backend:
@@ -67,30 +67,34 @@ def _compilers(settings: Mapping[str, Any]) -> Compilers:
 # item, and updates another, would follow from the new one. Torch's own layer gives the same wrong numbers.
 def _refuse_crosswise_writes(graph: fx.GraphModule) -> None:
     """Refuse a graph in which an item of a list is updated by what follows pointwise from another one."""
-    updates = [node for node in graph.graph.nodes if _name_of(node).startswith("aten::_foreach_")]
-    if not updates:
-        return
-    copied_to = {node.args[1]: node.args[0] for node in graph.graph.nodes if node.target is aten.copy_.default}
-    follows: dict[fx.Node, frozenset[fx.Node]] = {node: frozenset([node]) for node in copied_to.values()}
-    for node in graph.graph.nodes:
-        if node not in follows and _is_inlined(node):
-            follows[node] = frozenset().union(*(follows.get(item, ()) for item in node.all_input_nodes))
+    nodes = graph.graph.nodes
+    updates = [node for node in nodes if _works_on_lists(node)]
+    written = {node.args[0] for node in nodes if node.target is aten.copy_.default} if updates else set()
+    follows: dict[fx.Node, set[fx.Node]] = {node: {node} for node in written}
+    for node in nodes if written else ():
+        if node not in written and _is_inlined(node):
+            follows[node] = set().union(*(follows.get(item, ()) for item in node.all_input_nodes))
     for update in updates:
-        written = {user.args[1]: copied_to[user] for user in update.users if user in copied_to}
-        for others in update.args[1:]:
-            for i, other in enumerate(others if isinstance(others, (list, tuple)) else ()):
-                elsewhere = {target for place, target in written.items() if place != i}
-                if isinstance(other, fx.Node) and not elsewhere.isdisjoint(follows.get(other, ())):
-                    line = (update.meta.get("stack_trace") or "").strip().splitlines()
-                    raise UnsupportedError(
-                        f"{_name_of(update)[6:]} updates tensors of a list from each other"
-                        f"{f', at {line[-1].strip()!r}' if line else ''}, and Inductor gives wrong numbers for that. "
-                        "Update them one by one, or compile with backend='eager'."
-                    )
+        if any(follows.get(other, set()) & targets for targets, other in _crosswise(update)):
+            name = update.target._schema.name.removeprefix("aten::")
+            raise UnsupportedError(
+                f"{name} updates tensors of a list from each other{at_line_of(update)}, and Inductor gives wrong "
+                "numbers for that. Update them one by one, or compile with backend='eager'."
+            )
 
 
-def _name_of(node: fx.Node) -> str:
-    return node.target._schema.name if isinstance(node.target, OpOverload) else ""
+def _crosswise(update: fx.Node) -> Iterator[tuple[set[Any], fx.Node]]:
+    """What is read for each item of a list, with the inputs that the results for the other items are copied to."""
+    copies = [(item, user) for item in update.users for user in item.users if user.target is aten.copy_.default]
+    copied = [(item.args[1], copy.args[0]) for item, copy in copies if copy.args[1] is item]
+    for others in update.args[1:]:
+        for i, other in enumerate(others if isinstance(others, (list, tuple)) else ()):
+            if isinstance(other, fx.Node):
+                yield {target for place, target in copied if place != i}, other
+
+
+def _works_on_lists(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.name.startswith("aten::_foreach_")
 
 
 def _is_inlined(node: fx.Node) -> bool:
@@ -98,4 +102,4 @@ def _is_inlined(node: fx.Node) -> bool:
     if not isinstance(node.target, OpOverload):
         return node.op == "call_function"  # an item of a list
     is_view = op_info(node.target).kind is Kind.VIEW
-    return is_view or torch.Tag.pointwise in node.target.tags or _name_of(node).startswith("aten::_foreach_")
+    return is_view or torch.Tag.pointwise in node.target.tags or _works_on_lists(node)

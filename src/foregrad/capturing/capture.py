@@ -28,9 +28,7 @@ from ..joint.build import Joint, build_joint
 from ..joint.side_effects import Assigned
 from ..locks import recording_lock, state_lock
 from ..options import AOTConfig
-from ..record.alias_groups import (
-    SharedMemory,
-)
+from ..record.alias_groups import SharedMemory
 from ..record.checked_reads import Symbols
 from ..record.fakify import Argument, engine_for
 from ..record.hooks import UserCode

@@ -20,7 +20,7 @@ from ..slots import Input
 
 
 @dataclass(frozen=True)
-class HostNumber:
+class FloatInTensor:
     """A float that stands where Dynamo has put a tensor around it: graphs ask it for its item, and nothing else."""
 
     value: float
@@ -37,7 +37,7 @@ def inputs_of(graph: fx.GraphModule, given: Sequence[Any]) -> tuple[list[Input],
         return [Input(f"args[{i}]") for i in range(len(given))], list(given)
     specialize_floats([place.number for place in known if place.number is not None])
     pairs = zip(known, given, strict=True)
-    return _distinct(known), [value if place.number is None else HostNumber(value.item()) for place, value in pairs]
+    return _distinct(known), [value if place.number is None else FloatInTensor(value.item()) for place, value in pairs]
 
 
 def _distinct(known: Sequence[Placeholder]) -> list[Input]:
@@ -45,9 +45,10 @@ def _distinct(known: Sequence[Placeholder]) -> list[Input]:
     seen: set[str] = set()
     slots = []
     for place in known:
-        name = place.name
+        name, number = place.name, 1
         while name in seen:
-            name += "'"
+            number += 1
+            name = f"{place.name} ({number})"
         seen.add(name)
         slots.append(Input(name, stays=place.is_static))
     return slots
