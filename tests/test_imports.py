@@ -1,6 +1,7 @@
 """What the package stands on: torch's public face, one seam to its private parts, and none of what it replaces."""
 
 import ast
+import importlib
 import os
 import pathlib
 import subprocess
@@ -98,6 +99,23 @@ def test_torchs_private_parts_are_touched_in_one_place(path):
     allowed = ALLOWED.get(path.parent.name, ())
     private = [(line, name) for line, name in names_in(path) if is_private_to_torch(name)]
     assert [f"line {line}: {name}" for line, name in private if not name.startswith(allowed)] == []
+
+
+REPOSITORY = pathlib.Path(__file__).parent.parent
+RARELY_RUN = sorted(
+    path
+    for folder in ("tests/sweep", "benchmarks", "models", "examples")
+    for path in (REPOSITORY / folder).rglob("*.py")
+)
+
+
+@pytest.mark.parametrize("path", RARELY_RUN, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_what_is_rarely_run_imports_only_what_there_is(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "foregrad":
+            module = importlib.import_module(node.module)
+            missing = [name.name for name in node.names if not hasattr(module, name.name)]
+            assert not missing, f"line {node.lineno}: {node.module} has no {', '.join(missing)}"
 
 
 def test_the_search_finds_what_it_looks_for(tmp_path):
