@@ -291,6 +291,15 @@ def test_results_that_hooks_keep_are_freed():
     assert [find() for find in alive] == [None, None]
 
 
+def test_what_stands_on_an_argument_is_freed():
+    compiled, x = foregrad.aot_function(lambda x: x * 2, nop), leaf(2)
+    x.about, x.tag = [plain(3), Held()], "kept"
+    compiled(x).sum().backward()
+    alive = [*map(weakref.ref, x.about)]
+    del x.about
+    assert [find() for find in alive] == [None, None]
+
+
 def test_tensors_in_a_tuple_that_was_replaced_are_those_of_the_new_one():
     namespace = {"held": (plain(2), (plain(2), 1))}
     exec("def program(x): return x * held[0] + held[1][0]", namespace)

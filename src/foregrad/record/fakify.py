@@ -59,6 +59,13 @@ def own_attributes(tensor: Tensor) -> dict[str, Any]:
 _not_the_users: set[str] = set()  # names that were seen on tensors, of what torch or Foregrad has put there
 
 
+def let_go_of_attributes(seen: Tensor) -> None:
+    """Keep nothing of the user's alive that a recorded tensor has from its argument; plain values may stay."""
+    for name, value in own_attributes(seen).items():
+        if not is_plain(value):
+            del vars(seen)[name]
+
+
 class FoundAttributes:
     """The attributes of the user's own tensors, as the recording found them."""
 

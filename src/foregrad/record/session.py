@@ -65,6 +65,7 @@ from .fakify import (
     fakify_root,
     fakify_wrapper,
     has_hooks,
+    let_go_of_attributes,
 )
 from .hooks import BackwardGuards, BackwardState, UserCode, user_code_seen
 from .host_state import HostState
@@ -472,6 +473,9 @@ class Session:
         self._found = {s: weakref.ref(t) for s, t in self.real_tensors.items() if not isinstance(s, Input)}
         self.real_tensors.clear()
         self._real_memories.clear()
+        for recorded in (*self.memories, *self.inputs):
+            if recorded.is_tensor and recorded.layout is None and vars(recorded.seen):
+                let_go_of_attributes(recorded.seen)
         if self.recorder.checked_reads is not None:
             self.recorder.checked_reads.release()
         if self.recorder.host_state is not None:
