@@ -208,6 +208,49 @@ def test_a_schedule_outside_of_the_step(schedule):
     assert len(step.specializations) <= 2  # that of the first step may be gone
 
 
+def decay(optimizer):
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.9
+
+
+def put_the_same(optimizer):
+    optimizer.param_groups[0]["lr"] = 0.02
+
+
+def cosine(optimizer):
+    group = optimizer.param_groups[0]
+    group["lr"] = group["initial"] * (1 - group["lr"])
+    group["betas"] = (group["betas"][0] * 0.99, 0.95)
+
+
+@pytest.mark.parametrize("change", [decay, put_the_same, cosine])
+def test_a_number_that_the_step_writes(change):
+    """F-2: each call puts the number there, equal to what it finds or not."""
+
+    def play(compile):
+        model = mlp()
+        optimizer = optim.AdamW(model.parameters(), lr=0.02)
+        optimizer.param_groups[0]["initial"] = 0.03
+        train = whole_step(model, optimizer)
+
+        def step(x):
+            loss = train(x)
+            change(optimizer)
+            return loss
+
+        step, seen = compile(step), []
+        for number in range(STEPS):
+            if number == 6:
+                optimizer.param_groups[0]["lr"] = 0.5
+            seen.append((step(torch.ones(3, 4)), copy.deepcopy(optimizer.state_dict())))
+        return [*seen, [p.detach() for p in model.parameters()]], step
+
+    expected, _ = play(lambda step: step)
+    found, step = play(compiled)
+    same(expected, found)
+    assert len(step.specializations) <= 2
+
+
 def decide_by_rate(optimizer, weight, x):
     rate = optimizer.param_groups[0]["lr"]
     if rate > 0.5:

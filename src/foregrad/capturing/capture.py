@@ -571,7 +571,7 @@ class _Recordings:
             finally:
                 numbers.put_back()
                 session.arguments = call.held
-            recorded = replace(self._differentiated(session, snapshot, arguments), numbers=numbers.places)
+            recorded = replace(self._differentiated(session, snapshot, arguments, numbers), numbers=numbers.places)
             if follows and recorded.joint.is_training:
                 raise Retrace(NumbersAreExact())
             if dynamo.ran:
@@ -610,7 +610,9 @@ class _Recordings:
         self._sessions.append(session)
         return session
 
-    def _differentiated(self, session: Session, snapshot: Snapshot, arguments: Sequence[Argument]) -> Recorded:
+    def _differentiated(
+        self, session: Session, snapshot: Snapshot, arguments: Sequence[Argument], numbers: FollowedNumbers
+    ) -> Recorded:
         """The joint graph of a program that has run, if each call can do what it did."""
         call = self._call
         if self._reachable.refusal is not None:  # the program has caught it
@@ -628,7 +630,7 @@ class _Recordings:
             result, changes = results.take(session)
             session.result = None  # which may lead to objects of the user's
         changed = snapshot.changes()
-        escapes = snapshot.assigned(session, changed)
+        escapes = [*snapshot.assigned(session, changed), *numbers.written]
         put = [leaf for escape in escapes for leaf in escape.leaves]
         session.adopt_results([*result.leaves, *put, *changes.leaves])
         if call.config.is_export:

@@ -13,12 +13,14 @@ from torch.optim import Optimizer
 
 from ..codegen.writer import Writer
 from ..host_numbers import HostNumber
+from ..joint.side_effects import Escape
 from ..slots import FreeNumber
 from .free_variables import FreeVariables, Holder, Reached
 from .kinds import attributes_of, is_a
 from .sources import Source
 
 _INDICES = range(16)  # of a tuple of numbers, which is short
+_FLOATS = (float, HostNumber)
 
 
 class NumberPlace(NamedTuple):
@@ -73,8 +75,8 @@ def parameters_of_optimizers(holders: Sequence[Holder]) -> list[Tensor]:
 
 def _are_numbers(value: Any) -> bool:
     if type(value) is tuple:
-        return 0 < len(value) <= len(_INDICES) and all(type(item) is float for item in value)
-    return type(value) is float
+        return 0 < len(value) <= len(_INDICES) and all(type(item) in _FLOATS for item in value)
+    return type(value) in _FLOATS
 
 
 class FollowedNumbers:
@@ -84,6 +86,7 @@ class FollowedNumbers:
         """`follow` gives what stands for new numbers."""
         self._follow = follow
         self._standing: dict[tuple[int, str], tuple[NumberPlace, Any]] = {}
+        self._written: list[tuple[NumberPlace, Any]] = []
 
     @property
     def places(self) -> tuple[NumberPlace, ...]:
@@ -100,10 +103,23 @@ class FollowedNumbers:
                 place.table[place.key] = standing
 
     def put_back(self) -> None:
-        """Let the floats stand there again; what the program itself has put there stays."""
+        """Let the floats stand there again; numbers that the program itself has put there are for calls to put."""
         for place, standing in self._standing.values():
-            if place.table.get(place.key) is standing:
+            value = place.table.get(place.key)
+            if value is not standing and _are_numbers(value):
+                self._written.append((place, value))
+            if value is standing or _are_numbers(value):
                 place.table[place.key] = place.value
+
+    @property
+    def written(self) -> list[Escape]:
+        """What the program has put in these places, equal to what was there or not."""
+        return [
+            Escape(place.table, dict.__setitem__, place.key, tuple(map(str, place.slots)), value, tuple)
+            if type(value) is tuple
+            else Escape(place.table, dict.__setitem__, place.key, (place.path,), (value,))
+            for place, value in self._written
+        ]
 
 
 def leave_to_calls(places: Sequence[NumberPlace], free_variables: FreeVariables) -> None:
