@@ -86,7 +86,7 @@ def train_step(
     (True, True)
 
     Parameters, optimizer state and buffers are written in place, as in eager. Results are detached: the backward is
-    inside. Numbers in `param_groups` are read at each call: a schedule runs outside of the step.
+    inside. Numbers in `param_groups` are read at each call, and a schedule that the step steps is stepped at its end.
 
     Args:
         fn: the step. It finds model and optimizers by itself.

@@ -349,6 +349,7 @@ def scheduled():
         model(x).sum().backward()
         optimizer.step()
         schedule.step()
+        return schedule.get_last_lr()
 
     return step, [model, optimizer, schedule], batches()
 

@@ -208,6 +208,210 @@ def test_a_schedule_outside_of_the_step(schedule):
     assert len(step.specializations) <= 2  # that of the first step may be gone
 
 
+def scheduled(schedule, compile, make=lambda p: optim.AdamW(p, lr=0.01), step_schedule=None, steps=STEPS, before=None):
+    """Losses, rates and all state after each call of a step that steps a schedule, and the compiled step."""
+    model = mlp()
+    optimizer = make(model.parameters())
+    scheduler = schedule(optimizer)
+    train = whole_step(model, optimizer)
+
+    def plain(x):
+        loss = train(x)
+        scheduler.step(*[loss] if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else [])
+        return loss
+
+    step, seen = compile(plain if step_schedule is None else step_schedule(train, optimizer, scheduler)), []
+    for number in range(steps):
+        if before is not None:
+            before(number, optimizer, scheduler)
+        loss = step(torch.ones(3, 4) * number)
+        epoch = vars(scheduler).get("last_epoch")
+        seen.append([loss, copy.deepcopy(optimizer.state_dict()), scheduler.get_last_lr(), epoch])
+    return [*seen, [p.detach() for p in model.parameters()]], step
+
+
+def check_scheduled(schedule, most=2, **options):
+    expected, _ = scheduled(schedule, lambda step: step, **options)
+    found, step = scheduled(schedule, compiled, **options)
+    same(expected, found)
+    assert len(step.specializations) <= most
+
+
+class Warming(lr_scheduler.LRScheduler):
+    """One of the user's."""
+
+    def get_lr(self):
+        return [rate * min(1.0, (self.last_epoch + 1) / 4) for rate in self.base_lrs]
+
+
+INSIDE = {
+    **{name: schedule for name, schedule in SCHEDULERS.items() if name not in ("constant", "linear", "multiplicative")},
+    "averaging": lambda o: optim.swa_utils.SWALR(o, 0.05),
+    "the user's": Warming,
+    "momentum": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=30, cycle_momentum=True),
+}
+
+
+@pytest.mark.parametrize("schedule", INSIDE.values(), ids=INSIDE)
+def test_a_schedule_inside_of_the_step(schedule):
+    """F-2: whatever the rates are, there is one program for the first step, and one for all others."""
+    check_scheduled(schedule)
+
+
+def test_a_rate_in_a_tensor_and_a_schedule():
+    check_scheduled(
+        lambda o: lr_scheduler.ExponentialLR(o, 0.9), make=lambda p: optim.Adam(p, lr=torch.tensor(0.01), fused=True)
+    )
+
+
+def test_schedules_that_are_saved_and_loaded():
+    kept = []
+
+    def before(number, optimizer, scheduler):
+        if number == 3:
+            kept[:] = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(scheduler.state_dict())
+        if number == 6:
+            optimizer.load_state_dict(kept[0])
+            scheduler.load_state_dict(kept[1])
+
+    check_scheduled(lambda o: lr_scheduler.StepLR(o, 2), before=before, most=3)
+
+
+def total_that_is_written_later(train, optimizer, scheduler):
+    total = torch.zeros(())
+
+    def step(x):
+        loss = train(x)
+        total.add_(loss)
+        scheduler.step(total)
+        total.zero_()
+        return loss
+
+    return step
+
+
+def number_that_is_read(train, optimizer, scheduler):
+    def step(x):
+        loss = train(x)
+        scheduler.step(metrics=loss.item())
+        return loss
+
+    return step
+
+
+def several_times(train, optimizer, scheduler):
+    def step(x):
+        loss = train(x)
+        optimizer.param_groups[0]["lr"] *= 0.99
+        scheduler.step(loss)
+        scheduler.step(2 * loss)
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("step_schedule", [total_that_is_written_later, number_that_is_read, several_times])
+def test_what_a_schedule_is_given(step_schedule):
+    """M-1: values as they are when the program steps it."""
+
+    def plateau(optimizer):
+        return lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
+
+    check_scheduled(plateau, step_schedule=step_schedule)
+
+
+def uses_rate(train, optimizer, scheduler):
+    def step(x):
+        train(x)
+        scheduler.step()
+        return train(x)
+
+    return step
+
+
+def returns_rate(train, optimizer, scheduler):
+    def step(x):
+        loss = train(x)
+        scheduler.step()
+        return loss, optimizer.param_groups[0]["lr"]
+
+    return step
+
+
+def returns_last_rate(train, optimizer, scheduler):
+    def step(x):
+        loss = train(x)
+        scheduler.step()
+        return loss, scheduler.get_last_lr()[0]
+
+    return step
+
+
+def writes_rate(train, optimizer, scheduler):
+    def step(x):
+        loss = train(x)
+        scheduler.step()
+        optimizer.param_groups[0]["lr"] = 0.5
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("step_schedule", [uses_rate, returns_rate, returns_last_rate, writes_rate])
+def test_a_schedule_that_is_read_after_its_step(step_schedule):
+    """The next rate is known when the graphs have run, and not before; nothing is changed."""
+    model = mlp()
+    optimizer = optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.9)
+    before = copy.deepcopy((optimizer.state_dict(), scheduler.state_dict()))
+    step = compiled(step_schedule(whole_step(model, optimizer), optimizer, scheduler))
+    with pytest.raises(foregrad.errors.StateChangeError, match="Step it last"):
+        step(torch.ones(3, 4))
+    same(before, (optimizer.state_dict(), scheduler.state_dict()))
+    assert type(scheduler) is lr_scheduler.ExponentialLR
+
+
+def test_a_schedule_that_is_looked_into():
+    """F-2: what a program reads of it is compared."""
+
+    def play(compile):
+        model = mlp()
+        optimizer = optim.SGD(model.parameters(), lr=0.01)
+        scheduler = lr_scheduler.StepLR(optimizer, 2)
+        train = whole_step(model, optimizer)
+        step = compile(lambda x: train(x) * (2 if scheduler.last_epoch > 2 else 1))
+        losses = []
+        for _ in range(5):
+            losses.append(step(torch.ones(3, 4)))
+            scheduler.step()
+        return losses
+
+    same(play(lambda step: step), play(compiled))
+
+
+def test_an_error_of_a_schedule_is_the_programs_own():
+    def play(compile):
+        model = mlp()
+        optimizer = optim.SGD(model.parameters(), lr=0.01)
+        scheduler = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=3)
+        train = whole_step(model, optimizer)
+
+        def plain(x):
+            loss = train(x)
+            scheduler.step()
+            return loss
+
+        step = compile(plain)
+        for _ in range(3):
+            step(torch.ones(3, 4))
+        with pytest.raises(ValueError, match="Tried to step 4 times") as caught:
+            step(torch.ones(3, 4))
+        return str(caught.value), [p.detach() for p in model.parameters()], scheduler.last_epoch
+
+    same(play(lambda step: step), play(compiled))
+
+
 def decay(optimizer):
     for group in optimizer.param_groups:
         group["lr"] *= 0.9

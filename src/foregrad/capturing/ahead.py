@@ -20,6 +20,7 @@ from ..errors import UnsupportedError
 from .code import AboutToRun, CodeThatRan, KnownCode, is_library_function, names_in
 from .free_variables import Holder, looked_at, refuse_unknown
 from .kinds import FUNCTION, is_a
+from .schedules import Schedules
 from .state_guards import StateGuard
 from .walk import Ts, Walk
 
@@ -32,11 +33,12 @@ class Ahead(Walk):
         root: Callable[..., Any],
         arguments: Sequence[tuple[str, Any]],
         classes: Sequence[type | types.FunctionType | types.MethodType] = (),
+        schedules: Schedules | None = None,
     ) -> None:
         self._code: dict[int, types.CodeType] = {}  # of the user's functions that have run, or are about to, by id
         self._waiting: dict[int, list[types.FunctionType]] = {}  # by the id of their code
         self._ran = CodeThatRan(self._look)
-        super().__init__(root, arguments, AboutToRun(), classes)
+        super().__init__(root, arguments, AboutToRun(), classes, schedules)
 
     @property
     def code_that_ran(self) -> CodeThatRan:

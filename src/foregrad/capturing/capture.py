@@ -22,6 +22,7 @@ from ..errors import (
     ForegradError,
     GraphOutputError,
     InternalError,
+    StateChangeError,
     UnsupportedError,
 )
 from ..joint.build import Joint, build_joint
@@ -45,6 +46,7 @@ from ..record.retrace import (
     NumbersAreExact,
     Reason,
     Retrace,
+    SchedulesAreRead,
     SizesAreExact,
     SizesAreRead,
     WholeMemory,
@@ -65,6 +67,7 @@ from .free_variables import FreeVariables, Reached, refuse_inputs_as_keys, refus
 from .given import Copies, Opening, OpenOtherwise, TakenArguments, user_path
 from .graph_programs import run_graph_program
 from .results import Results
+from .schedules import Schedules
 from .shared_memory import Changes, guarded_where_shared, in_larger_memory, plan_memories, refuse_sharing_with_arrays
 from .snapshot import Refused, Snapshot, assigned_buffers, refuse_private_state
 from .sources import Source
@@ -302,18 +305,18 @@ def _capture(call: ProgramCall, exact_guards: bool = False) -> Capture:
     )
 
 
-def _reachable(call: ProgramCall, exact_guards: bool) -> Walk:
+def _reachable(call: ProgramCall, exact_guards: bool, schedules: Schedules) -> Walk:
     """What the program can reach, as it is before anything runs."""
     function, arguments, classes = call.function, call.named_arguments, call.classes
     if call.is_followed:
         return Walk(len)  # the front end has followed the program: its graph reads nothing but tensors
-    found = Walk(function, arguments, classes=classes)
+    found = Walk(function, arguments, classes=classes, schedules=schedules)
     refuse_unknown(found.changed_for_good())  # an iterator would be used up by the recording
     if exact_guards or found.needs_code_that_runs:
         if can_see_code_that_runs():
-            found = Ahead(function, arguments, classes)
+            found = Ahead(function, arguments, classes, schedules)
         else:
-            found = Walk(function, arguments, AnyName(), classes)
+            found = Walk(function, arguments, AnyName(), classes, schedules)
             refuse_unknown(found.changed_for_good())
     if call.given is not None:
         call.given.taken.require_unknown(found.seen)
@@ -370,11 +373,12 @@ class Shown:
     with_grads: tuple[Tensor, ...] = ()  # tensors whose gradients, from before the call, are inputs
     symbols: Symbols = "wanted"  # for sizes that the program reads
     follows_numbers: bool = True  # of the host, wherever a backend takes them
+    performs_schedules: bool = True  # where the program steps them, and does nothing else with them
 
     def after(self, attempt: Attempt) -> Shown | None:
         """With what one more recording has shown; None if that is nothing new."""
         whole, late, with_grads, stable = self.whole, self.late, self.with_grads, False
-        symbols, follows_numbers = self.symbols, self.follows_numbers
+        symbols, follows_numbers, performs = self.symbols, self.follows_numbers, self.performs_schedules
         match attempt.outcome:
             case WholeMemory(slot):
                 whole, stable = whole | {slot}, True
@@ -388,6 +392,8 @@ class Shown:
                 symbols = "refused"
             case NumbersAreExact():
                 follows_numbers = False
+            case SchedulesAreRead():
+                performs = False
             case Raised() if not self.shared:
                 whole, stable = whole | in_larger_memory(attempt.session), True
             case Raised() | Recorded():
@@ -397,7 +403,7 @@ class Shown:
         if len(plan) <= len(self.shared) and stable:
             return None
         memories = plan if len(plan) > len(self.shared) else self.shared
-        return Shown(memories, whole, late, with_grads, symbols, follows_numbers)
+        return Shown(memories, whole, late, with_grads, symbols, follows_numbers, performs)
 
 
 def retrace_until_stable(record: Callable[[Shown], Attempt]) -> tuple[Recorded, Sequence[SharedMemory]]:
@@ -508,10 +514,16 @@ class _Recordings:
     def __init__(self, call: ProgramCall, exact_guards: bool) -> None:
         self._call = call
         self._exact_guards = exact_guards
-        self._reachable = reachable = _reachable(call, exact_guards)
+        self._sessions: list[Session] = []
+        self._why_not_performed = ""
+        self._look_around(Schedules(call.given is not None and not call.config.is_export))
+
+    def _look_around(self, schedules: Schedules) -> None:
+        call = self._call
+        self._schedules = schedules
+        self._reachable = reachable = _reachable(call, self._exact_guards, schedules)
         self._known_before = frozenset(reachable.seen)
         self._compared = set(self._found_elsewhere())
-        self._sessions: list[Session] = []
         self.free_tensors = _FreeTensors(reachable)
         guards = _BackwardGuards(call, self.free_tensors.sources, reachable)
         self._backward_guards = None if call.is_followed else guards
@@ -521,13 +533,16 @@ class _Recordings:
         try:
             recorded, shared = retrace_until_stable(self._record)
             self._sessions.remove(recorded.joint.recording.session)
-        except BaseException:
+        except BaseException as error:
             self._reachable.release()
+            if type(error) is StateChangeError and self._why_not_performed:
+                raise StateChangeError(f"{error} {self._why_not_performed}") from error
             raise
         finally:
             for unneeded in self._sessions:
                 unneeded.abandon()
             self._reachable.recording_ends()
+            self._schedules.release()
         if self._backward_guards is not None:
             self._backward_guards.settle()
         return recorded, shared
@@ -536,7 +551,8 @@ class _Recordings:
         """What the program can reach, as each call compares it: of the code that ran, where that is known."""
         call, found, ran = self._call, self._reachable, self._reachable.code_that_ran
         if ran is not None:
-            found = Walk(call.function, call.named_arguments, ran, [*call.classes, *self._reachable.kernels])
+            classes = [*call.classes, *self._reachable.kernels]
+            found = Walk(call.function, call.named_arguments, ran, classes, self._schedules)
             refuse_inputs_as_keys(found.holders, call.arguments.leaves)
         if ran is not None or found.kernels:
             found.note_state()
@@ -545,6 +561,10 @@ class _Recordings:
 
     def _record(self, shown: Shown) -> Attempt:
         """Record the call once; its changes to the user's objects are undone, whatever comes of it."""
+        if self._schedules.performed and not shown.performs_schedules:
+            self._why_not_performed = self._schedules.why
+            self._reachable.release()
+            self._look_around(Schedules(performed=False))
         self.free_tensors.clear()
         call = self._call
         arguments, state = call.inputs, [argument for argument, _ in call.state]
@@ -567,7 +587,9 @@ class _Recordings:
                     session.begin_numbers()
                     numbers.add(self._reachable.reached)
                     self._reachable.tell(lambda reached: _note_and_follow(reached, snapshot, numbers))
-                session.run(call.run, arguments, state, shown.shared, shown.late, shown.with_grads)
+                session.run(
+                    self._schedules.around(call.run), arguments, state, shown.shared, shown.late, shown.with_grads
+                )
             finally:
                 numbers.put_back()
                 session.arguments = call.held
@@ -630,7 +652,7 @@ class _Recordings:
             result, changes = results.take(session)
             session.result = None  # which may lead to objects of the user's
         changed = snapshot.changes()
-        escapes = [*snapshot.assigned(session, changed), *numbers.written]
+        escapes = [*snapshot.assigned(session, changed), *numbers.written, *self._schedules.steps]
         put = [leaf for escape in escapes for leaf in escape.leaves]
         session.adopt_results([*result.leaves, *put, *changes.leaves])
         if call.config.is_export:
@@ -654,10 +676,11 @@ class _Recordings:
         """The error for a change: whether the next call would make it as well shows where that can be told."""
         call = self._call
         try:
-            reachable = _reachable(call, self._exact_guards)
+            reachable = _reachable(call, self._exact_guards, self._schedules)
         except ForegradError:
             return refused.error
-        return NextCall(session, reachable, lambda: call.held).decide(refused, call.run, arguments)
+        run = self._schedules.around(call.run)
+        return NextCall(session, reachable, lambda: call.held).decide(refused, run, arguments)
 
     def _undone(self, error: Exception, session: Session, snapshot: Snapshot) -> Raised | Reason:
         """What comes of a recording that did not get to its end; it leaves nothing behind."""

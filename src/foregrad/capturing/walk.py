@@ -64,6 +64,7 @@ from .kinds import (
 )
 from .module_guards import ModuleParts
 from .patterns import ObjectPattern
+from .schedules import Schedules
 from .sources import Source
 from .state_guards import ABSENT, StateGuard
 
@@ -84,10 +85,12 @@ class Walk(FreeVariables):
         arguments: Sequence[tuple[str, Any]] = (),
         scope: Scope | None = None,
         classes: Sequence[type | types.FunctionType | types.MethodType] = (),
+        schedules: Schedules | None = None,
     ) -> None:
         """Walk from a function, from the leaves of its arguments, and from the classes of objects in those; functions
-        among them are called beside."""
+        among them are called beside. Nobody looks into schedules that calls step."""
         super().__init__()
+        self._schedules = schedules
         self._root, self._arguments, self._classes = root, arguments, classes
         self._scope = scope or Scope()
         self._hidden_state: list[Unfollowed] = []  # what a recording may change, and nothing can see or put back
@@ -197,7 +200,7 @@ class Walk(FreeVariables):
     def release(self) -> None:
         """Let go of everything that only a recording needs; no argument stays alive."""
         super().release()
-        self._root, self._arguments, self._classes = len, (), ()
+        self._root, self._arguments, self._classes, self._schedules = len, (), (), None
         self._tell = lambda reached: None
         for held in (self._unnamed, self._later, self._functions, self._namespaces, self.generators, self.kernels):
             held.clear()
@@ -617,6 +620,9 @@ class Walk(FreeVariables):
             self._visit_object(source.path, value)
 
     def _visit_object(self, path: str, value: Any) -> None:
+        if self._schedules is not None and not self._in_argument and self._schedules.takes(path, value):
+            self.lifetime.hold(value)
+            return
         found = kinds_of(value)
         self._computes_names |= id(value) in _LOOK_UP
         if is_a(value, torch.Generator):

@@ -55,6 +55,11 @@ class NumbersAreExact:
     """The program does with host numbers what no call could do again: other numbers are for other programs."""
 
 
+@dataclass(frozen=True, slots=True)
+class SchedulesAreRead:
+    """The program looks into a scheduler, or at rates that it has changed: what its code does is recorded."""
+
+
 Reason = (
     WholeMemory
     | GradientBefore
@@ -64,6 +69,7 @@ Reason = (
     | SizesAreRead
     | SizesAreExact
     | NumbersAreExact
+    | SchedulesAreRead
 )
 
 

@@ -1,0 +1,206 @@
+"""Schedulers of learning rates: what a program steps is stepped by each call, after its graphs have run.
+
+A scheduler holds numbers, and computes from them what it puts into the groups of its optimizer: no graph has a part in
+it. So a program may step one without being recorded there, as long as it looks neither into the scheduler nor, once
+that has been stepped, at what the next rates are.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from ..codegen.pytree import flatten, unflatten
+from ..host_numbers import HostNumber
+from ..joint.side_effects import Escape
+from ..record.retrace import Retrace, SchedulesAreRead
+from ..stack_traces import user_stack, where
+from ..values import PLAIN
+from .code import is_library_class
+from .kinds import attributes_of, is_a
+
+_STEPS = frozenset({"step", "_update_lr", "__getattribute__", "__getattr__", "__init_subclass__"})
+_RATES = (float, tuple, HostNumber)  # what a scheduler may change in a group, beside tensors
+
+
+class Schedules:
+    """The schedulers that a program can reach, and what it does to them while it is recorded."""
+
+    def __init__(self, performed: bool) -> None:
+        """Whether calls perform steps; otherwise schedulers are objects like any others."""
+        self.performed = performed
+        self._found: dict[int, tuple[str, LRScheduler]] = {}
+        self._classes: dict[int, type] = {}  # by id of those that stand for themselves no more
+        self._spent: list[tuple[dict[str, Any], str, Any, _Spent]] = []  # with what was there
+        self._thread = 0  # that records
+        self._is_read = False
+        self.why = ""  # the program is recorded as what the code of schedulers does, where that is so
+        self.steps: list[Escape] = []  # of the last run
+
+    def takes(self, path: str, value: Any) -> bool:
+        """Whether an object is a scheduler, into which nobody needs to look."""
+        if not self.performed or not isinstance(value, LRScheduler):
+            return False
+        if not _is_ordinary(self._classes.get(id(value), type(value))) or "optimizer" not in attributes_of(value):
+            return False
+        self._found[id(value)] = path, value
+        if self._thread:
+            self._let_stand(value)
+        return True
+
+    def require_unread(self) -> None:
+        """Give the recording up if the program has looked into a scheduler, or at rates that are those of later."""
+        if self._is_read:
+            raise Retrace(SchedulesAreRead())
+
+    def around(self, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """A program whose steps of schedulers are noted."""
+        return functools.partial(self._run, run) if self.performed else run
+
+    def release(self) -> None:
+        """Let go of all schedulers."""
+        self._found.clear()
+
+    def _run(self, run: Callable[[list[Any]], Any], seen: list[Any]) -> Any:
+        self.steps = []
+        try:
+            with self._standing():
+                result = run(seen)
+        except Exception as error:
+            if self.steps and not isinstance(error, Retrace):  # it may have met a rate that is not known
+                raise Retrace(SchedulesAreRead()) from error
+            raise
+        self.require_unread()
+        return result
+
+    @contextmanager
+    def _standing(self) -> Iterator[None]:
+        self._thread = threading.get_ident()
+        try:
+            for _, scheduler in self._found.values():
+                self._let_stand(scheduler)
+            yield
+        finally:
+            self._thread = 0
+            for key, kind in self._classes.items():
+                object.__setattr__(self._found[key][1], "__class__", kind)
+            self._classes.clear()
+            self._put_rates_back()
+
+    def _put_rates_back(self) -> None:
+        while self._spent:
+            table, key, value, spent = self._spent.pop()
+            if table.get(key) is not spent or sys.getrefcount(spent) > 3:  # the table, this variable, the count
+                self._note_read("at its end")
+            table[key] = value
+
+    def _let_stand(self, scheduler: LRScheduler) -> None:
+        if id(scheduler) not in self._classes:
+            self._classes[id(scheduler)] = kind = type(scheduler)
+            methods = {
+                "__slots__": (),
+                "__module__": kind.__module__,
+                "__getattribute__": lambda one, name: self._attribute(one, name),
+            }
+            object.__setattr__(scheduler, "__class__", type(kind.__name__, (kind,), methods))
+
+    def _attribute(self, scheduler: LRScheduler, name: str) -> Any:
+        if self.stand:
+            if name == "step":
+                return functools.partial(self._step, scheduler)
+            if name != "__class__":
+                self.is_read()
+        return object.__getattribute__(scheduler, name)
+
+    @property
+    def stand(self) -> bool:
+        """Whether the program runs, in this thread, and must not see what is not known."""
+        return threading.get_ident() == self._thread
+
+    def is_read(self) -> None:
+        """What the program asks for is not known: it is recorded as what the scheduler's code does."""
+        self._note_read(f"at {where(user_stack(2))}")
+        self.require_unread()
+
+    def _note_read(self, place: str) -> None:
+        self._is_read = True
+        names = [path for path, scheduler in self._found.values() if any(e.owner is scheduler for e in self.steps)]
+        if names and not self.why:
+            self.why = (
+                f"The step of {names[-1]} could not be left to each call, since the program uses it, or numbers of its "
+                f"optimizer, afterwards: {place}. Step it last, or read rates outside of the program."
+            )
+
+    def _step(self, scheduler: LRScheduler, /, *args: Any, **kwargs: Any) -> None:
+        path, _ = self._found[id(scheduler)]
+        flat = flatten((args, kwargs), f"{path}.step()")
+        if not all(isinstance(leaf, (Tensor, HostNumber)) or type(leaf) in PLAIN for leaf in flat.leaves):
+            self.is_read()
+        leaves = tuple([_as_it_is(leaf) for leaf in flat.leaves])
+        build = functools.partial(unflatten, flat.tree)
+        self.steps.append(Escape(scheduler, _step, "step", tuple(flat.paths), leaves, build))
+        for group in attributes_of(scheduler)["optimizer"].param_groups:
+            for key, value in group.items():
+                if key != "params" and is_a(value, (*_RATES, Tensor)):
+                    spent = group[key] = _Spent(self)
+                    self._spent.append((group, key, value, spent))
+
+
+def _is_ordinary(kind: type) -> bool:
+    """Whether steps are torch's own code, whatever rates a class of the user's computes."""
+    if type(kind) is not type:
+        return False
+    users = [base for base in kind.__mro__ if not is_library_class(base)]
+    return all(_STEPS.isdisjoint(vars(base)) for base in users)
+
+
+def _as_it_is(leaf: Any) -> Any:
+    """A tensor as it is now: the program may write to it afterwards."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    with torch.no_grad():
+        return leaf.clone()
+
+
+def _step(scheduler: LRScheduler, key: str, given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+    args, kwargs = given
+    scheduler.step(*args, **kwargs)
+
+
+class _Spent:
+    """Stands where a scheduler will put a number that the recording does not know."""
+
+    __slots__ = ("__schedules",)
+
+    def __init__(self, schedules: Schedules) -> None:
+        object.__setattr__(self, "_Spent__schedules", schedules)
+
+    def __getattribute__(self, name: str) -> Any:
+        _ask(self)
+        return object.__getattribute__(self, name)
+
+
+def _ask(self: _Spent, *args: Any) -> Any:
+    schedules = object.__getattribute__(self, "_Spent__schedules")
+    if schedules.stand:
+        schedules.is_read()
+    return NotImplemented
+
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+_ASKED = (
+    *(f"__{side}{name}__" for side in ("", "r") for name in _OPERATORS),
+    *("__neg__", "__pos__", "__abs__", "__float__", "__int__", "__index__", "__bool__", "__round__"),
+    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__", "__str__", "__repr__", "__format__"),
+    *("__iter__", "__len__", "__getitem__", "__copy__", "__deepcopy__", "__reduce_ex__", "__torch_function__"),
+)
+for _name in _ASKED:
+    setattr(_Spent, _name, _ask)
