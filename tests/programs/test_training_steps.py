@@ -5,6 +5,7 @@ learning rate is; RAdam, which decides by its count of steps, has two.
 """
 
 import copy
+import functools
 import inspect
 import math
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 from torch.optim import lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import foregrad
 
@@ -370,6 +372,69 @@ def test_a_schedule_that_is_read_after_its_step(step_schedule):
         step(torch.ones(3, 4))
     same(before, (optimizer.state_dict(), scheduler.state_dict()))
     assert type(scheduler) is lr_scheduler.ExponentialLR
+
+
+def looks_at_weights(model):
+    return lambda epoch: 0.1 + float(model[2].weight.detach().abs().sum())
+
+
+def draws(model):
+    return lambda epoch: torch.rand(()).item()
+
+
+def factor_of(epoch, first=0.5):
+    return first * math.cos(epoch / 20) if epoch > 1 else max(first, epoch)
+
+
+def writes_afterwards(train, optimizer, scheduler):
+    def step(x):
+        loss = train(x)
+        scheduler.step()
+        optimizer.zero_grad(set_to_none=False)
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("lambda_of", [looks_at_weights, draws])
+def test_code_of_the_users_in_a_schedule(lambda_of):
+    """M-1: it runs after the graphs, so nothing that it might see may come after it in the program."""
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), lr=0.01)
+    scheduler = lr_scheduler.LambdaLR(optimizer, lambda_of(model))
+    step = compiled(writes_afterwards(whole_step(model, optimizer), optimizer, scheduler))
+    with pytest.raises(foregrad.errors.StateChangeError, match="its own code might tell that"):
+        step(torch.ones(3, 4))
+
+
+def test_code_of_the_users_that_only_calculates():
+    """Most such code sees nothing but the epoch: whatever comes after it, it gives the same."""
+    factors = [factor_of, lambda epoch: 0.9**epoch, functools.partial(factor_of, first=0.8)]
+    for factor in factors:
+        check_scheduled(
+            lambda o, factor=factor: lr_scheduler.LambdaLR(o, factor), step_schedule=writes_afterwards, most=3, steps=4
+        )
+
+
+def test_a_hook_of_all_optimizers():
+    """F-3: one that is added later is another program, and so is one that is gone."""
+
+    def play(compile):
+        handles = []
+
+        def halve(optimizer, args, kwargs):
+            for parameter in optimizer.param_groups[0]["params"]:
+                parameter.data.mul_(0.5)
+
+        def before(optimizer, number):
+            if number == 3:
+                handles.append(register_optimizer_step_post_hook(halve))
+            if number == 5:
+                handles.pop().remove()
+
+        return trained(lambda p: optim.SGD(p, lr=0.1), compile, steps=7, before=before)[0]
+
+    same(play(lambda step: step), play(compiled))
 
 
 def test_a_schedule_that_is_looked_into():

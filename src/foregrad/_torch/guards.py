@@ -17,6 +17,7 @@ from torch._C import _dynamo
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils import parametrize  # which counts the blocks in which it keeps what it has computed
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks  # no public way to see them
 from torch.utils._device import DeviceContext  # the mode behind a default device
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -110,6 +111,11 @@ _GLOBAL_HOOKS = [
     for name, value in vars(torch.nn.modules.module).items()
     if name.startswith("_global_") and name.endswith("_hooks") and isinstance(value, dict)
 ]
+
+
+def global_optimizer_hooks() -> list[dict[Any, Any]]:
+    """Hooks that run around the step of every optimizer."""
+    return [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
 
 
 function_mode_depth: Callable[[], int] = torch._C._len_torch_function_stack

@@ -587,9 +587,8 @@ class _Recordings:
                     session.begin_numbers()
                     numbers.add(self._reachable.reached)
                     self._reachable.tell(lambda reached: _note_and_follow(reached, snapshot, numbers))
-                session.run(
-                    self._schedules.around(call.run), arguments, state, shown.shared, shown.late, shown.with_grads
-                )
+                run = self._schedules.around(call.run, session.steps)
+                session.run(run, arguments, state, shown.shared, shown.late, shown.with_grads)
             finally:
                 numbers.put_back()
                 session.arguments = call.held
@@ -679,7 +678,7 @@ class _Recordings:
             reachable = _reachable(call, self._exact_guards, self._schedules)
         except ForegradError:
             return refused.error
-        run = self._schedules.around(call.run)
+        run = self._schedules.around(call.run, session.steps)
         return NextCall(session, reachable, lambda: call.held).decide(refused, run, arguments)
 
     def _undone(self, error: Exception, session: Session, snapshot: Snapshot) -> Raised | Reason:

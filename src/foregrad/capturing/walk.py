@@ -22,10 +22,12 @@ from typing import Any, TypeVarTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from .._torch import (
     cached_parametrizations,
     global_module_hooks,
+    global_optimizer_hooks,
     registered_with_pytree,
     script_part,
     without_function_modes,
@@ -215,6 +217,7 @@ class Walk(FreeVariables):
             self._visit(Source(root, "held", None, ""), root)
         self._look_at_functions()
         self._enter_hooks("all modules", global_module_hooks())  # the program may make a module and call it
+        self._enter_hooks("all optimizers", global_optimizer_hooks())
         self._look_at_functions()
         if self._is_of_no_use:
             return
@@ -242,6 +245,8 @@ class Walk(FreeVariables):
         self._look_at_functions()
         if not self.modules:
             self._guard(StateGuard.add_hooks, global_module_hooks())
+        if any(is_a(holder.owner, Optimizer) for holder in self.holders):
+            self._guard(StateGuard.add_hooks, global_optimizer_hooks())
         if "__subclasses__" in self._names:
             self._enter_subclasses()
         self._guard(StateGuard.add_settings, self._names, [module for module, _, _ in self._namespaces])
