@@ -139,11 +139,12 @@ def _layer_norm_backward(
     grad: Any, x: Any, shape: Sequence[int], mean: Any, rstd: Any, weight: Any, bias: Any, mask: Sequence[bool]
 ) -> Sizes | None:
     forward = _layer_norm(x, shape, weight, bias, 0.0)
-    if forward is None or grad.size != x.size or weight is None or bias is None or not all(mask):
+    if forward is None or grad.size != x.size:
         return None
     if not _fit(forward[1] or (), mean, rstd) or math.prod(forward[1] or ()) == 0:
         return None
-    return [x.size, tuple(shape), tuple(shape)]
+    has_result = mask[0], mask[1] and weight is not None, mask[2] and bias is not None
+    return [size if wanted else None for size, wanted in zip((x.size, *[tuple(shape)] * 2), has_result, strict=True)]
 
 
 POINTWISE = (

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from .._torch import FakeTensor, OpOverload, hint_of, is_static, make_fake, new_fake_mode, run_on_meta
+from .._torch import FakeTensor, OpOverload, hint_of, new_fake_mode
 from ..errors import ForegradError, UnsupportedError
 from ..ops import aten
 from .engine import WORKSPACE, Engine
 from .lean_engine import LeanEngine, kept
-from .tensor_meta import Fresh, Other, Part, Result, Same, Several, Shared, TensorMeta, described, interned, mixture
+from .symbolic_results import SymbolicResults
+from .tensor_meta import Fresh, Other, Part, Result, Several, Shared, TensorMeta, described, interned, mixture
 from .trials import reconciled, strides_in_order
 
 
@@ -31,49 +32,33 @@ class SymbolicEngine(Engine):
         return {}  # what the witness has seen, by what it knows of it
 
     @functools.cached_property
+    def _results(self) -> SymbolicResults:
+        return SymbolicResults(self.mode)
+
+    @functools.cached_property
     def _witness(self) -> LeanEngine:
         return LeanEngine(new_fake_mode(None))
 
     def _answer(self, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        known = self._without_symbols(op, args, kwargs)
-        if known is not NotImplemented:
-            return known
+        question = None if self.own_mode is None else self._results.question(kept(op), args, kwargs)
+        if question is not None:
+            known = self._results.answer(question, functools.partial(self._seen_by_witness, op, args, kwargs))
+            if known is not NotImplemented:
+                return known
         out = self.infer(op, types, args, kwargs)
-        return out if not kept(op).triable else self._witnessed(op, args, kwargs, out)
+        if kept(op).triable:
+            out = self._witnessed(op, args, kwargs, out)
+        if question is not None:
+            self._results.keep(question, out, described(out, question.tensors, _meta_of))
+        return out
 
-    def _without_symbols(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the witness says of arguments without symbols, who has known it for long: shape inference need not."""
-        if self.own_mode is None or kept(op).why_not is not None or torch.is_inference_mode_enabled():
-            return NotImplemented
-        tensors: list[FakeTensor] = []
-        metas: list[TensorMeta] = []
-        if _has_symbols((args, kwargs)):
-            return NotImplemented
+    def _seen_by_witness(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the witness says for the numbers behind symbols."""
         try:
-            given, named = _numbers((list(args), kwargs), tensors, metas)
+            given, named = _numbers((list(args), kwargs), [], [])
         except NoNumber:
-            return NotImplemented
-        if not tensors or any(tensor.constant is not None or tensor.fake_mode is not self.mode for tensor in tensors):
-            return NotImplemented
-        found = self._testimony(op, given, named)
-        if not isinstance(found, Several):
-            return self._made(found, tensors)
-        if not all(isinstance(result, Fresh) for result in found.results):
-            return NotImplemented
-        return found.kind([self._made(result, tensors) for result in found.results])
-
-    def _made(self, fact: Any, tensors: Sequence[FakeTensor]) -> Any:
-        """A result as the witness describes it."""
-        match fact:
-            case Same(argument):
-                return tensors[argument]
-            case Fresh(meta) if not meta.has_bits:
-                return self._strided(meta.size, meta.stride, 0, meta.dtype, meta.device)
-            case Shared(argument, meta) if not meta.has_bits and meta.dtype is tensors[argument].dtype:
-                geometry = tensors[argument], meta.size, meta.stride, meta.offset
-                view = run_on_meta(self.mode, aten.as_strided.default, geometry, {})
-                return make_fake(self.mode, view, meta.device)
-        return NotImplemented
+            return None
+        return self._testimony(op, given, named)
 
     def _witnessed(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         tensors: list[FakeTensor] = []
@@ -181,22 +166,6 @@ def _workspace(item: Any, guess: TensorMeta, fact: TensorMeta) -> Tensor | None:
 
 class NoNumber(Exception):
     """There is no number behind a symbol, or no metadata for a tensor."""
-
-
-def _has_symbols(value: Any) -> bool:
-    """Whether there are symbols among arguments, or in the sizes of tensors."""
-    if isinstance(value, Tensor):
-        return not is_static(value) and any(type(n) is not int for n in _geometry(value))
-    if isinstance(value, (list, tuple)):
-        return any(map(_has_symbols, value))
-    return any(map(_has_symbols, value.values())) if isinstance(value, dict) else isinstance(value, _SYMBOLS)
-
-
-def _geometry(tensor: Tensor) -> Sequence[Any]:
-    return (*tensor.shape, *tensor.stride(), tensor.storage_offset()) if tensor.layout is torch.strided else (None,)
-
-
-_SYMBOLS = (SymInt, SymFloat, SymBool)
 
 
 def _numbers(value: Any, tensors: list[FakeTensor], metas: list[TensorMeta]) -> Any:

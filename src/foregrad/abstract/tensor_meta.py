@@ -51,7 +51,7 @@ def in_order(size: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
     stride, step = [0] * len(size), 1
     for d in reversed(order):
         stride[d] = step
-        step *= max(size[d], 1)
+        step *= size[d] or 1
     return tuple(stride)
 
 
