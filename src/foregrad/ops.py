@@ -6,7 +6,7 @@ random. The answers are computed once for each overload and kept in a table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Literal
@@ -155,6 +155,27 @@ def _classify(op: OpOverload | HigherOrderOperator) -> OpInfo:
     }
     found = frozenset(trait for trait, holds in traits.items() if holds)
     return OpInfo(kind, found, written, tuple(argument.name for argument in arguments))
+
+
+def draws(op: OpOverload | HigherOrderOperator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call draws random numbers: attention without dropout is random by its tag only.
+
+    >>> attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    >>> draws(attention, (None, None, None, 0.5), {}), draws(attention, (None, None, None), {"is_causal": True})
+    (True, False)
+    """
+    info = op_info(op)
+    if "random" not in info.traits or "dropout_p" not in info.names:
+        return "random" in info.traits
+    place = info.names.index("dropout_p")
+    rate = args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)
+    return not isinstance(rate, (int, float)) or rate != 0
+
+
+def does_more(op: OpOverload | HigherOrderOperator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call does more than to compute its results."""
+    traits = op_info(op).traits
+    return "impure" in traits and ("random" not in traits or draws(op, args, kwargs))
 
 
 def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:

@@ -273,6 +273,28 @@ def test_sizes_may_be_symbolic():
     assert len(graphs.order) == 2
 
 
+@REENTRANT
+def test_attention_that_draws_nothing_before_a_draw(reentrant):
+    """Its kernel is random by its tag: computed again in the backward, it gave a state that was not the forward's."""
+
+    def region(q):
+        return F.dropout(F.scaled_dot_product_attention(q, q.sin(), q.cos(), is_causal=True), 0.5)
+
+    def program(q):
+        return checkpoint(region, checkpoint(region, q, use_reentrant=reentrant), use_reentrant=reentrant)
+
+    compiled, found = foregrad.compile(program, "eager", partition="min_cut"), []
+    data = torch.randn(1, 2, 16, 4)
+    for run in (program, compiled):
+        torch.manual_seed(0)
+        q = data.clone().requires_grad_()
+        run(q).square().sum().backward()
+        found.append(q.grad)
+    assert torch.equal(*found)
+    names = compiled.specializations[0].forward_graph.code
+    assert "bernoulli_with_state" in names and "attention_for_cpu_with_state" not in names
+
+
 # ------------------------------------------------------------------------------------------- what is saved
 @REENTRANT
 def test_a_region_saves_its_input_and_one_state_of_the_generator(reentrant):

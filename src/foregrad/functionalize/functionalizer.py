@@ -23,7 +23,7 @@ from ..errors import UnsupportedError
 from ..graph.graph import Node, Step, ancestors
 from ..graph.reads import READ, Read, Reseed
 from ..host_numbers import host_number
-from ..ops import Kind, ViewStep, aten, op_info, tensors_in
+from ..ops import Kind, ViewStep, aten, does_more, draws, op_info, tensors_in
 from ..record.fakify import RecordedInput
 from ..slots import SyntheticBase, ViewRoot
 from .effect_tokens import Chain, Tokens
@@ -148,7 +148,7 @@ class Functionalizer(Walk):
 
     def pure(self, step: Step) -> None:
         shape = self.shape_now(step.out)
-        if "random" in op_info(step.op).traits:
+        if draws(step.op, step.args, step.kwargs):
             node = self.draw(step, step.op, step.args, step.kwargs, shape)
         else:
             op = IN_GRAPHS.get(step.op, step.op)
@@ -156,7 +156,7 @@ class Functionalizer(Walk):
             if not step.backward and _takes_default_dtype(step):  # which may be another when the backward runs it again
                 kwargs = {**kwargs, "dtype": shape.dtype}
             node = self.graph.call(op, self.args(step.args), kwargs, shape)
-            node.impure = "impure" in op_info(step.op).traits
+            node.impure = does_more(step.op, step.args, step.kwargs)
         self._bind_number(step.out, node)
         self.results(node, step.out)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from .._torch import HigherOrderOperator, OpOverload
 from ..graph.graph import Node, get_constant
-from ..ops import COLLECTIVES, Kind, op_info
+from ..ops import COLLECTIVES, Kind, draws, op_info
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What may be computed twice: one predicate, which no budget and no option lifts.
@@ -45,28 +44,7 @@ def why_not_again(node: Node, reads_written: bool = False) -> str | None:
 
 
 def _is_random(op: Any, node: Node) -> bool:
-    return _may_draw(op) and not _draws_nothing(op, node)
-
-
-def _may_draw(op: Any) -> bool:
-    return isinstance(op, OpOverload) and "random" in op_info(op).traits
-
-
-def _draws_nothing(op: OpOverload, node: Node) -> bool:
-    """Attention without dropout is random by its tag only."""
-    place, default = _dropout_argument(op)
-    if place is None:
-        return False
-    given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", default)
-    return isinstance(given, (int, float)) and given == 0
-
-
-@functools.cache
-def _dropout_argument(op: OpOverload) -> tuple[int | None, Any]:
-    for i, argument in enumerate(op._schema.arguments):
-        if argument.name == "dropout_p":
-            return i, argument.default_value
-    return None, None
+    return isinstance(op, OpOverload) and draws(op, node.args, node.kwargs)
 
 
 def _is_collective(op: Any, node: Node) -> bool:
@@ -80,7 +58,8 @@ def _writes(op: Any, node: Node) -> bool:
 def _has_effects(op: Any, node: Node) -> bool:
     if isinstance(op, HigherOrderOperator):
         return True
-    return node.impure and not (_may_draw(op) and _draws_nothing(op, node))
+    by_its_tag = isinstance(op, OpOverload) and "random" in op_info(op).traits and not _is_random(op, node)
+    return node.impure and not by_its_tag
 
 
 def _is_unknown(op: Any, node: Node) -> bool:

@@ -19,7 +19,7 @@ from ..abstract.engine import Engine
 from ..abstract.kernel_checks import storage_of
 from ..errors import UnsupportedError
 from ..graph.graph import Step
-from ..ops import Kind, OpInfo, aten, op_info, tensors_in
+from ..ops import Kind, OpInfo, aten, does_more, op_info, tensors_in
 from ..stack_traces import user_stack, where
 from ..subclasses.layout import is_wrapper
 from .recorder import Recorder
@@ -111,7 +111,9 @@ class AboveAutograd(Recorder):
         if out is NotImplemented or op in self._decompositions or "composite" not in info.traits:
             return out
         inner = self.steps[start:]
-        plain = all(op_info(s.op).kind in (Kind.PURE, Kind.VIEW) and not _does_more(s) for s in inner)
+        plain = all(
+            op_info(s.op).kind in (Kind.PURE, Kind.VIEW) and not does_more(s.op, s.args, s.kwargs) for s in inner
+        )
         given = {storage_of(t) for t in tensors_in([*args, *kwargs.values()])}
         fresh = all(storage_of(t) not in given for t in tensors_in([out]))
         if inner and plain and fresh and op_info(op).kind is Kind.PURE:
@@ -125,16 +127,6 @@ class AboveAutograd(Recorder):
             f"the custom function {name}, at {where(user_stack(3))}, has a derivative of its own, which a graph above "
             "autograd would lose. Export the training step instead, with loss= or trace_joint=True."
         )
-
-
-def _does_more(step: Step) -> bool:
-    """Whether an operator does more than to compute its results; attention without dropout draws nothing."""
-    info = op_info(step.op)
-    if "impure" not in info.traits or "random" not in info.traits:
-        return "impure" in info.traits
-    names = [argument.name for argument in step.op._schema.arguments]
-    given = {**dict(zip(names, step.args, strict=False)), **step.kwargs}
-    return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0
 
 
 class GradSwitches(TorchFunctionMode):

@@ -44,7 +44,7 @@ from ..functional_variants import call_of_variant
 from ..graph.graph import Step
 from ..graph.reads import READ, Read
 from ..host_numbers import HostNumber, HostNumbers, host_number
-from ..ops import Kind, OpInfo, aten, op_info, tensors_in, written_arguments
+from ..ops import Kind, OpInfo, aten, draws, op_info, tensors_in, written_arguments
 from ..stack_traces import (
     GRADIENT_SUM,
     Called,
@@ -324,7 +324,8 @@ class Recorder(TorchDispatchMode):
             self.mutation_checks.after(op, args, kwargs, shapes)
         if get_default_dtype() is not self._default_dtype and info.kind is Kind.PURE:
             kwargs = self._with_its_dtype(op, types, args, kwargs, out)
-        repeats, follows = self._draw(op, kwargs, args) if random and computed is None else (None, None)
+        drawn = random and computed is None and draws(op, args, kwargs)
+        repeats, follows = self._draw(op, kwargs, args) if drawn else (None, None)
         if info.is_plain and self._is_plain(op):
             self._plain.add(id(op))
         self._note(op, args, kwargs, out, stack, origin, repeats, follows)

@@ -21,7 +21,7 @@ from ..errors import DataDependentError
 from ..graph.graph import Step
 from ..graph.reads import START, Reseed
 from ..host_numbers import host_number
-from ..ops import COLLECTIVES, Kind, op_info, tensors_in, written_arguments
+from ..ops import COLLECTIVES, Kind, draws, op_info, tensors_in, written_arguments
 from ..stack_traces import where
 from .fakify import RecordedInput
 from .rng import Generators
@@ -174,7 +174,7 @@ class Replay:
             written = written_arguments(step.op, args, kwargs) if info.written else args[:1]
             for tensor in tensors_in(written):
                 self._copy_memory(tensor)
-        run = self._draw if "random" in info.traits else _call
+        run = self._draw if draws(step.op, step.args, step.kwargs) else _call
         self.bind(step.out, run(position, step, args, kwargs))
 
     def _forget_written(self, step: Step) -> None:

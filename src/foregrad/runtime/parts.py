@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import condition_on_symbols, conditions_on_symbols, identity_of
+from .._torch import OpOverload, condition_on_symbols, conditions_on_symbols, identity_of
 from ..codegen.writer import Writer, literal
 from ..errors import PartitionError
 from ..functionalize.operators import default_generator
@@ -23,7 +23,7 @@ from ..graph.graph import Graph, GraphOutput, Node, get_constant, nodes_in
 from ..graph.host_part import decided_by_reads
 from ..graph.reads import START, Read, Reseed, sizes_of
 from ..host_numbers import decided
-from ..ops import op_info
+from ..ops import draws
 from ..slots import Token, Value
 from ..values import same_value
 from .compilers import Boxed, CompilerInput, for_compiler
@@ -356,8 +356,7 @@ def generators_before(graph: Graph) -> list[torch.Generator]:
     for node in graph.nodes:
         if isinstance(node.read, Reseed):
             found[node.read.generator] = None
-        draws = hasattr(node.op, "_schema") and "random" in op_info(node.op).traits  # type: ignore[arg-type]
-        if draws and node.part <= last:
+        if node.part <= last and isinstance(node.op, OpOverload) and draws(node.op, node.args, node.kwargs):
             given = [item.args[0] for item in node.inputs() if item.op is get_constant]
             own = [item for item in given if isinstance(item, torch.Generator)]
             found.update(dict.fromkeys(own or [default_generator(_device_of(node))]))
