@@ -20,7 +20,7 @@ from .errors import ConfigError, IgnoredOptionWarning
 
 Compiler = Callable[..., Any]
 Partitioner = Callable[..., Any]
-JointPass = Callable[[Any, Any], Any]  # of a graph module and the values of its inputs
+JointPass = Callable[[Any], Any]  # of a graph, which takes and returns the same values afterwards
 Changing = Mapping[str, Literal[True] | frozenset[int]]  # the dimensions of inputs, by their names; True for an int
 
 

@@ -9,6 +9,7 @@ from .names import private_names as private_names
 
 try:
     from .autograd import *
+    from .bindings import *
     from .cuda_graphs import *
     from .dynamo import *
     from .errors import *

@@ -40,11 +40,6 @@ def registered_with_pytree(kind: type) -> tuple[Callable[..., Any], ...]:
 LazyGraphModule = _LazyGraphModule
 
 
-def direct_call(op: Any) -> Callable[..., Any]:
-    """What an operator calls: one Python function less for each operator of a graph that runs as it is."""
-    return op._op if type(op) is OpOverload else op
-
-
 _TORCHS_OWN = frozenset({"profiler", "aten", "prims", "prim", "quantized", "c10d", "_c10d_functional", "inductor"})
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import fx
 
 from ..options import Compiler, Compilers, Partitioner
-from ..partition import default_partition, min_cut_rematerialization_partition
+from ..partition import min_cut_rematerialization_partition
 from ..runtime.compilers import make_boxed_func
 from ..slots import Buffer, FreeTensor, Input, Param, Slot, outermost
 
@@ -31,20 +31,10 @@ class Backend:
     partition: Partitioner = min_cut_rematerialization_partition  # unless another one is asked for
 
 
-def of_compiler(name: str, compiler: Compiler, *, fuses: bool = True, takes_numbers: bool = False) -> Backend:
-    """A backend that compiles every graph in the same way.
-
-    To compute something again is cheap where it is fused into what reads it, and costs a kernel where it is not.
-    """
+def of_compiler(name: str, compiler: Compiler) -> Backend:
+    """A backend that compiles every graph in the same way."""
     boxed = functools.partial(_compile_boxed, compiler)
-    compilers = Compilers(boxed, boxed, boxed)
-    partition = min_cut_rematerialization_partition if fuses else default_partition
-    return Backend(
-        name,
-        functools.partial(_the_same, compilers),
-        numbers="inputs" if takes_numbers else "constants",
-        partition=partition,
-    )
+    return Backend(name, functools.partial(the_same, Compilers(boxed, boxed, boxed)))
 
 
 # Functions with names, for a compiled callable that is pickled.
@@ -54,7 +44,8 @@ def _compile_boxed(compiler: Compiler, graph: Any, examples: Any) -> Any:
     return compiled if is_boxed else make_boxed_func(compiled)
 
 
-def _the_same(compilers: Compilers) -> Compilers:
+def the_same(compilers: Compilers) -> Compilers:
+    """Compilers that all programs share."""
     return compilers
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from torch import fx
 
 from ..graph.fx import boxed_code
+from ..graph.undone_views import without_undone_views
+from ..options import Compilers
+from ..partition import default_partition
+from .backend import Backend, the_same
 
 
 def run_graph(graph: fx.GraphModule, examples: Any) -> Callable[[list[Any]], Any]:
@@ -24,3 +29,9 @@ def run_graph(graph: fx.GraphModule, examples: Any) -> Callable[[list[Any]], Any
     run = boxed_code(graph)
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
+
+
+def backend() -> Backend:
+    """The backend "eager": a value that is computed again is one more kernel, a view that is left out one call less."""
+    compilers = Compilers(run_graph, run_graph, run_graph, without_undone_views)
+    return Backend("eager", functools.partial(the_same, compilers), numbers="inputs", partition=default_partition)

@@ -20,6 +20,7 @@ from .._torch import (
 from ..errors import ConfigError, UnsupportedError, did_you_mean
 from ..ops import Kind, aten, op_info
 from ..options import Compilers
+from ..runtime.compilers import through_fx
 from ..slots import Saved, Size
 from .backend import Backend, at_line_of, stays_in_place
 
@@ -58,7 +59,8 @@ def _compilers(settings: Mapping[str, Any]) -> Compilers:
 
         return compile_graph
 
-    return Compilers(compiler("forward"), compiler("backward"), compiler("inference"), program.joint_passes)
+    joint_pass = through_fx(program.joint_passes)
+    return Compilers(compiler("forward"), compiler("backward"), compiler("inference"), joint_pass)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -10,9 +10,8 @@ from .._torch import registered_backend, registered_backends
 from ..errors import ConfigError, did_you_mean
 from ..options import Compiler
 from ..runtime.compilers import make_boxed_func
-from . import cudagraphs, inductor
+from . import cudagraphs, eager, inductor
 from .backend import Backend, of_compiler
-from .eager import run_graph
 
 _OWN = ("inductor", "eager", "cudagraphs")
 
@@ -44,7 +43,7 @@ def named(
         given = "mode" if mode is not None else "options"
         raise ConfigError(f"{given} is for the backend 'inductor'; backend={backend!r} has none.")
     if backend == "eager":
-        return of_compiler("eager", run_graph, fuses=False, takes_numbers=True)
+        return eager.backend()
     if callable(backend):
         return of_compiler(getattr(backend, "__name__", type(backend).__name__), backend)
     if not isinstance(backend, str):

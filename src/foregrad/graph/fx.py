@@ -18,6 +18,7 @@ from ..errors import PartitionError, VerificationError
 from ..slots import Grad, Input, Output, RandomState, Saved, Size, Slot, Tangent, Token
 from ..stack_traces import show_stack
 from .graph import Graph, GraphOutput, Node, get_constant, map_nodes, nodes_in, same_number
+from .undone_views import without_undone_views
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Modules whose `torch.fx` graph is made when it is looked at.
@@ -105,7 +106,7 @@ def boxed_code(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
         flat = from_fx(module, [Output(i) for i, _ in enumerate(results)])  # type: ignore[arg-type]
         constants = [node for node in flat.nodes if node.op is get_constant]
         names = dict(zip(constants, _attributes(module), strict=True))
-    code = compile_flat(flat, names, boxed=True)
+    code = compile_flat(without_undone_views(flat), names, boxed=True)
     return functools.partial(code, module)
 
 
@@ -151,12 +152,23 @@ def compile_flat(graph: Graph, constants: dict[Node, str], boxed: bool = False) 
         else:
             given = [text(item) for item in node.args]
             given += [f"{name}={text(item)}" for name, item in node.kwargs.items()]
-            call = f"{outside(direct_call(node.op))}({','.join(given)})"
+            call = f"{outside(_function(node))}({','.join(given)})"
         lines.append(f" {node.name}={call}" + (f";{'='.join([item.name for item in gone])}=None" if gone else ""))
     lines.append(f" return {text(tuple(graph.results))}")
     exec(compile("\n".join(lines), "<flat graph>", "exec"), namespace)
     function: Callable[..., Any] = namespace["forward"]
     return function
+
+
+def _function(node: Node) -> Callable[..., Any]:
+    """What is called for a node. A number that an operator made may be of another class when the graph runs."""
+    if all(isinstance(item.value, Tensor) for item in node.inputs()):
+        kwargs = {name: map_nodes(item, _value) for name, item in node.kwargs.items()}
+        return direct_call(node.op, map_nodes(node.args, _value), kwargs)
+    return direct_call(node.op)
+
+
+_value = operator.attrgetter("value")
 
 
 def _first_lines(graph: Graph, prefix: str, boxed: bool) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -296,7 +295,7 @@ def partitioned(
     """
     partition_fn, options = config.partition_fn, config.options
     if config.joint_pass is not None:
-        joint, module = _passed(config.joint_pass, joint, module), None
+        joint, module = config.joint_pass(joint), None
     if options.memory_budget is not None and partition_fn in (None, default_partition):
         partition_fn = min_cut_rematerialization_partition
     if higher and isinstance(options.memory_budget, int):
@@ -322,14 +321,17 @@ def _without_read_again(backward: CompilerInput) -> CompilerInput:
     return backward if len(nodes) == len(graph.nodes) else for_compiler(dataclasses.replace(graph, nodes=nodes))
 
 
-def _passed(joint_pass: JointPass, joint: Graph, module: Callable[[], fx.GraphModule] | None) -> Graph:
-    """What a backend makes of a joint graph: it takes and returns the same values."""
-    given = to_fx(joint) if module is None else copy.deepcopy(module())
-    passed = joint_pass(given, to_fake_tensors([node.value for node in joint.inputs]))
-    graph = from_fx(passed, [output.slot for output in joint.outputs])
-    for new, old in zip(graph.inputs, joint.inputs, strict=True):
-        new.slot, new.value = old.slot, old.value
-    return graph
+def through_fx(passes: Callable[[fx.GraphModule, Sequence[Any]], fx.GraphModule]) -> JointPass:
+    """A pass over joint graphs, from one over graph modules that is shown the values of their inputs."""
+
+    def joint_pass(joint: Graph) -> Graph:
+        passed = passes(to_fx(joint), to_fake_tensors([node.value for node in joint.inputs]))
+        graph = from_fx(passed, [output.slot for output in joint.outputs])
+        for new, old in zip(graph.inputs, joint.inputs, strict=True):
+            new.slot, new.value = old.slot, old.value
+        return graph
+
+    return joint_pass
 
 
 def _partitioned_by(
