@@ -65,6 +65,8 @@ def compile(
     """
     if not callable(fn_or_module):
         raise ConfigError(f"foregrad.compile compiles a function or a module, not {fn_or_module!r}.")
+    if dynamic not in (None, True, False):
+        raise ConfigError(f"dynamic must be True, False or None, not {dynamic!r}.")
     found = named(backend, mode, options, fallback or config.fallback)
     resolved = resolve(
         None,
@@ -91,8 +93,8 @@ def compile(
 def decomposition_table(backend: Backend, asked: Asked) -> Decompositions | None:
     """What is taken apart: on the backend's wish and on the user's, who has the last word."""
     wanted = backend.decompositions() if backend.decompositions is not None else {}
-    if isinstance(asked, str):
-        if asked not in _TABLES:
+    if asked is not None and not isinstance(asked, Mapping):
+        if not isinstance(asked, str) or asked not in _TABLES:
             raise ConfigError(f"decompositions must be {' or '.join(map(repr, _TABLES))}, or a table, not {asked!r}.")
         asked = _TABLES[asked]()
     return {**wanted, **(asked or {})} or None
@@ -102,6 +104,6 @@ def partitioner(partition: str | Partitioner) -> Partitioner:
     """A partitioner by its name."""
     if callable(partition):
         return partition
-    if partition not in _PARTITIONS:
+    if not isinstance(partition, str) or partition not in _PARTITIONS:
         raise ConfigError(f"partition must be {' or '.join(map(repr, _PARTITIONS))}, or a function, not {partition!r}.")
     return _PARTITIONS[partition]

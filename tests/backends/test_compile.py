@@ -8,7 +8,7 @@ from torch import nn
 
 import foregrad
 from foregrad.backends.eager import run_graph
-from foregrad.errors import CompilerError, ConfigError
+from foregrad.errors import CompilerError, ConfigError, EagerFallbackWarning
 
 
 def two_layers():
@@ -118,6 +118,12 @@ def test_min_cut_is_the_default_partition():
         ({"backend": "eager", "options": {"max_autotune": True}}, "options is for the backend 'inductor'"),
         ({"mode": "fast"}, "Inductor has no 'fast' for mode"),
         ({"options": {"max_autotun": True}}, "Inductor has no 'max_autotun' for options. Did you mean 'max_autotune'?"),
+        ({"mode": 3}, "Inductor has no 3 for mode"),
+        ({"options": {"max_autotune": "yes"}}, "Inductor's option 'max_autotune' is a bool, and cannot be 'yes'"),
+        ({"options": ["max_autotune"]}, "options is a dict of Inductor's settings"),
+        ({"backend": "eager", "dynamic": "yes"}, "dynamic must be True, False or None"),
+        ({"backend": "eager", "decompositions": ["core_aten"]}, "decompositions must be 'core_aten' or 'inductor'"),
+        ({"backend": "eager", "partition": ["min_cut"]}, "partition must be 'default' or 'min_cut'"),
         ({"backend": "eager", "partition": "mincut"}, "partition must be 'default' or 'min_cut'"),
         ({"backend": "eager", "fallback": "no"}, "fallback must be"),
     ],
@@ -145,6 +151,75 @@ def test_a_compiler_that_raises_in_the_backward_leaves_the_tensors_as_they_were(
     with pytest.raises(CompilerError, match="not today"):
         loss.backward()
     assert x.grad is None and torch.equal(x, torch.ones(3))
+
+
+def _wrong(change, phase):
+    """A compiler whose graphs of a phase return something else."""
+
+    def compiler(graph, inputs):
+        run = run_graph(graph, inputs)
+        if phase == "forward" and any("tangents" in node.name for node in graph.graph.nodes):
+            return run
+        return foregrad.make_boxed_func(lambda *args: change(run(list(args))))
+
+    return compiler
+
+
+_CHANGES = {
+    "returned 1 values": lambda results: results[:1],
+    "dtype torch.float64": lambda results: [r.double() for r in results],
+    "shape \\(1, 3, 3\\)": lambda results: [r[None] for r in results],
+    "strides \\(1, 3\\)": lambda results: [r.t().contiguous().t() for r in results],
+}
+
+
+@pytest.mark.parametrize("said", _CHANGES)
+def test_a_compiler_that_returns_something_else_is_found_out(said):
+    """Nothing was written by then; with `fallback="eager"` the graph runs as it is, and the user is told."""
+
+    def program(x, count):
+        count += 1
+        return (x * 2).sin()
+
+    expected = torch.ones(3, 3, requires_grad=True)
+    program(expected, torch.zeros(3, 3)).sum().backward()
+    x, count = torch.ones(3, 3, requires_grad=True), torch.zeros(3, 3)
+    with pytest.raises(CompilerError, match=said):
+        foregrad.compile(program, _wrong(_CHANGES[said], "forward"))(x, count)
+    assert not count.any() and x.grad is None and count._version == 0
+    compiled = foregrad.compile(program, _wrong(_CHANGES[said], "forward"), fallback="eager")
+    with pytest.warns(EagerFallbackWarning, match=said):
+        loss = compiled(x, count).sum()
+    loss.backward()
+    compiled(x, count)  # as it is from now on
+    assert torch.equal(x.grad, expected.grad) and (count == 2).all()
+
+
+def test_a_backward_that_cannot_be_compiled_runs_as_it_is():
+    """Its forward has run, so that the program cannot."""
+
+    def compiler(graph, inputs):
+        if any("tangents" in node.name for node in graph.graph.nodes):
+            raise ValueError("not today")
+        return run_graph(graph, inputs)
+
+    compiled = foregrad.compile(torch.sin, compiler, fallback="eager")
+    x = torch.ones(2, requires_grad=True)
+    loss = compiled(x).sum()
+    with pytest.warns(EagerFallbackWarning, match="backward graph runs as it is, operator by operator: .*not today"):
+        loss.backward()
+    assert torch.equal(x.grad, x.detach().cos())
+    compiled(x).sum().backward()
+    assert torch.equal(x.grad, 2 * x.detach().cos())
+
+
+def test_a_graph_that_draws_is_not_run_twice():
+    def drops(results):
+        return results[:1]
+
+    compiled = foregrad.compile(torch.nn.functional.dropout, _wrong(drops, "forward"), fallback="eager")
+    with pytest.raises(CompilerError, match="returned 1 values"):
+        compiled(torch.ones(3, requires_grad=True))
 
 
 def test_a_compiler_sees_what_each_input_and_output_is():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +65,14 @@ def inductor_option_names() -> list[str]:
     from torch._inductor import list_options
 
     return list(list_options())
+
+
+def inductor_option_type(name: str) -> type | None:
+    """The class that the value of an option has; None where it has several, or none that `isinstance` knows."""
+    from torch._inductor import config
+
+    found = config.get_type(name)  # type: ignore[attr-defined]
+    return found if isinstance(found, type) and typing.get_origin(found) is None else None
 
 
 def inductor_decompositions() -> Mapping[Any, Callable[..., Any]]:

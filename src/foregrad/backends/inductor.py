@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from .._torch import (
     inductor_mode_options,
     inductor_modes,
     inductor_option_names,
+    inductor_option_type,
 )
 from ..errors import ConfigError, UnsupportedError, did_you_mean
 from ..ops import Kind, aten, op_info
@@ -31,17 +32,27 @@ def backend(mode: str | None, options: Mapping[str, Any] | None) -> Backend:
     if mode is not None and mode != "default":
         _require_known("mode", mode, inductor_modes())
         settings.update(inductor_mode_options(mode))
-    for name, value in (options or {}).items():
-        _require_known("options", name.replace("-", "_"), inductor_option_names())
-        settings[name.replace("-", "_")] = value
+    for given, value in _items(options):
+        name = str(given).replace("-", "_")
+        _require_known("options", name, inductor_option_names())
+        expected = inductor_option_type(name)
+        if expected is not None and not isinstance(value, expected):
+            raise ConfigError(f"Inductor's option {name!r} is a {expected.__name__}, and cannot be {value!r}.")
+        settings[name] = value
     compilers = functools.partial(_compilers, settings)
     return Backend("inductor", compilers, inductor_decompositions, writes="to inputs", draws_in_order=False)
 
 
-def _require_known(what: str, name: str, known: Sequence[str]) -> None:
+def _items(options: Mapping[str, Any] | None) -> Iterable[tuple[str, Any]]:
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigError(f"options is a dict of Inductor's settings, by their names, and not {options!r}.")
+    return (options or {}).items()
+
+
+def _require_known(what: str, name: object, known: Sequence[str]) -> None:
     if name not in known:
         choices = f" There are: {', '.join(known)}." if len(known) < 20 else ""
-        raise ConfigError(f"Inductor has no {name!r} for {what}.{did_you_mean(name, known)}{choices}")
+        raise ConfigError(f"Inductor has no {name!r} for {what}.{did_you_mean(str(name), known)}{choices}")
 
 
 def _compilers(settings: Mapping[str, Any]) -> Compilers:

@@ -241,7 +241,7 @@ def _compile_forward(
         return _compile_parts(joint, given.graph, compiler, phase, config, writer, name)
     compiled, strides = compile_graph(compiler, given, _forward_examples(joint, given.graph), phase, config)
     install = _install_forward(given.graph, writer, name)
-    install(checked(compiled, phase, given.graph, install))
+    install(checked(compiled, phase, given.graph, config, install, strides))
     return (given.module,), strides
 
 
@@ -259,7 +259,7 @@ def _compile_parts(
             joint.recording.engine, [None if is_number(node) else node.value for node in part.graph.inputs], strides
         )
         compiled, reported = compile_graph(compiler, part, examples, phase, config)
-        install(checked(compiled, phase, part.graph, install))
+        install(checked(compiled, phase, part.graph, config, install, reported))
         return reported
 
     _, conditions = _reads_of(joint)

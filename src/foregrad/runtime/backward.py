@@ -262,7 +262,7 @@ class Backward:
                     place(self._compiled)
 
                 with garbage_collection_paused():
-                    install(checked(self._compile(self._given), "backward", self._given.graph, install))
+                    install(checked(self._compile(self._given), "backward", self._given.graph, self._config, install))
             assert self._compiled is not None
             return self._compiled
 

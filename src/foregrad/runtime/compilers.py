@@ -22,9 +22,9 @@ from .._torch import (
 )
 from ..abstract.engine import Engine
 from ..abstract.lean_tensors import to_fake_tensors
-from ..errors import CompilerError, ForegradError, UnsupportedError
-from ..graph.fx import from_fx, to_fx
-from ..graph.graph import Graph, Node
+from ..errors import CompilerError, EagerFallbackWarning, ForegradError, UnsupportedError
+from ..graph.fx import boxed_code, from_fx, to_fx
+from ..graph.graph import Graph, GraphOutput, Node
 from ..graph.reads import READ
 from ..graph.verify import verify
 from ..locks import recording_lock
@@ -33,7 +33,7 @@ from ..ops import aten
 from ..options import AOTConfig, Compiler, JointPass, Partitioner
 from ..partition.default import cut, default_partition
 from ..partition.rematerialize import min_cut_rematerialization_partition, rematerialized
-from ..slots import RandomState, Slot, belongs_to_backward
+from ..slots import Base, Output, RandomState, Slot, belongs_to_backward, outermost
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -106,8 +106,27 @@ def compile_graph(
 ) -> tuple[Boxed, list[Any] | None]:
     """Compile one graph; also gives the strides of its outputs, if the compiler reported them.
 
-    The compiler finds in the module's `meta["slots"]` what each input and output is.
+    The compiler finds in the module's `meta["slots"]` what each input and output is. With `fallback="eager"` a backward
+    that cannot be compiled runs as it is: its forward has run.
     """
+    try:
+        return _compiled(compiler, given, examples, phase, config)
+    except (CompilerError, UnsupportedError) as error:
+        if phase != "backward" or config.options.fallback != "eager":
+            raise
+        return _as_it_is(given.graph, phase, error), None
+
+
+def _as_it_is(graph: Graph, phase: Phase, error: Exception) -> Boxed:
+    """What runs a graph without its compiler, of which the user is told."""
+    message = f"the {phase} graph runs as it is, operator by operator: {error}"
+    warnings.warn(message, EagerFallbackWarning, stacklevel=2)
+    return boxed_code(to_fx(graph))
+
+
+def _compiled(
+    compiler: Compiler | None, given: CompilerInput, examples: Sequence[Any], phase: Phase, config: AOTConfig
+) -> tuple[Boxed, list[Any] | None]:
     module = given.module
     module.meta["slots"] = GraphSlots(
         tuple(node.slot for node in given.graph.inputs), tuple(output.slot for output in given.graph.outputs)
@@ -156,33 +175,84 @@ def _boxed(compiled: Callable[..., Any], phase: Phase) -> Boxed:
     return make_boxed_func(compiled)
 
 
-def checked(compiled: Boxed, phase: Phase, graph: Graph, install: Callable[[Boxed], None]) -> Boxed:
-    """Check the number of outputs in the first call, then get out of the way."""
-    expected = len(graph.outputs)
+def checked(
+    compiled: Boxed,
+    phase: Phase,
+    graph: Graph,
+    config: AOTConfig,
+    install: Callable[[Boxed], None],
+    reported: Sequence[Any] | None = None,
+) -> Boxed:
+    """Check the outputs of the first call, then get out of the way.
+
+    `install` puts what is called from then on into its place; `reported` are the strides that the compiler has
+    reported. With `fallback="eager"` a graph that may run twice runs as it is where its compiler was wrong.
+    """
+    runs_again = config.options.fallback == "eager" and not any(node.impure for node in graph.nodes)
 
     def single(args: list[Any]) -> Any:
         return (compiled(args),)
 
     def first(args: list[Any]) -> Any:
+        kept = list(args) if runs_again else []
         with garbage_collection_paused():  # compilers finish their work in the first call
             result = compiled(args)
         bare = not isinstance(result, (list, tuple))
-        count = 1 if bare else len(result)
-        if count != expected:
-            raise CompilerError(
-                f"The compiled {phase} graph returned {count} values where the graph has {expected} outputs. The "
-                "compiler must return a function that gives one value for each output of the graph, in order."
-            )
-        for i, (value, node) in enumerate(zip((result,) if bare else result, graph.results, strict=True)):
-            if not isinstance(value, Tensor) and isinstance(node, Node) and isinstance(node.value, Tensor):
-                raise CompilerError(
-                    f"The compiled {phase} graph returned a {type(value).__name__} as its output {i}, where the graph "
-                    f"has the tensor {node.name}. The compiler must return a function that gives what the graph gives."
-                )
+        results = (result,) if bare else result
+        try:
+            _require_like(results, phase, graph, reported)
+        except CompilerError as error:
+            if not runs_again:
+                raise
+            run = _as_it_is(graph, phase, error)
+            install(run)
+            return run(kept)
         install(single if bare else compiled)
-        return (result,) if bare else result
+        return results
 
     return first
+
+
+def _require_like(results: Sequence[Any], phase: Phase, graph: Graph, reported: Sequence[Any] | None) -> None:
+    """What a compiled graph returns must be what the graph says."""
+    if len(results) != len(graph.outputs):
+        raise CompilerError(
+            f"The compiled {phase} graph returned {len(results)} values where the graph has {len(graph.outputs)} "
+            "outputs. The compiler must return a function that gives one value for each output of the graph, in order."
+        )
+    for i, (value, output) in enumerate(zip(results, graph.outputs, strict=True)):
+        if isinstance(output.value, Node) and isinstance(output.value.value, Tensor):
+            found = _unlike(value, output, reported[i] if reported else None)
+            if found is not None:
+                raise CompilerError(
+                    f"The compiled {phase} graph returned {found} as its output {i}, where the graph has the tensor "
+                    f"{output.value.name}. The compiler must return a function that gives what the graph gives."
+                )
+
+
+def _unlike(value: Any, output: GraphOutput, strides: Any) -> str | None:
+    """What was returned in the place of a tensor, if it is not like it. What the user sees lies as it was recorded."""
+    wanted: Tensor = output.value.value
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    if value.dtype != wanted.dtype:
+        return f"a tensor of dtype {value.dtype} (not {wanted.dtype})"
+    if not _fits(value.shape, wanted.shape):
+        return f"a tensor of shape {tuple(value.shape)} (not {tuple(wanted.shape)})"
+    if not isinstance(outermost(output.slot), (Output, Base)) or not value.layout == wanted.layout == torch.strided:
+        return None
+    places = [i for i, n in enumerate(value.shape) if n > 1] if value.numel() else []
+    expected = wanted.stride() if strides is None else strides
+    if _fits([value.stride(i) for i in places], [expected[i] for i in places]):
+        return None
+    return f"a tensor with strides {value.stride()} (not {tuple(expected)})"
+
+
+def _fits(numbers: Sequence[int], wanted: Sequence[Any]) -> bool:
+    """Whether numbers are those that were recorded; symbols may be any."""
+    return len(numbers) == len(wanted) and all(
+        n == m for n, m in zip(numbers, wanted, strict=True) if isinstance(m, int)
+    )
 
 
 def example_values(engine: Engine, values: Sequence[Any], strides: Sequence[Any] | None = None) -> list[Any]:
