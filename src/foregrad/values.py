@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from ._torch import dict_version
+
 SETTLED = frozenset({bool, int, float, complex, str, bytes, type(None)})
 """Plain values of Python itself that cannot change as long as they stay where they are."""
 
@@ -136,23 +138,37 @@ def is_unchanged(now: Any, before: Any) -> bool:
     return is_plain(before) and same_value(now, before)
 
 
+def _is_settled(value: Any) -> bool:
+    return type(value) in PLAIN or (type(value) is tuple and all(map(_is_settled, value)))
+
+
 class Remembered:
     """A value as it was while recording: compared by equality if it is plain, and by identity if not.
 
     An object is not kept alive by being remembered, where Python allows to refer to it weakly.
     """
 
-    __slots__ = ("_is", "_value")
+    __slots__ = ("_is", "_value", "_version")
 
     def __init__(self, value: Any) -> None:
         self._is: Callable[[], Any] | None = None if is_plain(value) else weakly(value)
         self._value: Any = frozen(value) if self._is is None else None
+        self._version = 0  # of a dict that was seen to be equal, whose items cannot change; no other one has it
 
     def equals(self, value: Any) -> bool:
         """Whether a value is the remembered one."""
         if self._is is not None:
             return value is self._is()
-        return type(value) is self._value[0] and bool(frozen(value) == self._value)
+        if type(value) is not self._value[0]:
+            return False
+        if type(value) is not dict:
+            return bool(frozen(value) == self._value)
+        version = dict_version(value)  # first: what another thread changes from now on shows
+        if version == self._version and version > 0:
+            return True
+        same = bool(frozen(value) == self._value)
+        self._version = version if same and all(map(_is_settled, value.values())) else 0
+        return same
 
     def explain(self, value: Any) -> Change:
         """Say how a value is not the remembered one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -189,6 +190,19 @@ def counts_versions(tensor: torch.Tensor) -> bool:
 def set_version(tensor: torch.Tensor, version: int) -> None:
     """Make the version counter say what eager's would."""
     _autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+_version = operator.attrgetter("_version")
+
+
+def versions_of(tensors: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
+    """What the version counters of many tensors say."""
+    return tuple(map(_version, tensors))
+
+
+def set_versions(tensors: tuple[torch.Tensor, ...], versions: tuple[int, ...]) -> None:
+    """Make many version counters say what eager's would."""
+    _autograd._unsafe_set_version_counter(tensors, versions)
 
 
 def shares_version_counter(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -28,7 +28,7 @@ def direct_call(op: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | N
     kwargs = kwargs or {}
     if type(op) is not OpOverload:
         return op
-    if op.namespace != "aten" or not args or not isinstance(args[0], Tensor) or not _returns_tensors(op):
+    if op.namespace != "aten" or not args or not _works_on_tensors(args[0]) or not _returns_tensors(op):
         return op._op
     key = op, _kind(args), tuple([(name, _kind(value)) for name, value in kwargs.items()])
     found = _known.get(key)
@@ -38,9 +38,15 @@ def direct_call(op: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | N
 
 
 def _returns_tensors(op: OpOverload) -> bool:
-    """Whether it gives a tensor, or a fixed number of them: bindings give lists as tuples."""
-    returns = op._schema.returns
-    return bool(returns) and all(isinstance(value.type, torch.TensorType) for value in returns)
+    """Whether it gives tensors, a fixed number of them: bindings give lists as tuples."""
+    return all(isinstance(value.type, torch.TensorType) for value in op._schema.returns)
+
+
+def _works_on_tensors(first: Any) -> bool:
+    """Whether an operator is given a tensor, or tensors: others are asked for a default device."""
+    if isinstance(first, (list, tuple)):
+        return len(first) > 0 and isinstance(first[0], Tensor)
+    return isinstance(first, Tensor)
 
 
 def _kind(value: Any) -> Any:

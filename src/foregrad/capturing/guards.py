@@ -384,12 +384,7 @@ class GuardedEntry:
         self, writer: Writer, tensors: Sequence[InputFacts], lifted: Sequence[Tensor], miss: str
     ) -> None:
         """Leaves, views, offsets; hooks that a backward inside the program would meet."""
-        conditions = []
-        if self.joint.recording.runs_backward:
-            check = writer.bind(has_hooks, "has_hooks")
-            for facts, real in zip(tensors, lifted, strict=True):
-                if real.requires_grad:
-                    conditions.append(f"{check}({writer.variable(facts.recorded.slot)}) is {has_hooks(real)}")
+        conditions = self._hook_conditions(writer, tensors, lifted) if self.joint.recording.runs_backward else []
         for facts, real in zip(tensors, lifted, strict=True):
             for read in sorted(self.joint.recording.properties_read(facts.recorded)):
                 found = f"{writer.variable(facts.recorded.slot)}.{read}"
@@ -405,16 +400,37 @@ class GuardedEntry:
             conditions.append(f"{name}._is_view()" if real._is_view() else f"not {name}._is_view()")
             if not _has_symbolic_offset(facts):
                 conditions.append(f"{name}.storage_offset() == {real.storage_offset()}")
-        if len(special) < len(tensors):
-            slots = [facts.recorded.slot for i, facts in enumerate(tensors) if i not in special]
-            if len(slots) <= _WRITTEN_OUT:
-                names = map(writer.variable, slots)
-                conditions += [f"{x}.is_leaf and not {x}._is_view() and not {x}.storage_offset()" for x in names]
-            else:
-                check = writer.bind(are_base_leaves, "are_base_leaves")
-                self.explainers[check] = _no_base_leaf
-                conditions.append(f"{check}({', '.join(writer.listed(slots))})")
+        plain = [facts.recorded.slot for i, facts in enumerate(tensors) if i not in special]
+        if len(plain) <= _WRITTEN_OUT:
+            names = map(writer.variable, plain)
+            conditions += [f"{x}.is_leaf and not {x}._is_view() and not {x}.storage_offset()" for x in names]
+        else:
+            leaves = [slot for slot in plain if self.joint.recording.real_tensors[slot].requires_grad]  # others are
+            conditions.append(self._condition(writer, are_bases, _no_base_leaf, plain))
+            conditions += [self._condition(writer, are_leaves, _no_base_leaf, leaves)] if leaves else []
         _require(writer, conditions, miss)
+
+    def _hook_conditions(self, writer: Writer, tensors: Sequence[InputFacts], lifted: Sequence[Tensor]) -> list[str]:
+        """Hooks that a backward inside the program would meet."""
+        leaves = [
+            (facts.recorded.slot, real) for facts, real in zip(tensors, lifted, strict=True) if real.requires_grad
+        ]
+        free = [slot for slot, real in leaves if not has_hooks(real)]
+        check = writer.bind(has_hooks, "has_hooks")
+        conditions = [f"{check}({writer.variable(slot)})" for slot, real in leaves if has_hooks(real)]
+        return [*conditions, self._condition(writer, have_no_hooks, _hooks_found, free)] if free else conditions
+
+    def _condition(
+        self,
+        writer: Writer,
+        check: Callable[..., bool],
+        explain: Callable[..., Change | None],
+        slots: Sequence[Slot],
+    ) -> str:
+        """A check of many tensors at once, and what says why it fails."""
+        name = writer.bind(check, check.__name__)
+        self.explainers[name] = explain
+        return f"{name}({', '.join(writer.listed(slots))})"
 
     def _check_attributes(
         self, writer: Writer, tensors: Sequence[InputFacts], lifted: Sequence[Tensor], miss: str
@@ -449,9 +465,13 @@ class GuardedEntry:
         plain = [facts for facts in tensors if facts.recorded.layout is None]
         if len(plain) > 1 and (changed or self.shared or self.joint.backward.writes):
             reals = [self._real(facts) for facts in plain]
+            if _lie_apart_from_the_start(plain, reals):
+                slots = [facts.recorded.slot for facts in plain]
+                _require(writer, [self._condition(writer, lie_apart, _none_apart, slots)], miss)
+                return
+            listed = writer.listed(facts.recorded.slot for facts in plain)
             shared = sharing_of_parts if any(real.layout in SPARSE for real in reals) else sharing_pattern
             pattern = shared(reals)
-            listed = writer.listed(facts.recorded.slot for facts in plain)
             found = f"{writer.bind(shared, 'sharing_pattern')}({tuple_of(listed)})"
             self.places[found] = f"which of {', '.join(str(facts.recorded.slot) for facts in plain)} share memory"
             _require(writer, [f"{found} == {pattern}"], miss)
@@ -578,7 +598,25 @@ def are_base_leaves(*tensors: Tensor) -> bool:
     >>> are_base_leaves(x, torch.ones(2)), are_base_leaves(x, x[1:])
     (True, False)
     """
-    return all(map(_is_leaf, tensors)) and not any(map(is_view, tensors)) and not any(map(_offset, tensors))
+    return are_leaves(*tensors) and are_bases(*tensors)
+
+
+def are_leaves(*tensors: Tensor) -> bool:
+    """Whether tensors are leaves."""
+    return all(map(_is_leaf, tensors))
+
+
+def are_bases(*tensors: Tensor) -> bool:
+    """Whether tensors are no views, each at the start of its storage."""
+    return not any(map(is_view, tensors)) and not any(map(_offset, tensors))
+
+
+_hooks = tuple(map(operator.attrgetter, ("_backward_hooks", "_post_accumulate_grad_hooks", "retains_grad")))
+
+
+def have_no_hooks(*tensors: Tensor) -> bool:
+    """Whether nothing happens when gradients of tensors are computed, as `has_hooks` says of each."""
+    return not any(any(map(hooks, tensors)) for hooks in _hooks)
 
 
 _attributes = operator.attrgetter("__dict__")
@@ -600,6 +638,13 @@ def _attributes_found(*tensors: Tensor) -> Change | None:
         held = own_attributes(tensor)
         if held is not None:
             return Change(", its attributes,", "none", shown([*held]), argument=i)
+    return None
+
+
+def _hooks_found(*tensors: Tensor) -> Change | None:
+    for i, tensor in enumerate(tensors):
+        if has_hooks(tensor):
+            return Change(", its hooks,", "none", "there", argument=i)
     return None
 
 
@@ -692,6 +737,33 @@ def sharing_pattern(tensors: Sequence[Tensor]) -> tuple[int, ...]:
     """
     first: dict[int, int] = {}
     return tuple([first.setdefault(t.untyped_storage()._cdata, i) for i, t in enumerate(tensors)])
+
+
+_address = Tensor.data_ptr
+
+
+def lie_apart(*tensors: Tensor) -> bool:
+    """Whether no two tensors, of which each has elements and lies at the start of its storage, share one.
+
+    >>> x = torch.ones(4)
+    >>> lie_apart(x, torch.ones(2)), lie_apart(x, torch.ones(2), x.view(2, 2))
+    (True, False)
+    """
+    return len(set(map(_address, tensors))) == len(tensors)
+
+
+def _lie_apart_from_the_start(inputs: Sequence[InputFacts], reals: Sequence[Tensor]) -> bool:
+    """Whether addresses tell that tensors share no storage, which is faster than to ask for storages."""
+    plain = all(type(real) in (Tensor, torch.nn.Parameter) and real.layout is torch.strided for real in reals)
+    return plain and are_bases(*reals) and not any(map(_has_symbolic_offset, inputs)) and lie_apart(*reals)
+
+
+def _none_apart(*tensors: Tensor) -> Change | None:
+    first: dict[int, int] = {}
+    for i, tensor in enumerate(tensors):
+        if first.setdefault(_address(tensor), i) != i:
+            return Change(", its memory,", "its own", "shared with another input", argument=i)
+    return None
 
 
 def sharing_of_parts(tensors: Sequence[Tensor]) -> tuple[int, ...]:

@@ -254,7 +254,9 @@ class StateGuard:
         match kind.compared:
             case "table":
                 self.add_table(owner)
-                if is_a(owner, collections.OrderedDict):  # which does not count a new order as a change
+                if (
+                    is_a(owner, collections.OrderedDict) and len(owner) > 1
+                ):  # which does not count a new order as a change
                     self.add_sequence(owner)
             case "object":
                 self.add_object(owner)

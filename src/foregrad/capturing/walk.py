@@ -243,16 +243,19 @@ class Walk(FreeVariables):
             else:
                 self._enter_kernel(kind)
         self._look_at_functions()
-        if not self.modules:
-            self._guard(StateGuard.add_hooks, global_module_hooks())
-        if any(is_a(holder.owner, Optimizer) for holder in self.holders):
-            self._guard(StateGuard.add_hooks, global_optimizer_hooks())
+        self._guard_hooks_of_all()
         if "__subclasses__" in self._names:
             self._enter_subclasses()
         self._guard(StateGuard.add_settings, self._names, [module for module, _, _ in self._namespaces])
         if "initial_seed" in self._names:
             for generator in (torch.default_generator, *self.generators):
                 self._guard(StateGuard.add_seed, generator)
+
+    def _guard_hooks_of_all(self) -> None:
+        if not self.modules:  # which are compared with them
+            self._guard(StateGuard.add_hooks, global_module_hooks())
+        if any(is_a(holder.owner, Optimizer) for holder in self.holders):
+            self._guard(StateGuard.add_hooks, global_optimizer_hooks())
 
     def _guard(self, add: Callable[[StateGuard, *Ts], None], *args: *Ts) -> None:
         """Something is compared at each call; what arguments hold is compared by patterns."""

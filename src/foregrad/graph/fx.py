@@ -15,6 +15,8 @@ from .._torch import LazyGraphModule, direct_call
 from ..abstract.lean_tensors import to_fake_tensors
 from ..abstract.sparse import strides_of
 from ..errors import PartitionError, VerificationError
+from ..host_numbers import Expression
+from ..ops import aten
 from ..slots import Grad, Input, Output, RandomState, Saved, Size, Slot, Tangent, Token
 from ..stack_traces import show_stack
 from .graph import Graph, GraphOutput, Node, get_constant, map_nodes, nodes_in, same_number
@@ -160,15 +162,35 @@ def compile_flat(graph: Graph, constants: dict[Node, str], boxed: bool = False) 
     return function
 
 
+# Kernels of a CPU make a tensor of a number, and give it the type of the other one, for each tensor of a list.
+_BY_TENSOR = {
+    getattr(aten, name).Scalar: getattr(aten, name).Tensor
+    for name in ("_foreach_add_", "_foreach_mul_", "_foreach_div_")
+}
+
+
 def _function(node: Node) -> Callable[..., Any]:
     """What is called for a node. A number that an operator made may be of another class when the graph runs."""
-    if all(isinstance(item.value, Tensor) for item in node.inputs()):
-        kwargs = {name: map_nodes(item, _value) for name, item in node.kwargs.items()}
-        return direct_call(node.op, map_nodes(node.args, _value), kwargs)
-    return direct_call(node.op)
+    if any(_example(item) is None for item in node.inputs()):
+        return direct_call(node.op)
+    if node.op in _BY_TENSOR and type(node.args[1]) in (int, float) and _are_floats_on_cpu(nodes_in(node.args[0])):
+        tensors = [item.value for item in node.args[0]]
+        number = torch.tensor(node.args[1], dtype=tensors[0].dtype, device="cpu")
+        by_tensor = direct_call(_BY_TENSOR[node.op], (tensors, number))
+        return lambda tensors, _: by_tensor(tensors, number)
+    kwargs = {name: map_nodes(item, _example) for name, item in node.kwargs.items()}
+    return direct_call(node.op, map_nodes(node.args, _example), kwargs)
 
 
-_value = operator.attrgetter("value")
+def _are_floats_on_cpu(nodes: Sequence[Node]) -> bool:
+    """Whether nodes are tensors of one type of floats that kernels calculate with as they are."""
+    types = {(node.value.dtype, node.value.device.type) for node in nodes if isinstance(node.value, Tensor)}
+    return types in ({(torch.float32, "cpu")}, {(torch.float64, "cpu")})
+
+
+def _example(node: Node) -> Any:
+    """A value of the class that a node gives; None if that is not known."""
+    return 0.5 if isinstance(node.value, Expression) else node.value if isinstance(node.value, Tensor) else None
 
 
 def _first_lines(graph: Graph, prefix: str, boxed: bool) -> list[str]:

@@ -179,7 +179,10 @@ class _Rewriting:
             self._new[node] = node.args[0]  # it has its last value already
         elif node.op is aten.clone.default and self._may_be_taken_over(node):
             self._values.merge(node, node.args[0])
-            self._emit(node, aten.detach.default, node.args, {})
+            if node in self._returned:  # it is a tensor of its own
+                self._emit(node, aten.detach.default, node.args, {})
+            else:
+                self._new[node] = self._new[node.args[0]]
         elif node.op in _WRITTEN_VIEW and self._may_write(node, place, node.args[0], []):
             self._write_to_view(node)
         elif (twin := _twin(node.op)) is not None:

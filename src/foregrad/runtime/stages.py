@@ -21,7 +21,9 @@ from .._torch import (
     set_autocast_state,
     set_grad_enabled,
     set_version,
+    set_versions,
     shares_version_counter,
+    versions_of,
 )
 from ..abstract.sparse import storages_of
 from ..codegen.changes import write_change
@@ -345,16 +347,14 @@ class WritesInGraph(Stage):
     inputs: tuple[InputFacts, ...]
 
     def enter(self, writer: Writer) -> None:
-        for facts in self.inputs:
-            name = writer.variable(facts.recorded.slot)
-            version = writer.variables["version before", name] = writer.fresh("version")
-            writer.line(f"{version} = {name}._version")
+        written, before = writer.fresh("written"), writer.fresh("versions")
+        writer.variables["written", "in graph"], writer.variables["versions", "before"] = written, before
+        writer.line(f"{written} = {tuple_of(writer.listed(facts.recorded.slot for facts in self.inputs))}")
+        writer.line(f"{before} = {writer.bind(versions_of, 'versions_of')}({written})")
 
     def leave(self, writer: Writer) -> None:
-        setter = writer.bind(set_version, "set_version")
-        for facts in self.inputs:
-            name = writer.variable(facts.recorded.slot)
-            writer.line(f"{setter}({name}, {writer.variables['version before', name]})")
+        written, before = writer.variables["written", "in graph"], writer.variables["versions", "before"]
+        writer.line(f"{writer.bind(set_versions, 'set_versions')}({written}, {before})")
 
 
 @dataclass(frozen=True)
