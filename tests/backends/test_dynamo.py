@@ -137,6 +137,27 @@ def test_a_selective_checkpoint_draws_the_same_mask_again():
     agree(program, behind(program), [leaf(20, 20), leaf(20, 20)])
 
 
+def test_a_buffer_that_is_written_in_a_checkpoint():
+    """It is no argument of the user's, which a checkpoint would not run on again once it is written."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            return checkpoint(lambda x: checkpoint(self.norm, x.sin(), use_reentrant=False), x, use_reentrant=False)
+
+    net, other = Net(), Net()
+    compiled = behind(other)
+    for n in (4, 4, 6):
+        x = torch.randn(n, 4)
+        for expected, found in zip(seen(net, [x]), seen(compiled, [x]), strict=True):
+            assert torch.equal(expected, found) if isinstance(expected, torch.Tensor) else expected == found
+    states = [*net.state_dict().values(), net.norm.weight.grad], [*other.state_dict().values(), other.norm.weight.grad]
+    assert all(map(torch.equal, *states)) and int(net.norm.num_batches_tracked) > 3
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Whole models, and what Dynamo makes of programs.
 class Model(nn.Module):
@@ -182,6 +203,41 @@ def test_gradients_of_gradients():
         (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
         found.append((first, second, *torch.autograd.grad(second.sum(), x)))
     assert all(map(torch.allclose, *found))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_backward_of_some_results_reads_what_the_partition_has_saved(dynamic):
+    """The cut saves what only the backward computes of the forward (a cosine), and not what leads there."""
+
+    def program(x):
+        return x.mul_(2), x.sin().exp()
+
+    compiled = behind(program, partition="min_cut", dynamic=dynamic)
+    for n in (4, 5, 6):
+        for i in (0, 1):
+            x, y = leaf(n), None
+            y = x.detach().clone().requires_grad_()
+            program(x * 2)[i].square().sum().backward()
+            compiled(y * 2)[i].square().sum().backward()
+            assert torch.allclose(x.grad, y.grad)
+
+
+def test_a_backward_of_some_results_is_given_all_sizes():
+    """A compiler finds in them what symbols stand for, also where the graph reads `n + 1` only."""
+    given = []
+
+    def compiler(graph, examples):
+        given.append([str(n.meta["val"]) for n in graph.graph.nodes if n.op == "placeholder"])
+        return foregrad.backends.run_graph(graph, examples)
+
+    def program(x, n):
+        return (x * (n + 1)).sum(), x * 2
+
+    x = leaf(4)
+    behind(program, compiler, dynamic=True)(x, 3)[0].backward()
+    symbols = {name for name in given[0] if name[0] == "s"}
+    assert len(symbols) == 2 and all(symbols <= set(names) for names in given)
+    assert torch.equal(x.grad, torch.full((4,), 4.0))
 
 
 def test_inductor_and_options_of_torch_compile():
@@ -359,6 +415,22 @@ def test_a_mistake_is_said_at_once(given, text):
     with pytest.raises(ConfigError) as refused:
         foregrad.backend(**given)
     assert text in str(refused.value)
+
+
+def test_a_machine_without_a_compiler_of_its_own():
+    """Inductor's error is one of a compiler, which `fallback` is for."""
+
+    def program(x):
+        return x.sin() * 2
+
+    config = importlib.import_module("torch._inductor.config")
+    missing = config.patch({"cpp.cxx": ("/nowhere/g++",), "fx_graph_cache": False})
+    x = leaf(3)
+    with missing, pytest.raises(Exception, match=r"CompilerError: The compiler of the forward .*No working C\+\+"):
+        behind(program, "inductor")(x)
+    torch.compiler.reset()
+    with missing, pytest.warns(EagerFallbackWarning, match=r"No working C\+\+"):
+        agree(program, behind(program, "inductor", fallback="eager"), [x])
 
 
 def test_the_names_of_the_package_lead_to_backends():

@@ -194,3 +194,35 @@ def test_versions_are_eagers_however_a_compiler_counts(program, compiler):
         program(eager[:2], eager[2:])
         compiled(whole[:2], whole[2:])
         assert whole._version == eager._version and torch.equal(whole, eager)
+
+
+def test_a_compiler_that_saves_an_input_for_what_it_has_written_there():
+    """As Inductor does, and its writes count nothing: what is saved has the version that the caller sees."""
+
+    def program(x):
+        with torch.no_grad():
+            x[0] = 0
+        return x * x
+
+    def forward(graph, examples):
+        run = foregrad.backends.run_graph(graph, examples)
+
+        def compiled(x):
+            version = x._version
+            product, written = run([x])
+            torch._C._autograd._unsafe_set_version_counter((x,), (version,))
+            assert torch.equal(written, x)
+            return product, x
+
+        return compiled
+
+    compiled = foregrad.aot_function(program, forward, foregrad.backends.run_graph, keep_inference_input_mutations=True)
+    x, y = torch.ones(3, 2, requires_grad=True), torch.ones(3, 2, requires_grad=True)
+    program(x).sum().backward()
+    compiled(y).sum().backward()
+    assert torch.equal(x, y) and torch.equal(x.grad, y.grad) and x._version == y._version
+    result = compiled(x)
+    with torch.no_grad():
+        x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()

@@ -130,6 +130,8 @@ def passes_through(error: BaseException) -> bool:
     dynamo = sys.modules.get("torch._dynamo.exc")
     if dynamo is None:
         return False
+    if isinstance(error, dynamo.BackendCompilerFailed):  # Inductor says so that it has failed
+        return False
     names = ("RestartAnalysis", "TensorifyScalarRestartAnalysis", "ShortenTraceback", "SkipFrame")
     return isinstance(error, tuple(getattr(dynamo, name) for name in names if hasattr(dynamo, name)))
 
@@ -155,11 +157,19 @@ def placeholders(graph: fx.GraphModule) -> list[Placeholder]:
 
 def _placeholder(node: fx.Node) -> Placeholder:
     source = getattr(node, "_dynamo_source", None)
-    about = node.meta.get("tensor_dict") or {}
     memo = getattr(node.meta.get("example_value"), "item_memo", None)
     number = memo if isinstance(memo, torch.SymFloat) and hasattr(memo.node._expr, "name") else None
     name = node.name if source is None else _in_users_words(_name_of(source), node.name)
-    return Placeholder(name, bool(about.get(_STATIC)), number)
+    return Placeholder(name, _is_static_input(node), number)
+
+
+def static_inputs(graph: fx.GraphModule) -> list[bool]:
+    """Which inputs of a graph are parameters and buffers, in order."""
+    return [_is_static_input(node) for node in graph.graph.find_nodes(op="placeholder")]
+
+
+def _is_static_input(node: fx.Node) -> bool:
+    return bool((node.meta.get("tensor_dict") or {}).get(_STATIC))
 
 
 def _name_of(source: Any) -> str:

@@ -8,7 +8,7 @@ import torch.fx.traceback as fx_traceback
 from torch import fx
 from torch.utils.checkpoint import checkpoint
 
-from .._torch import checkpoint_contexts, checkpoint_operator, transforms_ended
+from .._torch import checkpoint_contexts, checkpoint_operator, static_inputs, transforms_ended
 
 
 def run_graph_program(graph: fx.GraphModule, *args: Any) -> Any:
@@ -17,13 +17,21 @@ def run_graph_program(graph: fx.GraphModule, *args: Any) -> Any:
     Dynamo puts an operator in the place of a checkpoint, and leaves it to the compiler that what is run again draws the
     same random numbers. Here it is a checkpoint again, which keeps the random state as in eager.
     """
+    own = frozenset(id(arg) for arg, stays in zip(args, static_inputs(graph), strict=False) if stays)
     with fx_traceback.preserve_node_meta(), transforms_ended():
-        return _Program(graph).run(*args)
+        return _Program(graph, own).run(*args)
 
 
 class _Program(fx.Interpreter):
-    def __init__(self, graph: fx.GraphModule) -> None:
+    def __init__(self, graph: fx.GraphModule, own: frozenset[int]) -> None:
+        """A graph, or the body of an operator in it.
+
+        Args:
+            graph: to be run.
+            own: parameters and buffers, by their ids: modules find them by themselves.
+        """
         super().__init__(graph)
+        self._own = own
         self.extra_traceback = False  # nodes tell the user's line
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[Any, Any]:
@@ -32,7 +40,7 @@ class _Program(fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is checkpoint_operator():
-            return _checkpointed(*args, **kwargs)
+            return _checkpointed(self._own, *args, **kwargs)
         return super().call_function(target, args, kwargs)
 
 
@@ -45,13 +53,21 @@ def _plain(value: Any) -> Any:
     return tuple(map(_plain, value)) if type(value) is tuple else value
 
 
-def _checkpointed(body: fx.GraphModule, *args: Any, **options: Any) -> Any:
+def _checkpointed(own: frozenset[int], body: fx.GraphModule, *args: Any, **options: Any) -> Any:
+    """A checkpoint is given what the user has given to it: it refuses to run again what was written since.
+
+    A buffer that its module has found may be written, as those of batch norm are: the body is given them all.
+    """
     context_fn = checkpoint_contexts(body)
     if context_fn is not None:
         options["context_fn"] = context_fn
     options["use_reentrant"] = False  # the other kind gives the same gradients, and fewer of them
 
-    def run(*given: Any) -> Any:  # a bound method would keep what the interpreter has computed
-        return _Program(body).run(*given)
+    found = {i: arg for i, arg in enumerate(args) if id(arg) in own}
 
-    return checkpoint(run, *args, **options)
+    def run(*given: Any) -> Any:  # a bound method would keep what the interpreter has computed
+        rest = iter(given)
+        return _Program(body, own).run(*(found[i] if i in found else next(rest) for i in range(count)))
+
+    count = len(args)
+    return checkpoint(run, *(arg for i, arg in enumerate(args) if i not in found), **options)

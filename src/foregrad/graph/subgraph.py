@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch import SymInt, Tensor
+
+from .._torch import OpOverload
 from ..errors import UnsupportedError
 from ..slots import Slot
 from .graph import Graph, GraphBuilder, GraphOutput, Node, map_nodes, name_nodes, nodes_in
@@ -49,9 +54,70 @@ def _needed(given: Sequence[Node], wanted: Sequence[Node]) -> list[Node]:
     return order
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Nodes that compute the same.
+def computation_of(node: Node, now: Callable[[Node], Node] = lambda node: node) -> Any:
+    """Equal for nodes that compute the same from the same; None where that cannot be told.
+
+    `now` gives what stands for an input.
+    """
+    if not (isinstance(node.op, OpOverload) or node.op is operator.getitem):
+        return None
+    if isinstance(node.op, OpOverload) and node.op._schema.name.startswith(("aten::empty", "aten::new_empty")):
+        return None
+    kwargs = tuple(sorted((name, _part_of_key(item, now)) for name, item in node.kwargs.items())) if node.kwargs else ()
+    key = node.op, _part_of_key(node.args, now), kwargs
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _part_of_key(value: Any, now: Callable[[Node], Node]) -> Any:
+    kind = value.__class__
+    if kind is Node:
+        return Node, id(now(value))
+    if kind is list or kind is tuple:
+        return kind, tuple([_part_of_key(item, now) for item in value])
+    if isinstance(value, (Tensor, torch.Generator)):
+        return kind, id(value)
+    return kind, repr(value) if kind is float else value  # 0.0 and -0.0 are equal
+
+
+def read_from_given(graph: GraphBuilder, start: int, given: Sequence[Node]) -> None:
+    """Let what was written from a place on read the given nodes, where it computes what one of them holds.
+
+    A partition may save what only a backward computes of the forward, in the place of all that leads there.
+    """
+    if not any(node.backward for node in given):
+        return
+    same: dict[Node, Node] = {}
+    known: dict[Any, Node] = {}
+
+    def first(node: Node) -> Node:
+        return same.get(node, node)
+
+    for node in graph.nodes:
+        key = None if node.impure else computation_of(node, first)
+        if key is not None:
+            same[node] = known.setdefault(key, node)
+    held = {first(node): node for node in given}
+    for node in graph.nodes[start:]:
+        node.args = map_nodes(node.args, lambda item: held.get(first(item), item))
+        node.kwargs = {
+            name: map_nodes(item, lambda item: held.get(first(item), item)) for name, item in node.kwargs.items()
+        }
+
+
 def read_by(nodes: Sequence[Node], outputs: Sequence[Any]) -> set[Node]:
     """Everything that an excerpt reads or returns."""
     return {item for node in nodes for item in node.inputs()} | set(nodes_in(outputs))
+
+
+def inputs_needed(given: Sequence[Node], read: set[Node]) -> list[int]:
+    """Which of the given nodes an excerpt takes: what it reads, and sizes, in which compilers find their symbols."""
+    return [i for i, node in enumerate(given) if node in read or isinstance(node.value, SymInt)]
 
 
 def copied_joint(

@@ -22,7 +22,7 @@ from ..functionalize.state import Storage, TensorState
 from ..functionalize.storage import changes_memory
 from ..functionalize.view_inverses import repeats_elements
 from ..graph.graph import Graph, GraphOutput, Node, Step, get_constant, name_nodes, nodes_in
-from ..graph.subgraph import between, impure_since, read_by
+from ..graph.subgraph import between, impure_since, inputs_needed, read_by, read_from_given
 from ..ops import Kind, aten, op_info, tensors_in
 from ..options import AOTConfig, Loss
 from ..record.fakify import RecordedInput
@@ -646,10 +646,11 @@ class Tape:
         if self.random is not None and self.random.draws:
             tangents += [self.random.seed, self.random.base]  # what only the backward is given
             outputs.append(GraphOutput(RandomState("bwd", "offset"), self.random.offset))
+        read_from_given(graph, start, given)
         results = nodes_in([value for _, value in outputs])
         nodes = between(graph, [*given, *tangents], [*results, *impure_since(graph, start)])
         read = read_by(nodes, results)
-        used = [i for i, node in enumerate(given) if node in read]
+        used = inputs_needed(given, read)
         name_nodes([*given, *nodes], [node.name for node in (*graph.placeholders, *graph.nodes) if node.name])
         excerpt = Graph([*(given[i] for i in used), *tangents], nodes, outputs)
         return PartialBackward(excerpt, tuple(used), derived)

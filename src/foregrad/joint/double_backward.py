@@ -12,7 +12,7 @@ from ..errors import UnsupportedError
 from ..functionalize.effect_tokens import Chain
 from ..graph.fx import saved_slot
 from ..graph.graph import Graph, GraphOutput, Node, ancestors, nodes_in
-from ..graph.subgraph import between, copied_joint, impure_since, read_by
+from ..graph.subgraph import between, copied_joint, impure_since, inputs_needed, read_by
 from ..record.hooks import BackwardState
 from ..record.session import RecordedBackward
 from ..slots import LowerTangent, Output, Returned, Slot, Token
@@ -127,7 +127,7 @@ def _with_its_gradients(
     wanted = [*nodes_in([value for _, value in outputs]), *impure, *impure_since(graph, start)]
     nodes = between(graph, [*chain.heads, *given, *tangents, *own], wanted)
     read = read_by(nodes, [value for _, value in outputs])
-    used = [i for i, node in enumerate(given) if node in read]
+    used = inputs_needed(given, read)
     used_tangents = [i for i, node in enumerate(tangents) if node in read]
     inputs: list[tuple[Slot, Node]] = [
         *zip(tokens, chain.heads, strict=True),

@@ -6,13 +6,13 @@ import logging
 import operator
 from typing import Any
 
-import torch
-from torch import Tensor, fx
+from torch import fx
 
 from .._torch import OpOverload, garbage_collection_paused
 from ..errors import BudgetError, ConfigError, InfeasibleBudgetError
 from ..graph.fx import joint_from_fx, to_fx
 from ..graph.graph import Graph, GraphOutput, Node, map_nodes, nodes_in
+from ..graph.subgraph import computation_of
 from ..ops import Kind, op_info
 from ..options import Config, config
 from .model import NOWHERE, Model
@@ -66,29 +66,11 @@ def _is_view(node: Node) -> bool:
 
 
 def _key(node: Node) -> Any:
-    """Equal for nodes that compute the same; None for one that stays as it is."""
-    if not (isinstance(node.op, OpOverload) or node.op is operator.getitem) or why_not_again(node) is not None:
+    """Equal for nodes of one side that compute the same; None for one that stays as it is."""
+    computation = computation_of(node)
+    if computation is None or why_not_again(node) is not None:
         return None
-    if isinstance(node.op, OpOverload) and node.op._schema.name.startswith(("aten::empty", "aten::new_empty")):
-        return None
-    kwargs = tuple(sorted((name, _part_of_key(item)) for name, item in node.kwargs.items())) if node.kwargs else ()
-    try:
-        key = node.op, node.backward, node.recomputed, mark_of(node), _part_of_key(node.args), kwargs
-        hash(key)
-    except TypeError:
-        return None
-    return key
-
-
-def _part_of_key(value: Any) -> Any:
-    kind = value.__class__
-    if kind is Node:
-        return Node, id(value)
-    if kind is list or kind is tuple:
-        return kind, tuple([_part_of_key(item) for item in value])
-    if isinstance(value, (Tensor, torch.Generator)):
-        return kind, id(value)
-    return kind, repr(value) if kind is float else value  # 0.0 and -0.0 are equal
+    return node.backward, node.recomputed, mark_of(node), computation
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from ..codegen.writer import FEW, PackedArgs, Writer, pack_if_many, spread, tupl
 from ..graph.graph import Node
 from ..joint.build import Joint
 from ..joint.hooks import GradRetained
+from ..joint.inputs import WrittenInGraph, has_version
 from ..joint.outputs import Differentiable, Plain
 from ..ops import aten
 from ..record.refusals import once_more
@@ -102,7 +103,8 @@ class TrainingCore:
             used = {*self._targets, *self._nondiff_args}
             heads = [name if slot in used else "_" for slot, name in self._returned.items()]
             call = f"forward_graph([{', '.join(spread(self._inputs))}])"
-            write_graph_call(writer, [*heads, *self._saved_names, *self._sizes], call, self._autocast)
+            with self._writes_counted(writer):
+                write_graph_call(writer, [*heads, *self._saved_names, *self._sizes], call, self._autocast)
             self._note_versions(writer)
             self._count_changes(writer)
             self._make_anchors(writer)
@@ -112,6 +114,19 @@ class TrainingCore:
                 writer.line(f"nondiff_args[:] = [{', '.join(self._nondiff_values())}]")
             results = [self._differentiable(writer, slot) for slot in self._targets]
             writer.line(f"return {', '.join([*results, *self._anchors])}")
+
+    @contextlib.contextmanager
+    def _writes_counted(self, writer: Writer) -> Iterator[None]:
+        """Lines that write to inputs: a compiler may save an input for its new value, and count its writes or not."""
+        inputs = zip(self._input_names, self._joint.primals, strict=True)
+        written = [(name, facts) for name, facts in inputs if isinstance(facts.data, WrittenInGraph)]
+        versions = [(name, writer.fresh("version"), facts) for name, facts in written if has_version(facts)]
+        for name, version, _ in versions:
+            writer.line(f"{version} = {name}._version")
+        yield
+        for name, version, facts in versions:
+            setter = writer.bind(set_version, "set_version")
+            writer.line(f"{setter}({name}, {version} + {facts.version_change})")
 
     def _note_versions(self, writer: Writer) -> None:
         """Before anything else changes them: how they will be is known."""
