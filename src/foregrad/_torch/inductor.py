@@ -13,12 +13,13 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import torch
 from torch import fx
 from torch._guards import TracingContext  # compilers report the strides of their outputs in it
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from .dynamo import tracing_in
@@ -99,7 +100,19 @@ class InductorProgram:
     def joint_passes(self, graph: fx.GraphModule, examples: Sequence[Any]) -> fx.GraphModule:
         """What Inductor does to a graph before it is cut."""
         with self._around(examples):
-            return self._joint_passes(graph, examples)
+            graph = self._joint_passes(graph, examples)
+        self.note_lowerings(graph, examples)
+        return graph
+
+    def note_lowerings(self, graph: fx.GraphModule, examples: Sequence[Any]) -> None:
+        """Note in `meta["lowered"]` of each node what Inductor makes of its operator, if that is loops."""
+        inductor = _inductor()
+        with self._around(examples), inductor.config.patch(max_autotune=False, max_autotune_gemm=False):
+            asked = _Lowerings(graph, _mode_of(examples).shape_env)
+            for node in graph.graph.nodes:
+                found = asked.of(node) if isinstance(node.target, OpOverload) else None
+                if found is not None:
+                    node.meta["lowered"] = found
 
     def compile(
         self,
@@ -157,6 +170,70 @@ class InductorProgram:
 
     def _configured(self) -> Any:
         return _inductor().config.patch(dict(self.options)) if self.options else contextlib.nullcontext()
+
+
+Lowered = Literal["inlined", "loops"]
+"""Loops over elements: worked out wherever the result is read, or once, into memory. Either takes in what it reads."""
+
+
+class _Lowerings:
+    """What Inductor lowers operators to: its lowerings are asked, each for inputs that are memory."""
+
+    def __init__(self, graph: fx.GraphModule, shape_env: Any) -> None:
+        from torch._inductor.graph import GraphLowering  # where lowerings find everything else
+
+        self._graph = GraphLowering(graph, shape_env=shape_env)
+        self._known: dict[Any, Lowered | None] = {}
+
+    def of(self, node: fx.Node) -> Lowered | None:
+        """What becomes of a node; None for a kernel of its own, for a view, and for what Inductor does not know."""
+        key = node.target, _metadata(node.args), _metadata(tuple(node.kwargs.items()))
+        if key not in self._known:
+            try:
+                self._known[key] = self._ask(node)
+            except Exception:  # it will be said when the graph is compiled, if it is
+                self._known[key] = None
+        return self._known[key]
+
+    def _ask(self, node: fx.Node) -> Lowered | None:
+        from torch._inductor import ir
+        from torch._inductor.virtualized import V
+
+        def given(item: fx.Node) -> Any:
+            value = item.meta["val"]
+            if not isinstance(value, torch.Tensor):
+                return value.node.expr if isinstance(value, torch.SymInt) else value
+            size, stride = map(ir.convert_shape_to_inductor, (value.size(), value.stride()))
+            layout = ir.FixedLayout(value.device, value.dtype, size, stride)
+            return ir.TensorBox.create(ir.InputBuffer(name=item.name, layout=layout))
+
+        assert isinstance(node.target, OpOverload)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), given)
+        with V.set_graph_handler(self._graph), self._graph.set_current_node(node), V.set_current_node(node):
+            made = self._graph.call_function(node.target, args, dict(kwargs))
+        kinds = {self._kind(value) for value in (made if isinstance(made, (list, tuple)) else [made])}
+        return kinds.pop() if len(kinds) == 1 else "loops" if None not in kinds else None
+
+    @staticmethod
+    def _kind(value: Any) -> Lowered | None:
+        from torch._inductor import ir
+
+        while isinstance(value, ir.MutableBox):
+            value = value.data
+        if isinstance(value, ir.Pointwise):
+            return "inlined"
+        return "loops" if isinstance(value, (ir.Loops, ir.ComputedBuffer)) else None
+
+
+def _metadata(value: Any) -> Any:
+    """All of an argument that a lowering looks at, to be looked up."""
+    if isinstance(value, fx.Node):
+        return _metadata(value.meta.get("val"))
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_metadata, value))
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.device, str(value.size()), str(value.stride())
+    return type(value), str(value)
 
 
 @contextlib.contextmanager

@@ -70,7 +70,7 @@ def _compilers(settings: Mapping[str, Any]) -> Compilers:
 
         return compile_graph
 
-    joint_pass = through_fx(program.joint_passes)
+    joint_pass = through_fx(program.joint_passes)  # which also says what it fuses
     return Compilers(compiler("forward"), compiler("backward"), compiler("inference"), joint_pass)
 
 

@@ -11,6 +11,7 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 from ..errors import PartitionError
 from ..graph.graph import Graph, Node, get_constant, nodes_in
 from .costs import flops_of, weight_of
+from .fusion import Fusion, lowered
 from .memory import Storages
 from .rules import MARKED, is_marked_for_recomputation, mark_of, why_not_again
 from .sides import saved_for_higher_orders, split_inputs
@@ -62,6 +63,8 @@ class Model:
     def _find_storages(self) -> None:
         found = Storages(self.nodes, self.inputs)
         self.sizes, self.holds, self.makes, self.base = found.sizes, found.holds, found.makes, found.base
+        self.lowered = [lowered(node) for node in self.nodes]
+        self.fusion = Fusion(self.lowered, self.inputs, self.base) if any(self.lowered) else None
         self.pinned = {s for i in self.primals for s in self.holds[i]}  # the caller holds them in any case
         self.returned = {s for i in self.forward_results for s in self.holds[i]}
         self.free = self.pinned | self.returned
@@ -170,12 +173,15 @@ class Model:
                     f"{node.name} is marked to be recomputed, but it must be saved: it is {self.banned[i]}."
                 )
             self.marked[i] = True
-        self.flops[i] = flops_of(node.op, node.args, node.value)
-        weight = weight_of(node.op)
-        if weight:
-            made = sum(self.sizes[s] for s in self.makes[i])
+        made = sum(self.sizes[s] for s in self.makes[i])
+        if self.lowered[i] is None:
+            self.flops[i] = flops_of(node.op, node.args, node.value)
             read = sum(self.sizes[s] for item in self.inputs[i] for s in self.holds[item])
-            self.moved[i] = weight * (made + read)
+            self.moved[i] = weight_of(node.op) * (made + read)
+        else:  # the compiler has said that it reads what is memory, and writes at most its result
+            there = [item for item in self.inputs[i] if self.lowered[self.base[item]] != "inlined"]
+            read = sum(self.sizes[s] for item in there for s in self.holds[item])
+            self.moved[i] = read + (made if self.lowered[i] == "loops" else 0)
 
     def _spread_marks(self) -> None:
         """What is marked to be saved: with a node its elements, and with a view what it looks at."""

@@ -163,7 +163,8 @@ class Plan:
         model = self.model
         returned = [*model.forward_results, *self.crossing]
         order = self.forward_order
-        tables = model.inputs, model.holds, model.makes, model.sizes
+        holds, makes = self._fused(order, model.holds, model.makes, returned)
+        tables = model.inputs, holds, makes, model.sizes
         return alive_over(order, *tables, given=model.primals, returned=returned, free=model.pinned)
 
     @cached_property
@@ -172,10 +173,18 @@ class Plan:
         model = self.model
         order = self.backward_order
         holds, makes, sizes = self._backward_storages()
+        holds, makes = self._fused(order, holds, makes, model.backward_results)
         given = [*self.crossing, *model.tangents]
         return alive_over(
             order, model.inputs, holds, makes, sizes, given=given, returned=model.backward_results, free=model.free
         )
+
+    def _fused(
+        self, order: Sequence[int], holds: Sequence[Numbers], makes: Sequence[Numbers], returned: Sequence[int]
+    ) -> tuple[Sequence[Numbers], Sequence[Numbers]]:
+        """What values hold and make, where the compiler has said what it fuses."""
+        fusion = self.model.fusion
+        return (holds, makes) if fusion is None else fusion.applied(order, holds, makes, returned)
 
     def _backward_storages(self) -> tuple[Sequence[Numbers], Sequence[Numbers], Sequence[int]]:
         """What the values of the backward hold and make, and all sizes.
