@@ -32,6 +32,8 @@ class Expression:
 class HostNumbers:
     """The numbers of one recording, and what was decided by them."""
 
+    in_graphs = True  # operators take them
+
     def __init__(self) -> None:
         self._decisions: dict[Expression, Any] = {}
         self._known: dict[Any, Expression] = {}  # by what they compute
@@ -57,6 +59,10 @@ class HostNumbers:
         """Note the answer to a question."""
         self._decisions.setdefault(self.expression(op, args), answer)
         return answer
+
+    def require(self, number: HostNumber) -> None:
+        """The number itself is needed: calls for which it is another one are for other programs."""
+        self.decide(same_value, (number.expression, number.value), True)
 
 
 class OtherNumbers(Exception):
@@ -103,6 +109,15 @@ def _unary(op: Callable[[Any], Any]) -> Callable[[HostNumber], Any]:
     return method
 
 
+def _rounding(round_off: Callable[..., Any]) -> Callable[..., Any]:
+    """What gives a whole number: that is compared, and not the number itself."""
+
+    def method(self: HostNumber, *args: Any) -> Any:
+        return self.follow(round_off, (self.expression, *args), round_off(self.value, *args))
+
+    return method
+
+
 def _asking(ask: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: HostNumber, *args: Any) -> Any:
         return ask(self.exact(), *args)
@@ -132,14 +147,24 @@ class HostNumber(SymFloat):
         self._numbers, self.value, self.expression = numbers, value, expression
 
     def exact(self) -> float:
-        """The number itself: calls for which it is another one are for other programs."""
-        self._numbers.decide(same_value, (self.expression, self.value), True)
+        """The number itself."""
+        self._numbers.require(self)
         return self.value
+
+    @property
+    def is_in_graphs(self) -> bool:
+        """Whether operators take it as it is."""
+        return self._numbers.in_graphs
+
+    def _shared(self, other: Any) -> Any:
+        """Another number, itself where it follows from numbers of another kind."""
+        return other.exact() if type(other) is HostNumber and other._numbers is not self._numbers else other
 
     def decide(self, op: Callable[..., Any], *others: Any) -> Any:
         """The answer to a question about the number, and others."""
         if not all(map(_is_number, others)):
             return NotImplemented
+        others = tuple(map(self._shared, others))
         answer = bool(op(self.value, *map(_value_of, others)))
         return self._numbers.decide(op, (self.expression, *map(_part_of, others)), answer)
 
@@ -147,6 +172,7 @@ class HostNumber(SymFloat):
         """What an operator of Python's gives for the number and another one."""
         if not _is_number(other):
             return NotImplemented
+        other = self._shared(other)
         pair = (other, self) if reflected else (self, other)
         one, two = map(_value_of, pair)
         return self.follow(op, tuple(map(_part_of, pair)), op(one, two))
@@ -184,8 +210,15 @@ class HostNumber(SymFloat):
         return self
 
     __hash__, __repr__, __str__, __format__ = _asking(hash), _asking(repr), _asking(str), _asking(format)
-    __float__, __int__, __trunc__, __round__ = _asking(float), _asking(int), _asking(int), _asking(round)
-    __floor__, __ceil__, __divmod__ = _asking(math.floor), _asking(math.ceil), _asking(divmod)
+    __int__, __trunc__, __round__ = _rounding(int), _rounding(int), _rounding(round)
+    __floor__, __ceil__ = _rounding(math.floor), _rounding(math.ceil)
+    __float__, __divmod__ = _asking(float), _asking(divmod)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:  # numpy asks for it
+        import numpy
+
+        return numpy.asarray(self.exact(), *args, **kwargs)
+
     is_integer, as_integer_ratio = _asking(float.is_integer), _asking(float.as_integer_ratio)
     hex = _asking(float.hex)
 

@@ -60,6 +60,7 @@ from ..values import UserObject, loosely
 from .ahead import Ahead
 from .backward_guards import ReadInBackward, calls_of_users
 from .code import AnyName, can_see_code_that_runs
+from .draws import DrawnAgain, Draws, require_no_drawn_numbers
 from .first_calls import NextCall
 from .forward import Forward
 from .found_numbers import FollowedNumbers, NumberPlace, leave_to_calls, parameters_of_optimizers
@@ -94,6 +95,7 @@ class Capture:
     free_variables: FreeVariables
     shared: tuple[SharedMemory, ...]
     numbers: tuple[NumberPlace, ...] = ()  # that each call reads
+    drawn: DrawnAgain | None = None  # from generators of Python's and numpy's
 
     @property
     def reads(self) -> tuple[Read, ...]:
@@ -302,6 +304,7 @@ def _capture(call: ProgramCall, exact_guards: bool = False) -> Capture:
         free_variables,
         tuple(shared),
         recorded.numbers,
+        recordings.draws.drawn(),
     )
 
 
@@ -516,7 +519,9 @@ class _Recordings:
         self._exact_guards = exact_guards
         self._sessions: list[Session] = []
         self._why_not_performed = ""
-        self._look_around(Schedules(call.given is not None and not call.config.is_export))
+        can_repeat = call.given is not None and not call.config.is_export
+        self.draws = Draws(can_repeat)
+        self._look_around(Schedules(can_repeat))
 
     def _look_around(self, schedules: Schedules) -> None:
         call = self._call
@@ -588,6 +593,7 @@ class _Recordings:
                     numbers.add(self._reachable.reached)
                     self._reachable.tell(lambda reached: _note_and_follow(reached, snapshot, numbers))
                 run = self._schedules.around(call.run, session.steps)
+                run = self.draws.around(run, session.recorder)
                 session.run(run, arguments, state, shown.shared, shown.late, shown.with_grads)
             finally:
                 numbers.put_back()
@@ -653,10 +659,13 @@ class _Recordings:
         changed = snapshot.changes()
         escapes = [*snapshot.assigned(session, changed), *numbers.written, *self._schedules.steps]
         put = [leaf for escape in escapes for leaf in escape.leaves]
+        require_no_drawn_numbers([*result.leaves, *put, *changes.leaves])
         session.adopt_results([*result.leaves, *put, *changes.leaves])
         if call.config.is_export:
             buffers = [source for argument, source in call.state if isinstance(argument.slot, Buffer)]
             escapes = assigned_buffers(escapes, buffers)
+        self.draws.require_known()
+        snapshot.leave_draws_to_calls(self.draws)
         change = snapshot.refused(session, changed)
         if change is not None:
             if change.in_argument and call.given is not None:

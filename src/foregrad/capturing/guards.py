@@ -57,6 +57,7 @@ from ..slots import FreeNumber, GradOf, Inner, Input, Output, Part, Primal, Slot
 from ..subclasses.layout import Fixed, FromLeaf, Layout
 from ..values import Change, Remembered, is_plain, same_value, shown, weakly
 from .capture import Capture
+from .draws import Otherwise
 from .explain import AmbientBefore, GuardText, TensorsBefore
 from .found_numbers import write_numbers
 from .kinds import is_users_wrapper, own_attributes
@@ -67,7 +68,7 @@ MISS = object()  # what a program returns when a call is not for it
 
 
 class Misses(threading.local):
-    """The read at which the last call of this thread found other data than the recording."""
+    """The read, or the draw, at which the last call of this thread found other data than the recording."""
 
     last: Change | None = None
 
@@ -75,6 +76,11 @@ class Misses(threading.local):
         """The call is for another program."""
         read = missed.read
         self.last = Change(f"{read.what} at {read.place}", shown(read.value), shown(missed.value))
+        return MISS
+
+    def note_draw(self, otherwise: Otherwise) -> object:
+        """The call has drawn numbers for another program."""
+        self.last = Change(otherwise.what, shown(otherwise.was), shown(otherwise.now))
         return MISS
 
     def take(self) -> Change | None:
@@ -102,6 +108,7 @@ class GuardedEntry:
         self.shared = capture.shared
         self.reads = capture.reads
         self.numbers = capture.numbers
+        self.drawn = capture.drawn
         self.misses = Misses()
         self.places: dict[str, str] = {}  # text that reads a place: the user's name for it
         self.explainers: dict[str, Callable[..., Change | None]] = {}  # by the names of checks that are in C++
@@ -131,16 +138,31 @@ class GuardedEntry:
         self._check_shared(writer, miss)
         self._check_shapes(writer, miss)
         self._check_reads(writer, miss)
+        self._draw(writer)
 
     def leave(self, writer: Writer, results: int) -> None:
         names = [writer.variable(Output(i)) for i in range(results)]
         writer.line(f"return {build_expression(writer, self.result.tree, names, self.result.shared)}")
 
     def miss(self, writer: Writer) -> str:
+        if self.drawn is not None:
+            writer.line(self._undo_draws(writer))
         return writer.bind(self.misses.note, "missed_read")
 
     def other_numbers(self, writer: Writer) -> str:
-        return f"return {writer.bind(MISS, 'MISS')}"
+        miss = writer.bind(MISS, "MISS")
+        return f"return {miss}" if self.drawn is None else f"return {self._undo_draws(writer)} or {miss}"
+
+    def _draw(self, writer: Writer) -> None:
+        """Draw from generators of Python's and numpy's, as the program did; this comes last, for it moves them."""
+        if self.drawn is not None:
+            note, again = writer.bind(self.misses.note_draw, "missed_draw"), writer.bind(self.drawn, "draw_again")
+            writer.line(f"drawn = {again}()")
+            writer.line(f"if type(drawn) is not list: return {note}(drawn)")
+
+    def _undo_draws(self, writer: Writer) -> str:
+        assert self.drawn is not None
+        return f"{writer.bind(self.drawn.undo, 'undo_draws')}(drawn)"
 
     # -------------------------------------------------------------------------------------------- checks
     def _check_ambient(self, writer: Writer, miss: str) -> None:

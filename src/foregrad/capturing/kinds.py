@@ -546,8 +546,16 @@ def _restore_variable(owner: contextvars.ContextVar[Any], items: Items) -> None:
         owner.set(items["get()"])
 
 
+def _base_of(owner: random.Random) -> Any:
+    """Who reads and sets the state of a generator: while a program is recorded, methods of Python's own tell of it."""
+    return random.Random if owner is PYTHONS_GENERATOR else type(owner)
+
+
+PYTHONS_GENERATOR: random.Random = getattr(random.getstate, "__self__")  # noqa: B009
+
+
 def _restore_random(owner: random.Random, items: Items) -> None:
-    owner.setstate(items["state"])
+    _base_of(owner).setstate(owner, items["state"])
 
 
 def _restore_random_state(owner: Any, items: Items) -> None:
@@ -578,7 +586,7 @@ def _read_state(owner: Any) -> Items:
 
 RANDOM = Kind(
     "random generator",
-    lambda owner: {"state": owner.getstate()},
+    lambda owner: {"state": _base_of(owner).getstate(owner)},
     _restore_random,
     is_attribute=True,
     compared="not at all",
@@ -667,7 +675,7 @@ def kinds_of(value: Any) -> tuple[Kind, ...] | None:
     ((), ['dict', 'object'])
     """
     kind = type(value)
-    known = KINDS.get(kind)
+    known = KINDS.get(kind) if value is not PYTHONS_GENERATOR else RANDOM
     if known is not None:
         return (known,) if kind is not collections.defaultdict else (DICT, FACTORY)
     if is_a(value, type):

@@ -12,7 +12,6 @@ import dis
 import functools
 import gc
 import operator
-import random
 import sys
 import types
 from collections import Counter
@@ -32,8 +31,9 @@ from ..joint.side_effects import Escape
 from ..record.fakify import MARKS
 from ..record.session import RunAgain, Session
 from ..record.survivors import Survivor, held_by_frames, origin_of, suspects
-from ..values import PLAIN, is_plain, is_unchanged
+from ..values import PLAIN, is_plain, is_unchanged, same_value
 from . import kinds
+from .draws import Draws, global_generators, kind_of_generator, state_of
 from .free_variables import FreeVariables, Holder, Reached
 from .kinds import (
     CacheBefore,
@@ -107,14 +107,6 @@ _ADDING: dict[Kind, Callable[[Any, Any, Any], None]] = {
 
 
 _NUMBERED = (kinds.LIST, kinds.DEQUE)  # whose keys are positions
-
-
-def _global_generators() -> Iterator[Holder]:
-    """What draws for Python's and numpy's own functions."""
-    yield Holder("random", getattr(random.getstate, "__self__"), kinds.RANDOM)  # noqa: B009
-    numpy = sys.modules.get("numpy.random")
-    if numpy is not None:
-        yield Holder("numpy.random", numpy.get_state.__self__, kinds.RANDOM_STATE)
 
 
 def _table_behind(owner: Any, kind: Kind) -> dict[Any, Any] | None:
@@ -349,6 +341,7 @@ class Snapshot:
         self._caches: list[CacheBefore] = []
         self._known: set[Any] = set()  # ids of modules and tensors, and of holders with their kinds
         self._performed: dict[tuple[int, Any], int] = {}  # ids of the values that calls put there
+        self._drawn: dict[int, Any] = {}  # where the draws of calls lead, by ids of generators
         self.add(reached)
 
     def add(self, reached: Reached) -> None:
@@ -440,9 +433,17 @@ class Snapshot:
         known = Counter((holder, id(change.value)) for change in changes for holder in change.noted.holders)
         return [survivor for survivor in found if _references(survivor) > known[id(survivor.holder), survivor.held]]
 
+    def leave_draws_to_calls(self, draws: Draws) -> None:
+        """Calls draw from generators that are where the draws of the recording lead."""
+        moved = [noted.owner for noted in self._noted if noted.kind in kinds.RANDOM_KINDS and noted.changed()]
+        self._drawn = {id(owner): state_of(owner) for owner in moved if draws.explain(owner)}
+
     def refused(self, session: Session, changes: Sequence[Change]) -> Refused | None:
         """What a compiled call would not repeat of what has changed, if there is anything."""
         for change in changes:
+            owner = id(change.noted.owner)
+            if owner in self._drawn and same_value(change.value, self._drawn[owner]):
+                continue
             if self._performed.get((id(change.noted.owner), change.key)) != id(change.value):
                 return Refused(change.path, _refusal(change, session), change.noted.in_argument)
         return None
@@ -496,7 +497,7 @@ def _holders(reached: Reached, modules: Sequence[tuple[ModuleParts, bool]]) -> I
             yield Holder(path, vars(tensor), _TENSOR)
     for path, namespace, name in reached.stored_globals:
         yield Holder(path, _Global(namespace, name), _GLOBAL)
-    yield from _global_generators()
+    yield from (Holder(name, owner, kind_of_generator(owner)) for name, owner in global_generators())
 
 
 def _join(path: str, name: str) -> str:

@@ -117,6 +117,8 @@ def plain_numbers(op: OpOverload, value: Any) -> Any:
     number = host_number(value)
     if number is None:
         return value
+    if not number.is_in_graphs:
+        return number.exact()
     name = op._schema.name.removeprefix("aten::")
     return number.value if "pointwise" in op_info(op).traits or name.startswith(_TAKE_NUMBERS) else number.exact()
 
@@ -185,6 +187,7 @@ class Recorder(TorchDispatchMode):
         self.reads = Reads(self.steps, engine)
         self.checked_reads: CheckedReads | None = None  # where calls can compare what the program reads
         self.numbers: HostNumbers | None = None  # where calls can work them out
+        self.meets_numbers = False  # those or others among the arguments of operators
         self.host_state: HostState | None = None
         self.number_arguments: dict[str, HostNumber] = {}  # of the operator that is called, by their names
         self._places: dict[int, tuple[int, int]] = {}  # of masks, by their ids: the step that gave them, the version
@@ -464,7 +467,7 @@ class Recorder(TorchDispatchMode):
         """The abstract result of an operator, or an error that says what the user can do."""
         if id(op) in MAKES_STRIDED_NESTED:
             raise strided_nested(stack)
-        if self.numbers is not None:
+        if self.meets_numbers:
             args, kwargs = plain_numbers(op, args), {k: plain_numbers(op, value) for k, value in kwargs.items()}
         try:
             with without_function_modes():  # in backward, operators come straight from C++, with the modes still on

@@ -220,7 +220,7 @@ class Session:
 
     def begin_numbers(self) -> None:
         """Calls can work numbers of the host out."""
-        self.recorder.numbers = HostNumbers()
+        self.recorder.numbers, self.recorder.meets_numbers = HostNumbers(), True
         if self.recorder.checked_reads is not None:
             self.recorder.checked_reads.follow = self.recorder.numbers.new
         real_tensors = self.real_tensors
