@@ -271,7 +271,7 @@ Slot = (
 
 def outermost(slot: Slot | None) -> Slot | None:
     """What a place belongs to: the wrapper subclass, where it is a tensor inside of one."""
-    while isinstance(slot, Inner):
+    while type(slot) is Inner:
         slot = slot.of
     return slot
 
@@ -282,7 +282,7 @@ def belongs_to_backward(slot: Slot | None) -> bool:
     >>> belongs_to_backward(Grad(Input("x"))), belongs_to_backward(Output(0)), belongs_to_backward(Token("print"))
     (True, False, False)
     """
-    match outermost(slot):
+    match outermost(slot) if type(slot) is Inner else slot:
         case Tangent() | Grad() | BackwardUpdate():
             return True
         case Token(backward=backward):

@@ -68,8 +68,10 @@ def is_own_code(code: CodeType) -> bool:
 def own_slow_trace() -> Any:
     """What of ours notes the code that runs in this thread, where that slows all of it down: up to Python 3.11."""
     tracing = sys.gettrace() if sys.version_info < (3, 12) else None
+    if tracing is None:
+        return None
     code = getattr(tracing, "__code__", None)
-    return tracing if code is not None and is_own_code(code) else None
+    return tracing if code is not None and code.co_filename.startswith(_NOT_THE_USERS[1]) else None
 
 
 def clear_own_frames(error: BaseException) -> None:

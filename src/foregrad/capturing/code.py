@@ -16,6 +16,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
+from ..values import SETTLED
+
 _LIBRARIES = frozenset({"torch", "foregrad", "numpy", *sys.stdlib_module_names})
 
 
@@ -92,7 +94,7 @@ def methods_of(kind: type) -> list[tuple[str, types.FunctionType, Use]]:
     for name, member in vars(kind).items():
         function = member
         if type(member) is not types.FunctionType:
-            function = _behind(member)
+            function = None if type(member) in SETTLED else _behind(member)
             if not isinstance(function, types.FunctionType):
                 continue
         use: Use = "by others" if name.startswith("__") or name in known else "by name"

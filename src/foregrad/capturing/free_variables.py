@@ -91,7 +91,9 @@ class TensorSources:
     def in_several_places(self) -> Iterator[tuple[Source, Source]]:
         """Of a tensor that is found in several places one is read: the others must hold it too."""
         self._of(0)
-        for identity in [*self._in_modules, *self._elsewhere.keys() - self._in_modules.keys()]:
+        inside, elsewhere = self._in_modules, self._elsewhere
+        several = [identity for identity, found in inside.items() if len(found) > 1 or identity in elsewhere]
+        for identity in several + [one for one, found in elsewhere.items() if len(found) > 1 and one not in inside]:
             found = [source for source in self._of(identity) if source.how not in ("held", "argument")]
             for other in found[1:]:
                 yield found[0], other

@@ -125,8 +125,9 @@ class Lifetime:
 
 def _in_words(value: Any) -> str:
     kind = type(value)
-    named = kind is types.FunctionType or issubclass(kind, type)
-    return f"the {kind.__name__} {value.__name__}" if named else f"a {kind.__name__}"
+    if kind is types.FunctionType:
+        return f"the function {value.__name__}"
+    return f"the {kind.__name__} {value.__name__}" if issubclass(kind, type) else f"a {kind.__name__}"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -297,6 +298,8 @@ def memory_of(owner: Any) -> range:
 # --------------------------------------------------------------------------------------------------- objects
 def has_slots(kind: type) -> bool:
     """Whether a class or a base of it names its attributes."""
+    if type(kind) is type and not hasattr(kind, "__slots__"):  # to ask another kind of class may run its code
+        return False
     return any("__slots__" in vars(base) for base in kind.__mro__)
 
 
@@ -559,12 +562,21 @@ def _restore_random(owner: random.Random, items: Items) -> None:
 
 
 def _restore_random_state(owner: Any, items: Items) -> None:
-    owner.set_state(pickle.loads(items["state"]))
+    state = items["state"]
+    if isinstance(state, bytes):
+        owner.set_state(pickle.loads(state))
+    else:
+        name, words, *others = state
+        owner.set_state((name, sys.modules["numpy"].frombuffer(words, dtype="uint32"), *others))
 
 
-def _frozen_state(owner: Any) -> bytes:
+def _frozen_state(owner: Any) -> bytes | tuple[Any, ...]:
     """The state of one of numpy's generators, which holds arrays, as a value that can be compared and given back."""
-    return pickle.dumps(owner.get_state() if hasattr(owner, "get_state") else owner.bit_generator.state)
+    state = owner.get_state() if hasattr(owner, "get_state") else owner.bit_generator.state
+    if isinstance(state, tuple):  # of a Mersenne Twister, which draws for numpy's functions: each capture looks at it
+        name, words, *others = state
+        return name, words.tobytes(), *others
+    return pickle.dumps(state)
 
 
 def _restore_generator(owner: Any, items: Items) -> None:

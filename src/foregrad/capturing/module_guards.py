@@ -7,6 +7,7 @@ numbers the versions of a dict: as long as no dict of any module has changed, li
 from __future__ import annotations
 
 import operator
+from collections import OrderedDict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from .state_guards import ABSENT, change_in, change_in_items, note, still
 
 _OF_ANY_MODULE = frozenset(vars(nn.Module()))
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+_DICTS = (dict, OrderedDict)  # nearly all that a module is made of
 
 
 class ModuleParts:
@@ -49,9 +51,10 @@ class ModuleParts:
             kind = type(value)
             if kind in PLAIN:
                 continue
-            if kind is not dict and not isinstance(value, (list, dict, set)):
+            is_dict = kind in _DICTS or isinstance(value, dict)
+            if not is_dict and not isinstance(value, (list, set)):
                 self.others.append(name)
-            elif (kind is dict or isinstance(value, dict)) and (name in MODULE_TABLES or "_hooks" in name):
+            elif is_dict and (name in MODULE_TABLES or "_hooks" in name):
                 if value:
                     self.filled.append((_shown(name), value, dict_version(value)))
                 else:
@@ -96,13 +99,14 @@ class _Facts:
         self._tensors: list[str] = []  # which are inputs, too
         self._containers: dict[str, Any] = {}  # whose contents are compared apart
         self._attributes: dict[str, Any] = {}
-        for name, value in vars(module).items():
+        attributes = vars(module)
+        counted = attributes if parts.read is None else filter(parts.counts, attributes)
+        for name in counted:
+            value = attributes[name]
             kind = type(value)
-            if not parts.counts(name):
-                continue
             if kind in PLAIN:
                 self._attributes[name] = value
-            elif kind is dict or isinstance(value, (list, dict, set)):
+            elif kind in _DICTS or isinstance(value, (list, dict, set)):
                 self._containers[name] = value
             elif isinstance(value, Tensor):
                 self._tensors.append(name)

@@ -88,8 +88,14 @@ class Changes(NamedTuple):
     def of(cls, joint: Joint) -> Changes:
         """What is known once the program is differentiated."""
 
+        changed = [
+            facts
+            for facts in joint.inputs
+            if facts.data is not None or facts.place is not None or facts.version_change or facts.made_to_require_grad
+        ]
+
         def those(holds: Callable[[InputFacts], object]) -> frozenset[Primal]:
-            return frozenset(facts.recorded.slot for facts in joint.inputs if holds(facts))
+            return frozenset(facts.recorded.slot for facts in changed if holds(facts))
 
         in_backward = [write.of for write in joint.backward.writes if not isinstance(write.of, Tangent)]
         return cls(
@@ -105,6 +111,8 @@ class Changes(NamedTuple):
 
     def show_in(self, group: dict[Primal, Tensor]) -> bool:
         """Whether they show in several inputs that share one storage."""
+        if len(group) == 1 and self.flagged.isdisjoint(group):
+            return False
         if len(group) > 1 and not self.written.isdisjoint(group):
             # Two that take other elements of one memory may meet there, wherever they came from.
             meet = overlaps_somewhere(group.values()) or len(self.refitted.intersection(group)) > 1

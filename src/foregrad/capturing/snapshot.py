@@ -130,10 +130,6 @@ _BESIDE_TABLE: dict[Kind, Callable[[Any], tuple[Any, ...]]] = {
 }
 
 
-def _nothing_beside(owner: Any) -> tuple[Any, ...]:
-    return ()
-
-
 def _is_pythons(key: Any, value: Any) -> bool:
     """Whether Python has put something there by itself: warnings that were given, or a module that was imported."""
     return key == "__warningregistry__" or is_a(value, types.ModuleType)
@@ -142,25 +138,25 @@ def _is_pythons(key: Any, value: Any) -> bool:
 class ObjectSnapshot:
     """An object of the user's that holds values, as it was; the version of a table tells whether it still is."""
 
-    __slots__ = ("_beside", "_version", "before", "in_argument", "kind", "name", "owner", "table")
+    __slots__ = ("_beside", "_read_beside", "_version", "before", "in_argument", "kind", "name", "owner", "table")
 
     def __init__(self, holder: Holder, before: Items | None = None) -> None:
         self.name, self.owner, self.kind, self.in_argument = holder
         self.table = _table_behind(self.owner, self.kind)
         if self.table is not None:
             self._version = dict_version(self.table)
-            self._beside = self._read_beside()
+            self._read_beside = _BESIDE_TABLE.get(self.kind)
+            self._beside = () if self._read_beside is None else self._read_beside(self.owner)
         self.before = self.kind.read(self.owner) if before is None else before
-
-    def _read_beside(self) -> tuple[Any, ...]:
-        return _BESIDE_TABLE.get(self.kind, _nothing_beside)(self.owner)
 
     @property
     def is_untouched(self) -> bool:
         """Whether it holds the very same objects in the same order, as far as can be told with little effort."""
         if self.table is not None and self._version == dict_version(self.table):
-            return all(map(operator.is_, self._read_beside(), self._beside))
+            return self._read_beside is None or all(map(operator.is_, self._read_beside(self.owner), self._beside))
         now, before = self.kind.read(self.owner), self.before
+        if self.kind in kinds.RANDOM_KINDS:
+            return now == before
         if len(now) != len(before) or not all(map(operator.is_, now.values(), before.values())):
             return False
         return self.kind in _NUMBERED or all(map(operator.is_, now, before))

@@ -89,9 +89,12 @@ def _never_changes(value: Any) -> bool:
 
 def note(value: Any, lifetime: Lifetime) -> Any:
     """What is kept of an item of a holder; neither tensors nor other objects are kept alive, if that can be."""
-    if type(value) in PLAIN:
+    kind = type(value)
+    if kind in PLAIN:
         return value
-    if is_a(value, Tensor):
+    if kind is types.FunctionType:  # nearly all that classes hold
+        return _Known(value) if lifetime.knows(value) else value
+    if issubclass(kind, Tensor):
         return (
             _TheVery(weakly(value)) if vars(value) else _ATensor(type(value))
         )  # what is on another one may be different

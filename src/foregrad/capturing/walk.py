@@ -480,7 +480,7 @@ class Walk(FreeVariables):
             self._enter_registered(function, f"what takes {kind.__qualname__} apart")
         tables_of_enums = is_a(kind, enum.EnumMeta)  # in which Python notes combinations of flags when they are met
         for name, value in list(vars(kind).items()):
-            if tables_of_enums and name.startswith("_") and name.endswith("_"):
+            if type(value) in _NO_STATE or (tables_of_enums and name.startswith("_") and name.endswith("_")):
                 continue
             path = f"{kind.__qualname__}.{name}"
             if is_a(value, Tensor):
@@ -742,10 +742,13 @@ def _is_used_up(value: Any) -> bool:
     return hasattr(type(value), "__next__") or hasattr(type(value), "get_nowait")
 
 
+_METHODS = (types.FunctionType, property, staticmethod, classmethod, functools.cached_property)
+_NO_STATE = PLAIN.union(_METHODS)  # what is in classes, but for very little
+
+
 def _may_hold_state(value: Any) -> bool:
     """Whether something in a class is neither a method nor a plain value."""
-    skipped = (types.FunctionType, property, staticmethod, classmethod, functools.cached_property)
-    if type(value) in PLAIN or is_a(value, skipped):
+    if is_a(value, _METHODS):
         return False
     return not hasattr(type(value), "__get__") or bool(kinds_of(value))  # fields of named tuples are in C
 

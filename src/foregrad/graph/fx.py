@@ -214,9 +214,11 @@ def run_flat(graph: Graph, module: Any, constants: dict[Node, str], args: Sequen
         else:
             assert op is not None
             given = map_nodes(node.args, env.__getitem__)
-            named = {name: map_nodes(item, env.__getitem__) for name, item in node.kwargs.items()}
-            result = op(*given, **named)
-            del given, named
+            if node.kwargs:
+                result = op(*given, **{name: map_nodes(item, env.__getitem__) for name, item in node.kwargs.items()})
+            else:
+                result = op(*given)
+            del given
         env[node] = result
         del result
         for item in gone:

@@ -24,7 +24,7 @@ from ..abstract.sparse import strides_of
 from ..errors import UnsupportedError
 from ..host_numbers import Expression, decided, host_number
 from ..ops import aten
-from ..slots import Slot, belongs_to_backward, outermost
+from ..slots import Inner, Slot, belongs_to_backward, outermost
 from ..stack_traces import Origin, Stack, show_stack
 from .reads import Read, Reseed
 
@@ -107,7 +107,7 @@ def map_nodes(value: Any, of: Callable[[Node], Any]) -> Any:
     if kind is Node:
         return of(value)
     if kind is list or kind is tuple:
-        return kind([map_nodes(item, of) for item in value])
+        return kind([of(item) if item.__class__ is Node else map_nodes(item, of) for item in value])
     return value
 
 
@@ -153,11 +153,11 @@ class Graph:
 
     def outputs_of(self, *kinds: type) -> list[GraphOutput]:
         """The outputs with a slot of one of these kinds; those in a wrapper subclass are of the kind of the wrapper."""
-        return [output for output in self.outputs if isinstance(outermost(output.slot), kinds)]
+        return [output for output in self.outputs if _is_of(output.slot, kinds)]
 
     def inputs_of(self, *kinds: type) -> list[Node]:
         """The same for inputs."""
-        return [node for node in self.inputs if isinstance(outermost(node.slot), kinds)]
+        return [node for node in self.inputs if _is_of(node.slot, kinds)]
 
     @property
     def forward_outputs(self) -> list[GraphOutput]:
@@ -168,6 +168,10 @@ class Graph:
     def backward_outputs(self) -> list[GraphOutput]:
         """What its backward returns."""
         return [output for output in self.outputs if belongs_to_backward(output.slot)]
+
+
+def _is_of(slot: Slot | None, kinds: tuple[type, ...]) -> bool:
+    return type(slot) in kinds or (type(slot) is Inner and type(outermost(slot)) in kinds)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -61,6 +61,8 @@ _not_the_users: set[str] = set()  # names that were seen on tensors, of what tor
 
 def let_go_of_attributes(seen: Tensor) -> None:
     """Keep nothing of the user's alive that a recorded tensor has from its argument; plain values may stay."""
+    if vars(seen).keys() <= _not_the_users:
+        return
     for name, value in own_attributes(seen).items():
         if not is_plain(value):
             del vars(seen)[name]
@@ -80,6 +82,8 @@ class FoundAttributes:
         """Undo what the program did to them; gives what is to be said about that."""
         refusal = None
         for slot, real, seen, before in self._before:
+            if not before and vars(real).keys() <= _not_the_users and vars(seen).keys() <= _not_the_users:
+                continue
             changed = [*_changed(own_attributes(real), before), *_changed(own_attributes(seen), before)]
             for name in changed:
                 vars(real).pop(name, None)
@@ -183,9 +187,11 @@ class RecordedInput(NamedTuple):
     @property
     def differentiated(self) -> Tensor | None:
         """What gradients are taken for: also an input that the program itself made require grad, or a root of some."""
-        is_member = self.parent is not None and not isinstance(self.slot, ViewRoot)
-        if self.leaf is not None or not self.is_tensor or self.same_as or is_member:
+        if self.leaf is not None:
             return self.leaf
+        is_member = self.parent is not None and not isinstance(self.slot, ViewRoot)
+        if self.same_as or is_member or not isinstance(self.seen, Tensor):
+            return None
         return self.seen if self.seen.requires_grad and self.seen.is_leaf else None
 
 

@@ -22,6 +22,7 @@ from .._torch import (
     SPARSE_PARTS,
     BackwardHook,
     CheckpointFrame,
+    FakeTensor,
     below_autograd,
     changes_its_module,
     counts_versions,
@@ -131,6 +132,7 @@ _SPECTRAL = (torch.linalg.svdvals, torch.linalg.eigvalsh, torch.linalg.cond, tor
 _NORMS = (torch.linalg.norm, torch.linalg.matrix_norm, torch.norm, torch.nuclear_norm, Tensor.norm)
 FUNCTIONS_THAT_CHOOSE = frozenset({*_POOLING, *_SPECTRAL, *_NORMS})
 
+_STAYS = PLAIN | {FakeTensor}  # types of which no value has anything put in its place
 _FROM_NUMBERS = (torch.tensor, torch.as_tensor)
 
 # Functions that choose a kernel while the program is recorded, by settings that it does not see.
@@ -291,18 +293,21 @@ class LiftedTensors(TorchFunctionMode):
                     "TorchScript was made of, or compile with fallback='eager'."
                 )
             )
-        given, named = self._swap(args), {name: self._swap(value) for name, value in kwargs.items()}
+        given, named = self._swap(args), self._swap_named(kwargs)
         return run_on_stand_ins(method, given, named, self.stand_in)
 
     def _swap(self, value: Any) -> Any:
-        if type(value) in PLAIN or self._abstract(value):
-            return value
-        if isinstance(value, Tensor):
-            return value if is_functorch_wrapped(value) else self.fake_of(value)
         kind = type(value)
+        if kind in _STAYS:
+            return value
         if kind is tuple or kind is list:
-            return kind([self._swap(item) for item in value])
-        return value
+            return kind([item if type(item) in _STAYS else self._swap(item) for item in value])
+        if not isinstance(value, Tensor) or self._abstract(value) or is_functorch_wrapped(value):
+            return value
+        return self.fake_of(value)
+
+    def _swap_named(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {name: self._swap(value) for name, value in values.items()} if values else values
 
     def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a function gives that asks for data: of a value that calls compare, or that is always the same."""
@@ -470,12 +475,12 @@ class LiftedTensors(TorchFunctionMode):
             return TAKES_LISTS[func](*given, **kwargs)
         if func in INNER_BACKWARDS:
             with self:
-                return INNER_BACKWARDS[func](*given, **{name: self._swap(value) for name, value in kwargs.items()})
+                return INNER_BACKWARDS[func](*given, **self._swap_named(kwargs))
         if self._recorder.checked_reads is None:
             return NotImplemented
         if func is Tensor.__setitem__:
             return None if assign_by_masks(*given) else NotImplemented
-        named = {name: self._swap(value) for name, value in kwargs.items()}
+        named = self._swap_named(kwargs)
         return READS_LENGTHS[func](lambda tensor: self._read(Tensor.tolist, (tensor,), {}), *given, **named)
 
     def _before(self, func: Any, tensor: Tensor) -> None:
@@ -524,7 +529,7 @@ class LiftedTensors(TorchFunctionMode):
             self.access.attention.add(func)
         if self._recorder.numbers is not None:
             func, args, kwargs = self._with_numbers(func, args, kwargs)
-        given, named = self._swap(args), {name: self._swap(value) for name, value in kwargs.items()}
+        given, named = self._swap(args), self._swap_named(kwargs)
         if func in FUNCTIONS_THAT_CHOOSE and needs_no_gradient((*given, *named.values())):
             with below_autograd():
                 return func(*given, **named)

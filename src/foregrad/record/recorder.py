@@ -229,9 +229,12 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, op: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        tracing = own_slow_trace() if getattr(op, "namespace", None) == "aten" else None
-        if tracing is not None:  # no code of the user's runs in here
-            sys.settrace(None)
+        tracing = own_slow_trace()
+        if tracing is not None:
+            if isinstance(op, OpOverload) and op._schema.name.startswith("aten::"):  # no code of the user's runs in here
+                sys.settrace(None)
+            else:
+                tracing = None
         try:
             return self._dispatch(op, types, args, kwargs or {})
         except ForegradError as error:
