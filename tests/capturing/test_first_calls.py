@@ -3,6 +3,7 @@
 import collections
 import functools
 import logging
+import os
 import random
 import threading
 import warnings
@@ -533,6 +534,37 @@ def test_a_warning_that_is_logged_once(caplog):
     for _ in range(3):
         compiled(plain(2, 3))
     assert "deprecated" in caplog.text and once.cache_info().currsize == 1
+
+
+def test_an_environment_variable_that_is_set(monkeypatch):
+    """M-1: a call sets it if it is not what the program sets it to."""
+
+    def body(m, x):
+        os.environ["OF_THE_MODEL"] = "1"
+        return m.layer(x)
+
+    compiled = foregrad.aot_module(Model(body), nop)
+    for _ in range(3):
+        monkeypatch.delenv("OF_THE_MODEL", raising=False)
+        for _ in range(2):
+            compiled(plain(2, 3))
+            assert os.environ["OF_THE_MODEL"] == "1"
+
+
+def test_a_handler_that_is_added():
+    log = logging.getLogger("that gets a handler")
+
+    def body(m, x):
+        if not log.handlers:
+            log.addHandler(logging.NullHandler())
+        return m.layer(x)
+
+    compiled = foregrad.aot_module(Model(body), nop)
+    for _ in range(3):
+        log.handlers.clear()
+        for _ in range(2):
+            compiled(plain(2, 3))
+            assert len(log.handlers) == 1
 
 
 def test_one_compiled_program_calls_another_one_at_its_first_call():

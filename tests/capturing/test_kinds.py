@@ -11,6 +11,7 @@ import io
 import itertools
 import logging
 import operator
+import os
 import random
 import sys
 import threading
@@ -94,6 +95,8 @@ CASES = {
     "optimizer": (torch.optim.SGD([torch.ones(1)], lr=1.0), ["object"]),
     "function in C": (len, []),
     "numpy function": (np.add, []),
+    "environment": (os.environ, ["environment"]),
+    "numpy array of objects": (np.array([None]), ["numpy array of objects"]),
     "lock": (threading.Lock(), []),
     "logger": (logging.Logger("a"), ["logger"]),
     "root of all loggers": (logging.getLogger(), ["logger"]),
@@ -146,6 +149,8 @@ def test_the_kinds_of_an_object(name):
         lambda: array.array("d", [1.0, 2.0]),
         lambda: np.arange(4.0).reshape(2, 2),
         lambda: np.array([1, "a", None], dtype=object),
+        lambda: np.array([[1, [2]], [None, {}]], dtype=object).T,
+        lambda: np.array([(1, [2])], dtype=[("a", "i4"), ("b", object)]),
         lambda: Slotted(3),
         lambda: types.SimpleNamespace(a=1, b=2),
         lambda: types.CellType(5),

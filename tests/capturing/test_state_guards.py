@@ -17,6 +17,7 @@ import itertools
 import logging
 import math
 import operator
+import os
 import queue
 import sys
 import threading
@@ -878,6 +879,53 @@ def tensors_where_no_call_can_look_for_them():
     yield
     objects[0] = torch.full((2,), 9.0)
     yield
+
+
+@case
+def objects_in_an_array():
+    objects = np.array([1, [2.0], Plain(n=2)], dtype=object)
+    yield lambda x: x * objects[1][0] + objects[2].n
+    objects[1][0] = 3.0
+    yield
+    objects[2].n = 5
+    yield
+
+
+@case
+def entry_of_the_python_modules_that_is_none():
+    sys.modules["no_module"] = types.SimpleNamespace(n=2.0)
+
+    def program(x):
+        import no_module
+
+        return x * no_module.n + sys.modules["no_module"].n
+
+    yield program
+    sys.modules["no_module"].n = 3.0
+    yield
+    sys.modules["no_module"] = types.SimpleNamespace(n=5.0)
+    yield
+    del sys.modules["no_module"]
+
+
+@case
+def environment_variables():
+    os.environ.update(SCALE_OF_A_TEST="2")
+    yield lambda x: x * float(os.environ["SCALE_OF_A_TEST"]) + float(os.getenv("SHIFT_OF_A_TEST", "1"))
+    os.environ.update(SCALE_OF_A_TEST="3")
+    yield
+    os.environ.update(SHIFT_OF_A_TEST="3")
+    yield
+    del os.environ["SCALE_OF_A_TEST"], os.environ["SHIFT_OF_A_TEST"]
+
+
+@case
+def handlers_of_a_logger():
+    log = logging.getLogger("with_handlers")
+    yield lambda x: x * (2 if log.handlers else 3)
+    log.addHandler(handler := logging.NullHandler())
+    yield
+    log.removeHandler(handler)
 
 
 @case

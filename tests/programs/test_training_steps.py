@@ -360,6 +360,19 @@ def writes_rate(train, optimizer, scheduler):
     return step
 
 
+def asks_for_the_class(train, optimizer, scheduler):
+    def step(x):
+        loss = train(x)
+        scheduler.step()
+        return loss, type(scheduler) is lr_scheduler.ExponentialLR, isinstance(scheduler, lr_scheduler.StepLR)
+
+    return step
+
+
+def test_a_schedule_is_of_its_class():
+    check_scheduled(lambda o: lr_scheduler.ExponentialLR(o, 0.9), step_schedule=asks_for_the_class)
+
+
 @pytest.mark.parametrize("step_schedule", [uses_rate, returns_rate, returns_last_rate, writes_rate])
 def test_a_schedule_that_is_read_after_its_step(step_schedule):
     """The next rate is known when the graphs have run, and not before; nothing is changed."""

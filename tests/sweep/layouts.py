@@ -81,6 +81,16 @@ def sliced(tensor: Tensor) -> Tensor:
     return _like(tensor, memory[:, : tensor.shape[1]])
 
 
+def reversed_in_memory(lay: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The same, with the dimensions in the opposite order."""
+
+    def lay_reversed(tensor: Tensor) -> Tensor:
+        back = range(tensor.dim())[::-1]
+        return lay(tensor.permute(*back)).permute(*back) if tensor.dim() else lay(tensor)
+
+    return lay_reversed
+
+
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": contiguous,
     "transposed": permuted(lambda n: list(range(n))[::-1]),
@@ -93,6 +103,8 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "offset": offset,
     "gaps": gaps,
     "sliced": sliced,
+    "transposed, with gaps": reversed_in_memory(gaps),
+    "transposed, expanded": reversed_in_memory(expanded(0)),
 }
 
 

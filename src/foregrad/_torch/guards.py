@@ -100,6 +100,71 @@ def attention_settings() -> tuple[Any, ...]:
     )
 
 
+def _set_attention(settings: tuple[Any, ...]) -> None:
+    flash, efficient, math, cudnn, halves, order, fast_path = settings
+    torch._C._set_sdp_use_flash(flash)
+    torch._C._set_sdp_use_mem_efficient(efficient)
+    torch._C._set_sdp_use_math(math)
+    torch._C._set_sdp_use_cudnn(cudnn)
+    torch._C._set_math_sdp_allow_fp16_bf16_reduction(halves)
+    torch._C._set_sdp_priority_order(list(order))
+    torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+def _anomaly_mode() -> tuple[bool, bool]:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+
+def _device_autocast() -> tuple[Any, ...]:
+    return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
+
+
+def _set_printing(options: dict[str, Any]) -> None:
+    vars(torch._tensor_str.PRINT_OPTS).update(options)
+
+
+SETTINGS_BY_CALLS: tuple[tuple[str, tuple[str, str], tuple[Callable[[], Any], Callable[[Any], Any]]], ...] = (
+    (
+        "anomaly mode",
+        ("set_detect_anomaly set_anomaly_enabled", ""),
+        (_anomaly_mode, lambda mode: torch.set_anomaly_enabled(*mode)),
+    ),
+    (
+        "choice of attention kernels",
+        (
+            "enable_flash_sdp enable_mem_efficient_sdp enable_math_sdp enable_cudnn_sdp set_fastpath_enabled "
+            "allow_fp16_bf16_reduction_math_sdp",
+            "",
+        ),
+        (attention_settings, _set_attention),
+    ),
+    (
+        "use of oneDNN",
+        ("_set_mkldnn_enabled set_flags", ""),
+        (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    ),
+    (
+        "autocast by device",
+        ("", "get_autocast_dtype is_autocast_enabled"),
+        (_device_autocast, lambda kept: None),
+    ),
+    (
+        "printing of tensors",
+        ("set_printoptions", ""),
+        (lambda: dict(vars(torch._tensor_str.PRINT_OPTS)), _set_printing),
+    ),
+    (
+        "conversion of parameters",
+        ("set_overwrite_module_params_on_conversion", "get_overwrite_module_params_on_conversion"),
+        (
+            torch.__future__.get_overwrite_module_params_on_conversion,
+            torch.__future__.set_overwrite_module_params_on_conversion,
+        ),
+    ),
+)
+"""What it is; the names of functions that set it, and of those that read it; how it is read, and set."""
+
+
 def global_module_hooks() -> list[Any]:
     """Hooks that run for every module."""
     module = torch.nn.modules.module

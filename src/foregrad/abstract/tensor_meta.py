@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -59,7 +60,7 @@ def layout_class(size: Sequence[int], stride: Sequence[int], lazy: bool = False)
     """The class of layout of a dense tensor, in words.
 
     >>> layout_class((2, 3), (3, 1)), layout_class((2, 3), (1, 2)), layout_class((2, 1), (1, 7))
-    ('contiguous', 'permuted', 'permuted with ones')
+    ('contiguous', 'permuted', 'as contiguous with ones')
 
     Args:
         size: Its sizes.
@@ -78,11 +79,17 @@ def _way(size: tuple[int, ...], stride: tuple[int, ...], lazy: bool) -> str:
         return "empty"
     if stride == contiguous(size):
         return "contiguous"
-    if any(step == 0 and n > 1 for n, step in zip(size, stride, strict=True)):
-        return "expanded"
-    if len(size) in (4, 5) and stride == in_order(size, (0, *range(2, len(size)), 1)):
-        return "channels last"
-    return "permuted" if fills_memory(size, stride) else "with gaps"
+    steps = [(step, n) for n, step in zip(size, stride, strict=True) if n > 1]
+    ordered = sorted(steps, key=lambda s: -s[0])
+    in_turn = steps == ordered
+    if fills_memory(size, stride):  # which of several orders dimensions of size one belong to, kernels see differently
+        by_channels = len(size) in (4, 5) and stride == in_order(size, (0, *range(2, len(size)), 1))
+        return "as contiguous" if in_turn else "channels last" if by_channels else "permuted"
+    shown = [(step, n) for step, n in ordered if step]
+    if any(outer < inner * n for (outer, _), (inner, n) in itertools.pairwise(shown)):
+        return "overlapping"
+    in_turn = in_turn or [s for s in steps if s[0]] == shown
+    return f"{'with gaps' if len(shown) == len(steps) else 'expanded'}{'' if in_turn else ' and permuted'}"
 
 
 def fills_memory(size: Sequence[int], stride: Sequence[int]) -> bool:

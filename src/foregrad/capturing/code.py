@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import operator
 import os
 import sys
 import sysconfig
@@ -128,6 +129,7 @@ class Names(NamedTuple):
     loaded: frozenset[str] = frozenset()  # globals
     stored: frozenset[str] = frozenset()  # globals that it assigns
     attributes: frozenset[str] = frozenset()  # of anything, also where they are written as text
+    assigned: frozenset[str] = frozenset()  # those that it may assign
     imported: frozenset[str] = frozenset()  # Python modules
     computed: bool = False  # others may be put together when it runs
     compares: bool = False  # which object something is may make a difference: `is`, `id()`
@@ -226,21 +228,21 @@ def _read_names(code: types.CodeType) -> Names:
     loaded += [names[number] for number in _arguments_of(_LOAD_NAME, operations, arguments)]
     stored = [names[number] for number in _arguments_of(_STORE_GLOBAL, operations, arguments)]
     imported = [names[number] for number in _arguments_of(_IMPORT_NAME, operations, arguments)]
+    assigned = [names[number] for number in _arguments_of(_STORE_ATTR, operations, arguments)]
+    assigned += [names[number] for number in _arguments_of(_DELETE_ATTR, operations, arguments)]
     texts = [constant for constant in constants if type(constant) is str and constant.isidentifier()]
     texts += _read_by_patterns(constants, [*_arguments_of(_MATCH_CLASS, operations, arguments)])
-    if _finds_modules(names):
+    if _finds_modules(names, code):
         imported += [ANY_MODULE, *(constant for constant in constants if type(constant) is str)]
-    inner = [names_in(constant) for constant in constants if type(constant) is types.CodeType]
-    computed = _computes_names(code, loaded)
-    compares = "id" in loaded or _compares_objects(operations)
-    return Names(
-        frozenset(loaded).union(*(found.loaded for found in inner)),
-        frozenset(stored).union(*(found.stored for found in inner)),
-        frozenset((*texts, *names)).union(*(found.attributes for found in inner)),
-        frozenset(imported).union(*(found.imported for found in inner)),
-        computed or any(found.computed for found in inner),
-        compares or any(found.compares for found in inner),
-    )
+    if not _ASSIGN.isdisjoint(names):
+        assigned += texts
+    sets = map(frozenset, (loaded, stored, (*texts, *names), assigned, imported))
+    own = Names(*sets, _computes_names(code, loaded), "id" in loaded or _compares_objects(operations))
+    return functools.reduce(_joined, [names_in(one) for one in constants if type(one) is types.CodeType], own)
+
+
+def _joined(one: Names, other: Names) -> Names:
+    return Names(*map(operator.or_, one, other))
 
 
 def _read_by_patterns(constants: Sequence[Any], classes: Sequence[int]) -> list[str]:
@@ -259,9 +261,11 @@ def _compares_objects(operations: bytes) -> bool:
     return at >= 0
 
 
-def _finds_modules(names: Sequence[str]) -> bool:
+def _finds_modules(names: Sequence[str], code: types.CodeType) -> bool:
     """Whether code may look for Python modules by what they are called."""
-    return "import_module" in names or "__import__" in names or ("modules" in names and "sys" in names)
+    if "modules" in names and "sys" in (*names, *code.co_freevars, *code.co_varnames):
+        return True
+    return "import_module" in names or "__import__" in names
 
 
 _LOAD_GLOBAL, _LOAD_NAME, _STORE_GLOBAL, _IMPORT_NAME, _EXTENDED_ARG = map(
@@ -269,6 +273,8 @@ _LOAD_GLOBAL, _LOAD_NAME, _STORE_GLOBAL, _IMPORT_NAME, _EXTENDED_ARG = map(
 )
 
 
+_STORE_ATTR, _DELETE_ATTR = dis.opmap["STORE_ATTR"], dis.opmap["DELETE_ATTR"]
+_ASSIGN = frozenset({"setattr", "delattr", "__setattr__", "__delattr__", "__dict__", "vars"})
 _IS_OP, _LOAD_CONST, _MATCH_CLASS = dis.opmap["IS_OP"], dis.opmap["LOAD_CONST"], dis.opmap["MATCH_CLASS"]
 
 

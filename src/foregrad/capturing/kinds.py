@@ -20,7 +20,7 @@ import threading
 import types
 import weakref
 from _abc import _get_dump  # type: ignore[import-not-found]  # what Python itself prints of an abstract class
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -210,19 +210,27 @@ def _restore_array(owner: array.array[Any], items: Items) -> None:
     owner[:] = array.array(owner.typecode, items["bytes"])
 
 
+def _form(owner: Any) -> Items:
+    return {"shape": owner.shape, "strides": owner.strides, "dtype": owner.dtype}
+
+
 def _read_ndarray(owner: Any) -> Items:
-    items = dict(enumerate(owner.ravel().tolist())) if owner.dtype.hasobject else {"bytes": owner.tobytes()}
-    return {"shape": owner.shape, "strides": owner.strides, "dtype": owner.dtype, **items}
+    return {**_form(owner), "bytes": owner.tobytes()}
 
 
 def _restore_ndarray(owner: Any, items: Items) -> None:
-    if _read_ndarray(owner) == items:
-        return
-    if owner.dtype.hasobject:
-        owner.flat[:] = [items[i] for i in range(owner.size)]
-    else:
+    if _read_ndarray(owner) != items:
         numpy = sys.modules["numpy"]
         owner[...] = numpy.frombuffer(items["bytes"], dtype=items["dtype"]).reshape(items["shape"])
+
+
+def _read_objects(owner: Any) -> Items:
+    return {**_form(owner), **dict(enumerate(owner.ravel().tolist()))}
+
+
+def _restore_objects(owner: Any, items: Items) -> None:
+    for i, place in enumerate(sys.modules["numpy"].ndindex(owner.shape)):
+        owner[place] = items[i]
 
 
 def _read_view(owner: memoryview) -> Items:
@@ -258,6 +266,7 @@ def _restore_stream(owner: io.StringIO | io.BytesIO, items: Items) -> None:
 BYTES = Kind("bytearray", lambda owner: {"bytes": bytes(owner)}, _restore_bytes, compared="numbers")
 ARRAY = Kind("array", lambda owner: {"bytes": owner.tobytes()}, _restore_array, compared="numbers")
 NDARRAY = Kind("numpy array", _read_ndarray, _restore_ndarray, compared="numbers")
+OBJECTS = Kind("numpy array of objects", _read_objects, _restore_objects)
 VIEW = Kind("memoryview", _read_view, _restore_view, compared="numbers")
 STREAM = Kind("file in memory", _read_stream, _restore_stream, compared="numbers")
 
@@ -462,16 +471,26 @@ _beside_threads = _attributes_beside(threading.Thread())
 _beside_loggers = _attributes_beside(logging.getLogger("foregrad"))  # one with a manager, which knows all loggers
 
 
+def _ids_of(values: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(map(id, values))
+
+
 def _read_logger(owner: logging.Logger) -> Items:
-    """What decides whether something is logged; where it goes is no matter of the program."""
+    """What decides whether something is logged. What handlers do is no matter of the program, but whether they are
+    the same ones is."""
     levels = {"level": owner.level, "getEffectiveLevel()": owner.getEffectiveLevel(), "disabled": owner.disabled}
-    return {**levels, "manager.disable": owner.manager.disable, **_beside_loggers(owner)}
+    ways = {"handlers": _ids_of(owner.handlers), "hasHandlers()": owner.hasHandlers(), "propagate": owner.propagate}
+    return {**levels, **ways, "manager.disable": owner.manager.disable, **_beside_loggers(owner)}
 
 
 def _restore_logger(owner: logging.Logger, items: Items) -> None:
     owner.setLevel(items["level"])
-    owner.disabled = items["disabled"]
+    owner.disabled, owner.propagate = items["disabled"], items["propagate"]
     owner.manager.disable = items["manager.disable"]
+    if _ids_of(owner.handlers) != items["handlers"]:
+        every = [*owner.handlers, *(found() for found in logging._handlerList)]  # type: ignore[attr-defined]
+        known = {id(handler): handler for handler in every}
+        owner.handlers[:] = [known[number] for number in items["handlers"] if number in known]
     _restore_beside(owner, _beside_loggers, items)
 
 
@@ -484,10 +503,13 @@ def _restore_thread(owner: threading.Thread, items: Items) -> None:
     _restore_beside(owner, _beside_threads, items)
 
 
+_PUT_BACK = ("level", "handlers")  # of a logger, by themselves
+
+
 def _restore_beside(owner: Any, read: Callable[[Any], Items], items: Items) -> None:
     for name in read(owner).keys() - items.keys():
         del vars(owner)[name]
-    vars(owner).update((name, value) for name, value in items.items() if name in vars(owner) and name != "level")
+    vars(owner).update((name, value) for name, value in items.items() if name in vars(owner) and name not in _PUT_BACK)
 
 
 LOGGER = Kind("logger", _read_logger, _restore_logger, is_attribute=True)
@@ -557,6 +579,11 @@ def _base_of(owner: random.Random) -> Any:
 PYTHONS_GENERATOR: random.Random = getattr(random.getstate, "__self__")  # noqa: B009
 
 
+def _restore_environment(owner: Any, items: Items) -> None:
+    owner.clear()
+    owner.update(items)
+
+
 def _restore_random(owner: random.Random, items: Items) -> None:
     _base_of(owner).setstate(owner, items["state"])
 
@@ -583,6 +610,7 @@ def _restore_generator(owner: Any, items: Items) -> None:
     owner.bit_generator.state = pickle.loads(items["state"])
 
 
+ENVIRONMENT = Kind("environment", dict, _restore_environment, compared="not at all")
 VARIABLE = Kind(
     "context variable",
     _read_variable,
@@ -636,6 +664,7 @@ KINDS: dict[type, Kind] = {
     weakref.ref: WEAK,
     type(functools.lru_cache(len)): CACHE,
     contextvars.ContextVar: VARIABLE,
+    type(os.environ): ENVIRONMENT,
     random.Random: RANDOM,
     logging.Logger: LOGGER,
     threading.Thread: THREAD,
@@ -663,9 +692,8 @@ OPAQUE: tuple[type, ...] = (
     types.CodeType,
     types.GenericAlias,
     types.UnionType,
-    # Files, environment variables, locks and what threads wait for: read once, or only there for their side effects.
+    # Files, locks and what threads wait for: read once, or only there for their side effects.
     io.IOBase,
-    type(os.environ),
     type(threading.Lock()),
     type(threading.RLock()),
     type(vars(abc.ABC)["_abc_impl"]),  # see REGISTERED
@@ -698,6 +726,8 @@ def kinds_of(value: Any) -> tuple[Kind, ...] | None:
     if kind is object or is_opaque or f"{kind.__module__}.".startswith(OPAQUE_MODULES):
         return ()
     base, found = _builtin_kind(kind)
+    if found == (NDARRAY,) and value.dtype.hasobject:
+        found = (OBJECTS,)
     if hides_state(kind, base, len(slot_members(kind))):
         is_function = callable(value) and type(getattr(value, "__name__", None)) is str  # one written in C
         return () if is_function else None

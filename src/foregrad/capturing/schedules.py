@@ -47,7 +47,6 @@ class Schedules:
         """Whether calls perform steps; otherwise schedulers are objects like any others."""
         self.performed = performed
         self._found: dict[int, tuple[str, LRScheduler]] = {}
-        self._classes: dict[int, type] = {}  # by id of those that stand for themselves no more
         self._spent: list[tuple[dict[str, Any], str, Any, _Spent]] = []  # with what was there
         self._thread = 0  # that records
         self._operators: Sequence[Step] = ()  # of the last run, as they come
@@ -60,11 +59,9 @@ class Schedules:
         """Whether an object is a scheduler, into which nobody needs to look."""
         if not self.performed or not isinstance(value, LRScheduler):
             return False
-        if not _is_ordinary(self._classes.get(id(value), type(value))) or "optimizer" not in attributes_of(value):
+        if not _is_ordinary(type(value)) or "optimizer" not in attributes_of(value):
             return False
         self._found[id(value)] = path, value
-        if self._thread:
-            self._let_stand(value)
         return True
 
     def require_unread(self) -> None:
@@ -98,15 +95,12 @@ class Schedules:
     @contextmanager
     def _standing(self) -> Iterator[None]:
         self._thread = threading.get_ident()
+        LRScheduler.__getattribute__ = self._attribute  # type: ignore[method-assign, assignment]
         try:
-            for _, scheduler in self._found.values():
-                self._let_stand(scheduler)
             yield
         finally:
             self._thread = 0
-            for key, kind in self._classes.items():
-                object.__setattr__(self._found[key][1], "__class__", kind)
-            self._classes.clear()
+            del LRScheduler.__getattribute__
             self._put_rates_back()
 
     def _put_rates_back(self) -> None:
@@ -116,23 +110,19 @@ class Schedules:
                 self._note_read(f"{_USED}: at its end")
             table[key] = value
 
-    def _let_stand(self, scheduler: LRScheduler) -> None:
-        if id(scheduler) not in self._classes:
-            self._classes[id(scheduler)] = kind = type(scheduler)
-            methods = {
-                "__slots__": (),
-                "__module__": kind.__module__,
-                "__getattribute__": lambda one, name: self._attribute(one, name),
-            }
-            object.__setattr__(scheduler, "__class__", type(kind.__name__, (kind,), methods))
+    @property
+    def _attribute(self) -> Callable[[LRScheduler, str], Any]:
+        """What asking a scheduler for something does meanwhile: its class stays the one that the program knows."""
 
-    def _attribute(self, scheduler: LRScheduler, name: str) -> Any:
-        if self.stand:
-            if name == "step":
-                return functools.partial(self._step, scheduler)
-            if name != "__class__":
-                self.is_read()
-        return object.__getattribute__(scheduler, name)
+        def attribute(scheduler: LRScheduler, name: str) -> Any:
+            if self.stand and id(scheduler) in self._found:
+                if name == "step":
+                    return functools.partial(self._step, scheduler)
+                if name != "__class__":
+                    self.is_read()
+            return object.__getattribute__(scheduler, name)
+
+        return attribute
 
     @property
     def stand(self) -> bool:
@@ -178,7 +168,7 @@ class Schedules:
                 continue
             seen.add(id(value))
             if isinstance(value, LRScheduler):
-                if not is_library_class(self._classes.get(id(value), type(value))):
+                if not is_library_class(type(value)):
                     return False
                 pending += attributes_of(value).values()
             elif type(value) in (list, tuple):

@@ -115,7 +115,7 @@ def _table_behind(owner: Any, kind: Kind) -> dict[Any, Any] | None:
         return vars(owner)
     if kind is kinds.CLASS:
         return class_dict(owner)
-    if kind in (kinds.FUNCTION, kinds.LOGGER):
+    if kind is kinds.FUNCTION:
         return vars(owner)
     if kind is kinds.OBJECT and not has_slots(type(owner)) and has_attributes(type(owner)):
         return attributes_of(owner)
@@ -125,7 +125,6 @@ def _table_behind(owner: Any, kind: Kind) -> dict[Any, Any] | None:
 # What is read of an object beside the dict behind it.
 _BESIDE_TABLE: dict[Kind, Callable[[Any], tuple[Any, ...]]] = {
     kinds.FUNCTION: operator.attrgetter("__code__", "__defaults__", "__kwdefaults__"),
-    kinds.LOGGER: lambda owner: (owner.getEffectiveLevel(), owner.manager.disable),
     kinds.OBJECT: lambda owner: (type(owner), attributes_of(owner)),
 }
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import functools
 import operator
+import os
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
@@ -19,10 +20,11 @@ from typing import Any, NamedTuple
 
 from torch import Generator, Tensor
 
-from .._torch import SettingProperty, dict_version, settings_modules
+from .._torch import dict_version, settings_modules
 from ..values import PLAIN, Change, is_plain, is_unchanged, shown, weakly
-from .code import found_where_it_says, is_library_module
+from .code import found_where_it_says
 from .kinds import ACCESSOR, DICT, Kind, Lifetime, attributes_of, class_dict, has_attributes, has_slots, is_a, slots_of
+from .settings import properties_named, settings_that_are_read
 from .sources import Source
 
 ABSENT = object()
@@ -319,6 +321,14 @@ class StateGuard:
         """Something of torch's that is asked for by a call."""
         self._settings.append((read, value))
 
+    def add_variables(self, names: Set[str]) -> None:
+        """Environment variables of these names; `os.environ` holds them in a dict, encoded."""
+        table = vars(os.environ)["_data"]
+        keys = {os.environ.encodekey(name) for name in names}
+        for key in keys & table.keys():
+            self.add_item(table, key, table[key])
+        self.add_absent(table, frozenset(keys - table.keys()))
+
     def add_seed(self, generator: Generator) -> None:
         """What a random generator was seeded with."""
         find = self._lifetime.hold(generator)
@@ -334,12 +344,8 @@ class StateGuard:
             if name.startswith(("is_", "are_", "get_")) or name.endswith("_enabled"):
                 for module in settings_modules():
                     self._add_if_plain(vars(module).get(name))
-        for module in namespaces:
-            if type(module) is not types.ModuleType and is_library_module(module):
-                members = {name: member for base in type(module).__mro__ for name, member in vars(base).items()}
-                for name in sorted(names & members.keys()):
-                    if isinstance(members[name], SettingProperty):
-                        self._add_if_plain(functools.partial(getattr, module, name))
+        for setting in (*settings_that_are_read(names), *properties_named(names, namespaces)):
+            self._add_if_plain(setting.read)
 
     def _add_if_plain(self, read: Any) -> None:
         try:

@@ -15,6 +15,7 @@ import enum
 import functools
 import gc
 import itertools
+import os
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -67,6 +68,7 @@ from .kinds import (
 from .module_guards import ModuleParts
 from .patterns import ObjectPattern
 from .schedules import Schedules
+from .settings import SETTING, properties_named, settings_that_are_set
 from .sources import Source
 from .state_guards import ABSENT, StateGuard
 
@@ -101,6 +103,8 @@ class Walk(FreeVariables):
         self._seen_globals: dict[int, set[str]] = {}  # by the id of a namespace
         self._names: set[str] = {"forward"}  # that the program may look up in an object
         self._named_by_getters: set[str] = set()
+        self._assigned: set[str] = set()  # attributes that the program may assign
+        self._noted: set[tuple[int, str]] = set()  # attributes of Python modules that are not the user's
         self._unnamed: dict[str, list[Any]] = {}  # members of classes that no function has named yet
         self._later: list[Callable[[], None]] = []  # what is far from the program: once names are known not to tell all
         self._functions: list[types.FunctionType] = []  # still to be looked at
@@ -246,7 +250,19 @@ class Walk(FreeVariables):
         self._guard_hooks_of_all()
         if "__subclasses__" in self._names:
             self._enter_subclasses()
-        self._guard(StateGuard.add_settings, self._names, [module for module, _, _ in self._namespaces])
+        self._look_at_settings()
+
+    def _look_at_settings(self) -> None:
+        """What holds for the whole process, as far as names in the program lead there."""
+        if id(os.environ) in self._seen:
+            self._guard(StateGuard.add_variables, self._names)
+        namespaces = [module for module, _, _ in self._namespaces]
+        self._guard(StateGuard.add_settings, self._names, namespaces)
+        settings = [*settings_that_are_set(self._names), *properties_named(self._assigned, namespaces)]
+        self.holders += [Holder("", setting, SETTING) for setting in settings]
+        if any(name.startswith(("register_module_", "register_optimizer_")) for name in self._names):
+            tables = (*global_module_hooks(), *global_optimizer_hooks())
+            self.holders += [Holder("hooks of all modules or optimizers", table, kinds.DICT) for table in tables]
         if "initial_seed" in self._names:
             for generator in (torch.default_generator, *self.generators):
                 self._guard(StateGuard.add_seed, generator)
@@ -315,6 +331,7 @@ class Walk(FreeVariables):
                 if not (in_library and variable in _LIBRARY_CACHES):
                     self._look_at_cell(f"{variable} (closure of {name})", cell)
         if in_library:  # a wrapper around the user's function, or a function of torch that the program calls
+            self._look_for(frozenset({name}))  # by whatever name
             return
         self._guard(StateGuard.add_function, function)
         self.holders.append(Holder(name, function, kinds.FUNCTION, self._in_argument))
@@ -333,6 +350,7 @@ class Walk(FreeVariables):
                 self._look_at_all_globals(function.__globals__)
         if names.stored:
             self.stored_globals += [(f"{v} (global)", function.__globals__, v) for v in sorted(names.stored)]
+        self._assigned |= names.assigned
         self._look_for(names.attributes)
 
     def _look_for(self, names: frozenset[str]) -> None:
@@ -375,6 +393,9 @@ class Walk(FreeVariables):
         if names.imported:
             self._computes_names |= ANY_MODULE in names.imported
             for name, module in _imported(names.imported, self._scope.knows_code):
+                if not is_a(module, types.ModuleType):  # some packages put other objects there
+                    self._visit_item(Source(sys.modules, "item", name, name), module)
+                    continue
                 if not is_library_module(module):
                     self._guard(StateGuard.add_item, sys.modules, name, module)
                 self._enter_namespace(module, name)
@@ -410,19 +431,30 @@ class Walk(FreeVariables):
                     self._look_up_in_library(source, table[name])
                 else:
                     self._visit_item(source, table[name])
-            if not in_library:
+            if in_library:
+                self._note_assigned(table, path)
+            else:
                 self._guard(StateGuard.add_absent, table, frozenset(new - table.keys()))
                 if "__getattr__" in table:
                     self._visit_item(Source(table, "item", "__getattr__", f"{path}.__getattr__"), table["__getattr__"])
+
+    def _note_assigned(self, table: dict[str, Any], path: str) -> None:
+        """Variables of a module of torch's or Python's that the program may assign: `sys.stdout`."""
+        for name in sorted(self._assigned & table.keys()):
+            if (id(table), name) not in self._noted:
+                self._noted.add((id(table), name))
+                self.stored_globals.append((f"{path}.{name}", table, name))
 
     def _look_up_in_library(self, source: Source, value: Any) -> None:
         self._computes_names |= id(value) in _LOOK_UP
         self._guard(StateGuard.add_item, source.owner, source.key, value)
         if is_a(value, types.ModuleType):
             self._enter_namespace(value, source.path)
+        elif value is os.getenv:
+            self._visit(source, os.environ)
         elif is_a(value, types.FunctionType) and is_library_function(value):
             self._enter_library(value.__module__)
-        elif is_a(value, types.FunctionType):  # one of the user's has taken its place
+        elif is_a(value, types.FunctionType) or _is_of_python(source.owner, value):  # one of the user's in its place
             self._visit(source, value)
 
     def _enter_library(self, name: str | None) -> None:
@@ -633,6 +665,8 @@ class Walk(FreeVariables):
             return
         found = kinds_of(value)
         self._computes_names |= id(value) in _LOOK_UP
+        if is_a(value, types.BuiltinFunctionType):
+            self._look_for(frozenset({value.__name__}))
         if is_a(value, torch.Generator):
             self.generators.append(value)
         if found is None and is_plain(value):  # a number of numpy's, say, which its owner compares
@@ -649,22 +683,25 @@ class Walk(FreeVariables):
         if is_a(wrapped, types.FunctionType):  # by a compiled function, say
             self._enter_function(wrapped)
         for kind in found:
-            self.holders.append(Holder(path, value, kind, self._in_argument))
-            if kind.compared == "numbers" and size_of(value, kind) > _MOST_BYTES:
-                self.unknown.append(Unfollowed(path, "is too large to be compared at each call"))
-            else:
-                self._guard(StateGuard.add_holder, value, kind)
-            if kind is kinds.CACHE and remembers_tensors(value):  # and would remember those of the recording
-                self._hidden_state.append(Unfollowed(path, "remembers what it gave for tensors", is_used_up=True))
-            if kind in _HAVE_ATTRIBUTES:
-                self._enter_class(type(value))
-            if kind is kinds.GETTER:
-                texts = (name for name in kinds.GETTER.read(value).values() if type(name) is str)
-                named = frozenset(part for text in texts for part in text.split("."))
-                self._named_by_getters |= named
-                self._look_for(named)
-            if kind.compared != "numbers":
-                self._visit_items(path, value, kind)
+            self._visit_as(kind, path, value)
+
+    def _visit_as(self, kind: Kind, path: str, value: Any) -> None:
+        self.holders.append(Holder(path, value, kind, self._in_argument))
+        if kind.compared == "numbers" and size_of(value, kind) > _MOST_BYTES:
+            self.unknown.append(Unfollowed(path, "is too large to be compared at each call"))
+        else:
+            self._guard(StateGuard.add_holder, value, kind)
+        if kind is kinds.CACHE and remembers_tensors(value):  # and would remember those of the recording
+            self._hidden_state.append(Unfollowed(path, "remembers what it gave for tensors", is_used_up=True))
+        if kind in _HAVE_ATTRIBUTES:
+            self._enter_class(type(value))
+        if kind is kinds.GETTER:
+            texts = (name for name in kinds.GETTER.read(value).values() if type(name) is str)
+            named = frozenset(part for text in texts for part in text.split("."))
+            self._named_by_getters |= named
+            self._look_for(named)
+        if kind.compared != "numbers":
+            self._visit_items(path, value, kind)
 
     def _visit_items(self, path: str, owner: Any, kind: Kind) -> None:
         by_item = kind in (kinds.DICT, kinds.LIST, kinds.TUPLE, kinds.DEQUE)
@@ -732,6 +769,12 @@ def _reads_namespace(namespace: dict[str, Any], names: Names) -> bool:
     return by_module or not READ_NAMESPACE.isdisjoint(names.loaded) or not _READ_NAMESPACE.isdisjoint(loaded)
 
 
+def _is_of_python(namespace: dict[str, Any], value: Any) -> bool:
+    """Whether a value is state of Python's own library that users change: `os.environ`, `sys.path`."""
+    holds = is_a(value, (list, type(os.environ)))
+    return holds and str(namespace["__name__"]).split(".")[0] in sys.stdlib_module_names
+
+
 def _is_method(function: Any, kind: type) -> bool:
     """Whether objects of a class have a function as a method."""
     return getattr(kind, function.__name__, None) is function
@@ -753,13 +796,13 @@ def _may_hold_state(value: Any) -> bool:
     return not hasattr(type(value), "__get__") or bool(kinds_of(value))  # fields of named tuples are in C
 
 
-def _imported(names: frozenset[str], has_run: bool) -> list[tuple[str, types.ModuleType]]:
+def _imported(names: frozenset[str], has_run: bool) -> list[tuple[str, Any]]:
     """Python modules of these names; any of the user's, where code has run that puts names of modules together."""
     found = [(name, sys.modules[name]) for name in sorted(names & sys.modules.keys())]
     if ANY_MODULE in names and has_run and not found:
         modules = [*sys.modules.items()]
         found = sorted((name, module) for name, module in modules if _is_users_module(module))
-    return [(name, module) for name, module in found if is_a(module, types.ModuleType)]
+    return found
 
 
 def _is_users_module(module: Any) -> bool:
