@@ -236,8 +236,11 @@ def _read_names(code: types.CodeType) -> Names:
         imported += [ANY_MODULE, *(constant for constant in constants if type(constant) is str)]
     if not _ASSIGN.isdisjoint(names):
         assigned += texts
-    sets = map(frozenset, (loaded, stored, (*texts, *names), assigned, imported))
-    own = Names(*sets, _computes_names(code, loaded), "id" in loaded or _compares_objects(operations))
+    own = Names(
+        *(frozenset(loaded), frozenset(stored), frozenset((*texts, *names)), frozenset(assigned), frozenset(imported)),
+        computed=_computes_names(code, loaded),
+        compares="id" in loaded or _compares_objects(operations),
+    )
     return functools.reduce(_joined, [names_in(one) for one in constants if type(one) is types.CodeType], own)
 
 
