@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from .grammars import GRAMMARS, Program, grammar_of
 from .summary import Failure, Summary
-from .workers import Examine, Make, Shrink, Workers
+from .workers import TOO_LONG, Examine, Make, Shrink, Workers
 
 _SECONDS_BETWEEN_REPORTS = 10.0
 
@@ -37,11 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{failure.outcome.name}: {failure.outcome.signature}", file=sys.stderr, flush=True)
             if given.save:
                 _save(failure, given.save)  # Its small form takes its place: a run that is broken off loses none.
+        print(summary, flush=True)
         for failure in _shrunk(workers, summary, given.shrink):
             print(failure, flush=True)
             if given.save:
                 _save(failure, given.save)
-    print(summary)
     return 1 if summary.failures else 0
 
 
@@ -97,7 +97,7 @@ def _shrunk(workers: Workers, summary: Summary, at_most: int) -> Iterator[Failur
 def _shrunk_apart(workers: Workers, failure: Failure) -> Failure:
     """Shrink a program that may kill the process which examines it."""
     program, signature = failure.program, failure.outcome.signature
-    if program is None:
+    if program is None or signature.startswith(TOO_LONG):  # each try would take as long
         return failure
 
     def fails(smaller: Program) -> bool:

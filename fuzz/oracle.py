@@ -130,6 +130,7 @@ _PARTICULARS = (
     # A line of a program ends where the sentence goes on with a word, not with a variable.
     (r"<fuzz [^>]*>:\d+: .*?(?=[,:] [a-z]{2,} [a-z]|\. [A-Z]|\.?$)", "<fuzz>"),
     (r" at /.*$", ""),
+    (r"(?<=the program )(changes|draws from|can reach|puts a tensor into) .*?(?=[,:])", r"\1 _"),
     (r"\d+ \([a-z]\w*\)", "_"),
     (r"\b\d+(\.\d+)?\b", "_"),
     (r"[(\[][_, ]*[)\]]", "[_]"),

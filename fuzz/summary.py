@@ -52,6 +52,7 @@ class Summary:
     """
 
     verdicts: Counter[str] = field(default_factory=Counter)
+    of_grammars: dict[str, Counter[str]] = field(default_factory=dict)
     refusals: Counter[str] = field(default_factory=Counter)
     eager_errors: Counter[str] = field(default_factory=Counter)
     covered: dict[str, Counter[str]] = field(default_factory=dict)
@@ -80,6 +81,7 @@ class Summary:
             outcome: What came of it.
         """
         self.verdicts[outcome.verdict] += 1
+        self.of_grammars.setdefault(_grammar(outcome.name), Counter())[outcome.verdict] += 1
         self.refusals.update(outcome.refusals)
         if outcome.eager_error:
             self.eager_errors[outcome.eager_error] += 1
@@ -94,8 +96,8 @@ class Summary:
             self.covered.setdefault("inputs", Counter()).update(relations(program.inputs))
 
     def __str__(self) -> str:
-        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in self.verdicts.most_common())
-        blocks = [[f"{self.programs} programs: {verdicts or 'none'}"]]
+        blocks = [[f"{self.programs} programs: {_listed(self.verdicts)}"]]
+        blocks[0] += [f"  {grammar}: {_listed(counts)}" for grammar, counts in self.of_grammars.items()]
         blocks.append(["Covered", *self._coverage()])
         if self.eager_errors:
             blocks.append(["Refused by eager itself", *_table(self.eager_errors)])
@@ -111,6 +113,15 @@ class Summary:
             listed = ", ".join(f"{name} {count}" for name, count in counts.most_common(_MOST_NAMES))
             rest = f", and {len(counts) - _MOST_NAMES} more" if len(counts) > _MOST_NAMES else ""
             yield from _wrapped(f"{kind}: {len(counts)}{every}, {counts.total()} times: {listed}{rest}")
+
+
+def _grammar(name: str) -> str:
+    """The grammar of a program, by its name."""
+    return name.split("/")[0] if name.count("/") > 1 else "tensors"
+
+
+def _listed(verdicts: Counter[str]) -> str:
+    return ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()) or "none"
 
 
 def _table(counts: Counter[str]) -> list[str]:

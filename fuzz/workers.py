@@ -1,5 +1,6 @@
 """Programs run in processes of their own, so that one that kills its process, or hangs, does not end the run."""
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -21,9 +22,13 @@ from .state import StateProgram
 
 # A process is replaced after so many tasks: what torch keeps for each program adds up.
 _TASKS_PER_PROCESS = 2000
+# A recording lets everything count as old, so that Python hardly ever looks for cycles among old objects. Whoever asks
+# for what refers to an object goes through all of them.
+_TASKS_PER_COLLECTION = 30
 _SECONDS_TO_START = 120.0
 
 _STARTED = "started"
+TOO_LONG = "ran for more than"
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,12 @@ def _serve(pipe: Connection) -> None:
     """Do one task after another; what is about to be examined is sent first, in case it kills the process."""
     torch.set_num_threads(1)
     _be_quiet()
+    done = 0
     while (task := pipe.recv()) is not None:
         pipe.send(_STARTED)
+        done += 1
+        if done % _TASKS_PER_COLLECTION == 0:
+            gc.collect()
         match task:
             case Make(seed, number, grammar):
                 program = GRAMMARS[grammar].generate(seed, number)
@@ -143,7 +152,7 @@ class _Worker:
         if time.monotonic() - self.since < (allowed if self.started else max(allowed, _SECONDS_TO_START)):
             return None
         self.end()
-        return self._broken(f"ran for more than {limit:g} seconds")
+        return self._broken(f"{TOO_LONG} {limit:g} seconds")
 
     def _died_drawing(self, how: str) -> Result:
         """A program is acted out in eager while it is drawn: where nothing was compiled before, eager has crashed."""

@@ -9,6 +9,7 @@ import contextvars
 import decimal
 import enum
 import functools
+import gc
 import math
 import pathlib
 import queue
@@ -436,11 +437,14 @@ def _thread_local(walk: Walk, where: str, eager: Any, compiled: Any) -> None:
 
 
 def _weak_reference(walk: Walk, where: str, eager: Any, compiled: Any) -> None:
-    if where.endswith(_OF_HOOKS) and None not in (hooks := (eager(), compiled())):
+    if eager() is None and compiled() is not None:
+        gc.collect()  # a recording leaves cycles; when Python frees them is not determined in eager either
+    here, there = eager(), compiled()
+    if where.endswith(_OF_HOOKS) and here is not None and there is not None:
         # Numbers of hooks are given once in a process, and a recording takes some: only their order can be the same.
-        walk.items(f"{where}()", *(list(table.values()) for table in hooks))
+        walk.items(f"{where}()", list(here.values()), list(there.values()))
         return
-    walk.same(f"{where}()", eager(), compiled())
+    walk.same(f"{where}()", here, there)
 
 
 def _running_generator(walk: Walk, where: str, eager: Any, compiled: Any) -> None:

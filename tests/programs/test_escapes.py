@@ -3,6 +3,7 @@
 import collections
 import contextvars
 import functools
+import gc
 import io
 import itertools
 import pickle
@@ -1462,3 +1463,24 @@ def test_a_parametrization_that_the_caller_caches_is_refused():
     compiled = foregrad.aot_module(Twice(), nop)
     with parametrize.cached(), pytest.raises(UnsupportedError, match="open that block in the program"):
         compiled(plain(3, 4))
+
+
+def test_what_the_user_has_frozen_is_seen_to_hold_a_tensor():
+    """Python's list of what refers to an object leaves frozen objects out."""
+
+    @functools.lru_cache
+    def remembered(x):
+        return x * 2
+
+    def program(x):
+        nn.functional.last = x * 2
+        return remembered(x.detach()) + x
+
+    gc.freeze()
+    try:
+        with pytest.raises(EscapeError, match=r"torch\.nn\.functional\.last|the cache of .*remembered"):
+            foregrad.aot_function(program, nop)(plain(2))
+    finally:
+        gc.unfreeze()
+        vars(nn.functional).pop("last", None)
+    assert remembered.cache_info().currsize == 0

@@ -85,6 +85,24 @@ def test_weak_references_to_tensors_are_compared_by_what_they_lead_to():
     assert all(state.examine(program, eager).verdict == "agrees" for _ in range(5))
 
 
+def test_an_object_that_only_a_cycle_holds_is_as_good_as_freed():
+    """A recording leaves cycles; when Python frees them is not determined."""
+    objects = ["class O2: pass", "import weakref; o1 = O2(); o3 = weakref.ref(o1)"]
+    program = by_hand("x0.add_(1)", "o1 = None", objects=objects)
+
+    def leaves_a_cycle(call):
+        def wrong(x):
+            cycle = [call.__globals__["o1"]]
+            cycle.append(cycle)
+            return call(x)
+
+        return wrong
+
+    assert state.examine(program, leaves_a_cycle).verdict == "agrees"
+    kept = []
+    assert state.examine(program, lambda call: lambda x: kept.append(call.__globals__["o1"]) or call(x)).failed
+
+
 def test_hooks_are_compared_without_their_numbers():
     """The recording takes some of these."""
     steps = "a0 = torch.ones(2).requires_grad_()", "r0 = call(a0)", "h0 = a0.register_hook(lambda g: g * 3)"

@@ -252,13 +252,43 @@ def held_by_cpp(tensor: torch.Tensor) -> bool:
     return _use_count(tensor) > 1
 
 
+_has_frozen_objects = False
+
+
 def all_objects_count_as_old() -> None:
     """Move everything to the oldest generation of the garbage collector."""
-    if not gc.get_freeze_count():  # the user has frozen nothing, so that nothing of theirs is unfrozen
+    global _has_frozen_objects
+    # What the user has frozen stays so. It is counted one by one, so once it was found it is not counted again.
+    _has_frozen_objects = _has_frozen_objects or bool(gc.get_freeze_count())
+    if not _has_frozen_objects:
         gc.freeze()
         gc.unfreeze()
     else:
         gc.collect(1)
+
+
+def referrers_of(values: Sequence[Any]) -> list[Any]:
+    """What refers to any of these objects; `gc.get_referrers` leaves out what the user has frozen."""
+    found = gc.get_referrers(*values)
+    return [*found, *_frozen_referrers(values)] if _has_frozen_objects else found
+
+
+def _frozen_referrers(values: Sequence[Any]) -> list[Any]:
+    """Frozen objects are in no list that Python shows: modules and all other objects lead to them."""
+    wanted = set(map(id, values))
+    pending = gc.get_objects()
+    shown = set(map(id, pending))
+    pending.append(sys.modules)
+    seen, found = set(map(id, pending)), []
+    while pending:
+        value = pending.pop()
+        inside = gc.get_referents(value)
+        if id(value) not in shown and any(id(item) in wanted for item in inside):
+            found.append(value)
+        following = {id(item): item for item in inside if id(item) not in seen and gc.is_tracked(item)}
+        seen.update(following)
+        pending.extend(following.values())
+    return found
 
 
 @contextlib.contextmanager

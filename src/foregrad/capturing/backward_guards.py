@@ -7,7 +7,6 @@ as it is for the program itself; only what these functions read counts.
 from __future__ import annotations
 
 import functools
-import gc
 import importlib.metadata
 import itertools
 import operator
@@ -19,7 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .._torch import PythonNode, Settings, custom_function_of
+from .._torch import PythonNode, Settings, custom_function_of, referrers_of
 from ..errors import BackwardError
 from ..record.hooks import Call, UserCode
 from ..slots import Primal
@@ -124,7 +123,7 @@ def _functions_of(calls: Iterable[Call]) -> tuple[list[types.FunctionType], list
         by_code.setdefault((id(call.code), id(call.namespace)), []).append(call)
     enclosed = [several[0].code for several in by_code.values() if several[0].code.co_freevars]
     alive: dict[tuple[int, int], list[types.FunctionType]] = {}
-    for holder in gc.get_referrers(*enclosed) if enclosed else ():
+    for holder in referrers_of(enclosed) if enclosed else ():
         if type(holder) is types.FunctionType:
             alive.setdefault((id(holder.__code__), id(holder.__globals__)), []).append(holder)
     for key, several in by_code.items():

@@ -13,7 +13,6 @@ import builtins
 import contextlib
 import enum
 import functools
-import gc
 import itertools
 import os
 import sys
@@ -29,6 +28,7 @@ from .._torch import (
     cached_parametrizations,
     global_module_hooks,
     global_optimizer_hooks,
+    referrers_of,
     registered_with_pytree,
     script_part,
     without_function_modes,
@@ -138,7 +138,7 @@ class Walk(FreeVariables):
         code = frame.f_code
         if is_library_file(code.co_filename) or any(kernel.__code__ is code for kernel in self.kernels):
             return
-        found: list[Any] = [one for one in gc.get_referrers(code) if is_a(one, types.FunctionType)]
+        found: list[Any] = [one for one in referrers_of([code]) if is_a(one, types.FunctionType)]
         owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         methods = [types.MethodType(one, owner) for one in found if _is_method(one, type(owner))]
         with looked_at(), without_function_modes():

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from .._torch import FakeTensor, FunctionContext, all_objects_count_as_old, held_by_cpp
+from .._torch import FakeTensor, FunctionContext, all_objects_count_as_old, held_by_cpp, referrers_of
 from ..errors import EscapeError, UnsupportedError
 from ..graph.graph import Step
 from ..stack_traces import errors_behind, tracebacks_of, where
@@ -236,7 +236,7 @@ class _Search:
 
     def _older_holders(self, places: Iterable[int]) -> list[Any]:
         values = [self._new[place] for place in places]
-        holders = gc.get_referrers(*values)
+        holders = referrers_of(values)
         own = {id(values), id(self._new), id(holders)}
         older = [h for h in holders if id(h) not in self._places and id(h) not in own and not _is_own(h)]
         own.add(id(older))
@@ -252,25 +252,28 @@ class _Search:
 
 def _without_notes(holders: list[Any], searching: set[int]) -> list[Any]:
     """Holders without those containers in which only this package has noted what was around a program."""
-    if not holders:  # each of the following takes a comparison with everything there is
-        return []
-    holders.append({})
-    unseen = list(map(_unseen, holders))
-    holders.pop()
-    alone = unseen.pop()  # for a container that nothing but the list holds
-    noted = [_only_noted(holder, searching) for holder in holders]
-    return [h for h, count, own in zip(holders, unseen, noted, strict=True) if count > alone or not own]
+    containers = [holder for holder in holders if type(holder) in (dict, list, tuple)]
+    noted = _only_noted(containers, searching | {id(containers)}) if containers else set()
+    return [holder for holder in holders if id(holder) not in noted]
 
 
-def _unseen(value: Any) -> int:
-    """How many references there are to an object that no other object shows: those of variables, and of C++."""
-    seen = sum(id(item) == id(value) for holder in gc.get_referrers(value) for item in gc.get_referents(holder))
-    return sys.getrefcount(value) - seen
-
-
-def _only_noted(holder: Any, searching: set[int]) -> bool:
-    above = [h for h in gc.get_referrers(holder) if id(h) not in searching and type(h) is not types.FrameType]
-    return type(holder) in (dict, list, tuple) and bool(above) and all(map(_is_own, above))
+def _only_noted(containers: list[Any], searching: set[int]) -> set[int]:
+    """Those containers, by id, that nothing but objects of this package leads to, no variable and nothing in C++."""
+    containers.append({})  # nothing but the list holds this one
+    places = {id(container) for container in containers}
+    seen: Counter[int] = Counter()
+    own, others = set[int](), set[int]()
+    for holder in referrers_of(containers):  # once for all: it looks at every object that there is
+        inside = [id(item) for item in gc.get_referents(holder) if id(item) in places]
+        seen.update(inside)
+        if id(holder) not in searching and type(holder) is not types.FrameType:
+            (own if _is_own(holder) else others).update(inside)
+    del holder  # the list at least
+    unseen = [sys.getrefcount(container) - seen[id(container)] for container in containers]
+    alone = unseen.pop()
+    containers.pop()
+    hidden = {id(container) for container, count in zip(containers, unseen, strict=True) if count > alone}
+    return own - others - hidden
 
 
 def _is_own(value: Any) -> bool:
@@ -341,10 +344,10 @@ def show(survivor: Survivor) -> str:
     """Where a tensor was left, as well as it can be told."""
     holder, trail = survivor.holder, survivor.trail
     if isinstance(holder, dict):
-        owner = next((o for o in gc.get_referrers(holder) if _attributes_of(o) is holder), None)
+        owner = next((o for o in referrers_of([holder]) if _attributes_of(o) is holder), None)
         key = next((key for key, value in dict.items(holder) if value is trail[0]), None)
         if owner is None:
-            cache = next((o for o in gc.get_referrers(holder) if type(o) is _CACHED_FUNCTION), None)
+            cache = next((o for o in referrers_of([holder]) if type(o) is _CACHED_FUNCTION), None)
             return f"a dict, as {key!r}" if cache is None else _name(cache)
         return f"{_name(owner)}.{key}"
     if isinstance(trail[0], dict) and _attributes_of(holder) is trail[0] and len(trail) > 1:
@@ -378,8 +381,8 @@ def _name(owner: Any) -> str:
 
 def _variable(cell: types.CellType) -> str:
     """The name of a variable that functions share."""
-    for closure in gc.get_referrers(cell):
-        for function in gc.get_referrers(closure) if type(closure) is tuple else ():
+    for closure in referrers_of([cell]):
+        for function in referrers_of([closure]) if type(closure) is tuple else ():
             if isinstance(function, types.FunctionType) and function.__closure__ is closure:
                 names = zip(function.__code__.co_freevars, closure or (), strict=True)
                 return next(f"{name} (closure of {function.__name__})" for name, other in names if other is cell)
