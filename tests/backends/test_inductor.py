@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import foregrad
+from foregrad._torch import InductorProgram
 from foregrad.errors import UnsupportedError
 
 pytestmark = [
@@ -138,3 +139,50 @@ def test_a_mask_is_drawn_before_it_is_read():
         torch.manual_seed(0)
         found.append(call(torch.ones(2, 8, 4).cumsum(2).requires_grad_()))
     assert torch.allclose(*found, atol=1e-5)
+
+
+def test_freezing_follows_its_parameters():
+    """They are constants of the code until one is written or replaced; what is trained is not frozen."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
+    compiled, x = foregrad.compile(model, options={"freezing": True}), torch.randn(2, 4)
+    with torch.no_grad():
+        assert close(compiled(x), model(x))
+        model[0].weight.mul_(2)
+        assert close(compiled(x), model(x))
+    assert len(compiled.specializations) == 1
+
+
+def test_what_is_frozen_is_compiled_again_once_it_has_changed(monkeypatch):
+    """The objects, their versions and where they lie; what the graph writes stays an input."""
+    compiled_for = []
+
+    def compile_frozen(self, graph, examples, frozen, visible):
+        compiled_for.append(sorted(frozen))
+
+        def run(args):
+            rest = iter(args)
+            args = [frozen[i] if i in frozen else next(rest) for i in range(len(examples))]
+            return graph(*args)
+
+        return run
+
+    monkeypatch.setattr(InductorProgram, "compile_frozen", compile_frozen)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    other = copy.deepcopy(model)
+    compiled, x = foregrad.compile(other, options={"freezing": True}), torch.randn(2, 4)
+
+    def calls_agree():
+        with torch.no_grad():
+            return all(close(compiled(x), model(x)) for _ in range(2))
+
+    assert calls_agree() and len(compiled_for) == 1
+    assert len(compiled_for[0]) == 4  # and not what batch norm counts and averages
+    assert all(map(close, other.buffers(), model.buffers()))
+    for m in (model, other):
+        m[0].weight.data = m[0].weight.data * 2
+    assert calls_agree() and len(compiled_for) == 2
+    for m in (model, other):
+        m[0].bias = nn.Parameter(torch.ones(3))
+    assert calls_agree() and len(compiled_for) == 3
+    assert len(compiled.specializations) == 1

@@ -23,6 +23,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from .dynamo import tracing_in
+from .guards import autocast_off
 from .symbols import new_shape_env
 
 
@@ -126,21 +127,61 @@ class InductorProgram:
         with self._around(examples), _strides_for_all_sizes():
             if phase == "inference":
                 graph = self._joint_passes(graph, examples)
-            output = graph.graph.output_node()
-            values: Any = output.args[0]  # an input without a gradient has None there
-            seen = [i for i in visible if isinstance(values[i], fx.Node)]
-            output.meta["user_visible_output_idxs"] = seen
-            compiled: Callable[..., Any] = _inductor().compile_fx_inner(
-                graph,
-                list(examples),
-                static_input_idxs=list(fixed),
-                cudagraphs=self._cudagraphs,
-                graph_id=self.graph_id,
-                is_inference=phase == "inference",
-                is_backward=phase == "backward",
-                boxed_forward_device_index=self._device,
-            )
-            return compiled
+            return self._compiled(graph, examples, phase, fixed, visible)
+
+    @property
+    def freezes(self) -> bool:
+        """Whether parameters are to be constants of graphs that are not differentiated."""
+        with self._configured():
+            return bool(_inductor().config.freezing)
+
+    def compile_frozen(
+        self, graph: fx.GraphModule, examples: Sequence[Any], frozen: Mapping[int, torch.Tensor], visible: Sequence[int]
+    ) -> Callable[..., Any]:
+        """Compile an inference graph of which some inputs are these tensors; the result takes the others."""
+        from torch._guards import tracing
+        from torch._inductor import constant_folding, freezing
+        from torch._inductor.graph import GraphLowering
+
+        inductor = _inductor()
+        rest = [example for i, example in enumerate(examples) if i not in frozen]
+        with torch.no_grad(), autocast_off(), self._around(examples), _strides_for_all_sizes():
+            graph = self._joint_passes(graph, examples)
+            is_laid_out = GraphLowering.decide_layout_opt(graph, is_inference=True)
+            if is_laid_out:
+                inductor.fake_tensor_prop(graph, list(examples), True)
+                freezing.convert_conv_weights_to_channels_last(graph)
+            inputs = graph.graph.find_nodes(op="placeholder")
+            for i, tensor in frozen.items():
+                constant_folding.replace_node_with_constant(graph, inputs[i], tensor)
+            with tracing(None):  # it would look there for parameters
+                graph, _ = freezing.freeze(graph, graph, rest)
+            return self._compiled(graph, rest, "inference", (), visible, layout_opt=is_laid_out)
+
+    def _compiled(
+        self,
+        graph: fx.GraphModule,
+        examples: Sequence[Any],
+        phase: str,
+        fixed: Sequence[int],
+        visible: Sequence[int],
+        **more: Any,
+    ) -> Callable[..., Any]:
+        output = graph.graph.output_node()
+        values: Any = output.args[0]  # an input without a gradient has None there
+        output.meta["user_visible_output_idxs"] = [i for i in visible if isinstance(values[i], fx.Node)]
+        compiled: Callable[..., Any] = _inductor().compile_fx_inner(
+            graph,
+            list(examples),
+            static_input_idxs=list(fixed),
+            cudagraphs=self._cudagraphs,
+            graph_id=self.graph_id,
+            is_inference=phase == "inference",
+            is_backward=phase == "backward",
+            boxed_forward_device_index=self._device,
+            **more,
+        )
+        return compiled
 
     def _joint_passes(self, graph: fx.GraphModule, examples: Sequence[Any]) -> fx.GraphModule:
         devices = [value.device for value in examples if isinstance(value, torch.Tensor)]

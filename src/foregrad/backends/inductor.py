@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from .._torch import (
     inductor_option_names,
     inductor_option_type,
 )
-from ..errors import ConfigError, UnsupportedError, did_you_mean
+from ..errors import CompilerError, ConfigError, UnsupportedError, did_you_mean
 from ..ops import Kind, aten, op_info
 from ..options import Compilers
 from ..runtime.compilers import through_fx
@@ -66,12 +67,76 @@ def _compilers(settings: Mapping[str, Any]) -> Compilers:
             visible = [i for i, slot in enumerate(slots.outputs) if not isinstance(slot, (Saved, Size))]
             if phase == "inference":
                 _refuse_crosswise_writes(graph)
+                if program.freezes:
+                    return FrozenGraph(program, graph, examples, _never_written(graph, fixed), visible)
             return program.compile(graph, examples, phase, fixed, visible)
 
         return compile_graph
 
     joint_pass = through_fx(program.joint_passes)  # which also says what it fuses
     return Compilers(compiler("forward"), compiler("backward"), compiler("inference"), joint_pass)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Freezing: parameters are constants, so that what follows from them alone is worked out once.
+class FrozenGraph:
+    """An inference graph, compiled for the parameters that it is first called with, and again for others.
+
+    Torch compiles it once, whatever becomes of the parameters. Here each call compares them with those that it was
+    compiled for: the objects, where they lie, and their versions.
+    """
+
+    _boxed_call = True
+
+    def __init__(
+        self,
+        program: InductorProgram,
+        graph: fx.GraphModule,
+        examples: Sequence[Any],
+        frozen: Sequence[int],
+        visible: Sequence[int],
+    ) -> None:
+        self._program = program
+        self._graph = graph
+        self._examples = examples
+        self._frozen = frozen
+        self._rest = sorted({*range(len(examples))} - {*frozen})
+        self._visible = visible
+        self._tensors: list[torch.Tensor] = []
+        self._seen: list[tuple[int, int, int]] | None = None
+        self._run: Callable[[list[Any]], Any] | None = None
+
+    def __call__(self, args: list[Any]) -> Any:
+        tensors = [args[i] for i in self._frozen]
+        seen = [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+        if self._run is None or seen != self._seen:
+            self._compile(tensors)
+            self._tensors, self._seen = tensors, seen
+        assert self._run is not None
+        rest = [args[i] for i in self._rest]
+        args.clear()
+        return self._run(rest)
+
+    def _compile(self, tensors: Sequence[torch.Tensor]) -> None:
+        frozen = {i: tensor.detach() for i, tensor in zip(self._frozen, tensors, strict=True)}
+        try:
+            graph = copy.deepcopy(self._graph)
+            self._run = self._program.compile_frozen(graph, self._examples, frozen, self._visible)
+        except Exception as error:
+            raise CompilerError(f"Inductor's freezing raised {type(error).__name__}: {error}") from error
+
+
+def _never_written(graph: fx.GraphModule, fixed: Sequence[int]) -> list[int]:
+    """Those of some inputs that a graph neither writes nor returns."""
+    inputs = graph.graph.find_nodes(op="placeholder")
+    return [i for i in fixed if not any(_writes_or_returns(user, inputs[i]) for user in inputs[i].users)]
+
+
+def _writes_or_returns(user: fx.Node, node: fx.Node) -> bool:
+    if not isinstance(user.target, OpOverload):
+        return True
+    written = [user.args[i] for i in op_info(user.target).written if i < len(user.args)]
+    return node in written
 
 
 # ---------------------------------------------------------------------------------------------------------------------
