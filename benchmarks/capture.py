@@ -285,9 +285,11 @@ def report(
 
 
 def progress(text: str) -> None:
-    """One line that replaces itself, on a terminal only."""
+    """One line that replaces itself on a terminal, or else a line for each thing that begins."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:
