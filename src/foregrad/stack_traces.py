@@ -127,15 +127,18 @@ def user_stack(depth: int = 1) -> Stack:
     frame: FrameType | None = sys._getframe(depth)
     found: list[tuple[CodeType, int]] = []
     known = _known
-    while frame is not None and len(found) < DEEPEST:
+    while frame is not None:
         code = frame.f_code
-        noted = known.get(id(code))
-        if noted is None:
+        try:
+            _, users, copy = known[id(code)]
+        except KeyError:
             is_users_code(code)
-            noted = known[id(code)]
-        if noted[1]:
-            found.append((noted[2], frame.f_lasti))
-        elif noted[1] is None and found:
+            _, users, copy = known[id(code)]
+        if users:
+            found.append((copy, frame.f_lasti))
+            if len(found) == DEEPEST:
+                break
+        elif users is None and found:
             break
         frame = frame.f_back
     return tuple(found)

@@ -270,9 +270,14 @@ def is_custom_function_node(node: Any) -> bool:
     return isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
+_REENTRANT_NODE: type = (
+    CheckpointFunction._backward_cls
+)  # to ask a function for it tells a recording that it is applied
+
+
 def is_reentrant_checkpoint(node: Any) -> bool:
     """Whether an autograd node belongs to `torch.utils.checkpoint` with `use_reentrant=True`."""
-    return isinstance(node, CheckpointFunction._backward_cls)
+    return isinstance(node, _REENTRANT_NODE)
 
 
 def single_gradients_asked() -> bool:

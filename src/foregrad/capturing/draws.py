@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .._torch import Replaced
 from ..errors import StateChangeError
 from ..host_numbers import Expression, HostNumber, HostNumbers
 from ..record.recorder import Recorder
@@ -73,6 +72,9 @@ class Decision:
             return Otherwise(f"what is decided by {self.what}", self.answer, found)
         drawn, was = self.asked.args
         return Otherwise(self.what, was, _as_plain(_worked_out(drawn, known)))
+
+
+StandIn = tuple[types.ModuleType, str, Callable[..., Any]]  # for a function of a module
 
 
 class Otherwise(NamedTuple):
@@ -130,12 +132,12 @@ class Draws:
         self._thread, kind = threading.get_ident(), type(PYTHONS_GENERATOR)
         self._before = {id(owner): (owner, state_of(owner)) for _, owner in global_generators()}
         try:
-            with contextlib.ExitStack() as replaced:
-                for module, name, stand_in in self._stand_ins():
-                    replaced.enter_context(Replaced(module, name, stand_in))
+            with _replaced(list(self._stand_ins())):
                 object.__setattr__(PYTHONS_GENERATOR, "__class__", self._kind(kind))
-                replaced.callback(object.__setattr__, PYTHONS_GENERATOR, "__class__", kind)
-                yield
+                try:
+                    yield
+                finally:
+                    object.__setattr__(PYTHONS_GENERATOR, "__class__", kind)
         finally:
             self._thread = 0
 
@@ -148,7 +150,7 @@ class Draws:
         methods: dict[str, Any] = {name: method(name) for name in (*_WHOLE, "seed", "getstate", "setstate")}
         return type(kind.__name__, (kind,), {"__slots__": (), "__module__": kind.__module__, **methods})
 
-    def _stand_ins(self) -> Iterator[tuple[types.ModuleType, str, Callable[..., Any]]]:
+    def _stand_ins(self) -> Iterator[StandIn]:
         for name, value in list(vars(random).items()):
             if getattr(value, "__self__", None) is PYTHONS_GENERATOR:
                 yield (
@@ -233,8 +235,17 @@ class Draws:
         return DrawnAgain(tuple(owners.values()), tuple(self.taken), tuple(self.decisions.values()))
 
 
-def _draw_from_python(name: str, /, *args: Any, **kwargs: Any) -> Any:
-    return getattr(PYTHONS_GENERATOR, name)(*args, **kwargs)
+@contextlib.contextmanager
+def _replaced(stand_ins: Sequence[StandIn]) -> Iterator[None]:
+    """They stand for functions that draw; at most one thread records."""
+    before = [(module, name, vars(module)[name]) for module, name, _ in stand_ins]
+    try:
+        for module, name, stand_in in stand_ins:
+            setattr(module, name, stand_in)
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
 
 
 def global_generators() -> list[tuple[str, Any]]:

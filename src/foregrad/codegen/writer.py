@@ -78,7 +78,7 @@ def spread(values: Sequence[Value]) -> list[str]:
         first, end = values[start], start + 1
         if isinstance(first, Item):
             row, index = first
-            while end < len(values) and _follows(values[end], row, index + end - start):
+            while end < len(values) and values[end] == (row, index + end - start):
                 end += 1
             if end - start > FEW:
                 whole = end - start == row.size
@@ -89,10 +89,6 @@ def spread(values: Sequence[Value]) -> list[str]:
         parts.append(str(first))
         start = end
     return parts
-
-
-def _follows(value: Value, row: PackedArgs, position: int) -> bool:
-    return isinstance(value, Item) and value.position == position and value.row is row
 
 
 # ---------------------------------------------------------------------------------------------------------------------

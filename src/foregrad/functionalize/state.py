@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from .._torch import OpOverload, hint_of, is_script_object, script_object_identity
+from .._torch import FakeTensor, OpOverload, hint_of, is_script_object, script_object_identity
 from ..abstract.sparse import SPARSE
 from ..errors import CaptureError, UnsupportedError
 from ..graph.graph import GraphBuilder, Node, Step
@@ -169,7 +169,8 @@ class Walk(abc.ABC):
 
     def node_of(self, tensor: Tensor) -> Node:
         """The current value of a tensor of the recording."""
-        return self.read(self.state_of(tensor))
+        state = self._states.get(id(tensor)) or self.state_of(tensor)
+        return state.node if state.generation == state.storage.generation else self.read(state)
 
     def _replay(self, parent: Node, state: TensorState) -> Node:
         step = state.step
@@ -186,7 +187,7 @@ class Walk(abc.ABC):
         kind = type(value)
         if kind in PLAIN:
             return value
-        if isinstance(value, Tensor):
+        if kind is FakeTensor or isinstance(value, Tensor):
             return self.node_of(value)
         if kind is list or kind is tuple:
             return kind([self._arg(item) for item in value])
@@ -238,6 +239,8 @@ class Walk(abc.ABC):
 
     def shape_now(self, value: Any) -> Any:
         """The tensor itself, or a copy of its metadata from before an operator like `t_` changed it."""
+        if not self._shapes_before:
+            return value
         for position, before in self._shapes_before.get(id(value), ()):
             if position >= self._position:
                 return before

@@ -357,7 +357,7 @@ def ancestors(wanted: Iterable[Node], stop: Set[Node] = frozenset()) -> set[Node
         node = pending.pop()
         if node not in found:
             found.add(node)
-            pending.extend(item for item in node.inputs() if item not in stop)
+            pending += [item for item in node.inputs() if item not in stop] if stop else node.inputs()
     return found
 
 

@@ -28,8 +28,9 @@ def cut_plainly(joint: Graph) -> tuple[Graph, Graph]:
     wanted = nodes_in(value for _, value in gradients)
     needed = ancestors([*wanted, *(node for node in impure if node.backward)], stop=in_forward)
     saved = _saved_values(joint, in_forward, needed, wanted)
-    tensors = [node for node in saved if not is_symbolic(node)]
-    sizes = saved_sizes(joint, in_forward, [node for node in saved if is_symbolic(node)], [*tensors, *tangents])
+    numbers = [node for node in saved if is_symbolic(node)]
+    tensors = [node for node in saved if not is_symbolic(node)] if numbers else saved
+    sizes = saved_sizes(joint, in_forward, numbers, [*tensors, *tangents])
     used = runs | ancestors([*tensors, *sizes], stop=runs)
     forward_nodes = [node for node in joint.nodes if node in in_forward and node in used]
     backward_nodes = [node for node in joint.nodes if node in needed]
@@ -143,8 +144,7 @@ def _may_have_symbols(value: Any) -> bool:
 
 def complete(graph: Graph) -> Graph:
     """A graph must compute all that it returns from what it takes."""
-    known = {*graph.inputs, *graph.nodes}
-    for item in (*(item for node in graph.nodes for item in node.inputs()), *nodes_in(graph.results)):
-        if item not in known:
-            raise PartitionError(f"Node {item.name} was invalid, but is output: it cannot be computed here.")
+    read = set(nodes_in(graph.results)).union(*(node.inputs() for node in graph.nodes))
+    for item in read.difference(graph.inputs, graph.nodes):
+        raise PartitionError(f"Node {item.name} was invalid, but is output: it cannot be computed here.")
     return graph

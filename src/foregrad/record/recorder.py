@@ -231,7 +231,9 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         tracing = own_slow_trace()
         if tracing is not None:
-            if isinstance(op, OpOverload) and op._schema.name.startswith("aten::"):  # no code of the user's runs in here
+            if isinstance(op, OpOverload) and op._schema.name.startswith(
+                "aten::"
+            ):  # no code of the user's runs in here
                 sys.settrace(None)
             else:
                 tracing = None

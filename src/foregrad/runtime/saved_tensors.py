@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -444,7 +444,7 @@ class SavedTensors:
 def saved_by(joint: Joint, forward: Graph, backward: Graph, program: str) -> SavedTensors:
     """What the forward of a program saves; `program` is its name."""
     tensors, sizes = ([node for _, node in forward.outputs_of(kind)] for kind in (Saved, Size))
-    names, first = [node.name for node in tensors], len(sizes)
+    names, first = {node.name: i for i, node in enumerate(tensors)}, len(sizes)
     through = [
         i
         for i, (facts, grad) in enumerate(zip(joint.primals, joint.signature.grads, strict=True))
@@ -461,7 +461,7 @@ def saved_by(joint: Joint, forward: Graph, backward: Graph, program: str) -> Sav
             continue
         name = node.name if isinstance(node, Node) else None
         if name in names and facts.recorded.slot not in counted and name not in in_place:
-            inputs[edge] = first + names.index(name)
+            inputs[edge] = first + names[name]
         elif not facts.recorded.was_leaf:
             anchors.append(edge)
     return SavedTensors(
@@ -478,7 +478,7 @@ def saved_by(joint: Joint, forward: Graph, backward: Graph, program: str) -> Sav
         in_wrappers,
         made_late=_made_late(joint, through, names),
         live={
-            names.index(write.current.name): k
+            names[write.current.name]: k
             for k, write in enumerate(joint.backward.writes)
             if write.current.name in names and not write.checked
         },
@@ -512,7 +512,7 @@ def _changes_later(joint: Joint, facts: InputFacts) -> bool:
     return not facts.data_changed and any(f.place for f in (facts, *members))
 
 
-def _made_late(joint: Joint, through: Sequence[int], saved: Sequence[str]) -> list[Primal]:
+def _made_late(joint: Joint, through: Sequence[int], saved: Container[str]) -> list[Primal]:
     """Inputs that are saved and made to require grad without being differentiated: their use came first."""
     primals = enumerate(zip(joint.primals, joint.primal_nodes, strict=True))
     return [
