@@ -96,6 +96,33 @@ def test_one_object_in_several_places_is_one():
     assert one is two is table["kept"] and others["inner"] is one[0] and same is table and one[0].me() is one[0]
 
 
+def test_one_tuple_in_several_places_is_one():
+    """As in an output of Hugging Face, which has its fields as items and as attributes."""
+
+    def in_two_places(x):
+        layers = (x * 2, [x + 1])
+        out = Output(x * 3, [layers, (layers,)])
+        out.layers = layers
+        return out, layers
+
+    compiled, _ = grab(in_two_places)
+    for _ in range(2):
+        out, layers = compiled(plain(2))
+        assert out.hidden[0] is out.hidden[1][0] is out.layers is layers
+    assert len(compiled.specializations) == 1
+
+
+def test_a_tuple_that_leads_to_itself():
+    def around(x):
+        around = ([x * 2],)
+        around[0].append(around)
+        return around
+
+    compiled, _ = grab(around)
+    found = compiled(plain(2))
+    assert found[0][1][0] is found[0]
+
+
 def test_an_object_that_leads_to_itself():
     def program(x):
         out = types.SimpleNamespace(w=x * 2)

@@ -40,7 +40,7 @@ class Results:
         given = self._given
         if given is None or given.taken.opening.closed:
             return self._take_plainly(session), NO_CHANGES
-        taking = TakingApart(Look(can_be_opened, self._knows, same_objects=True, makes_sets=True))
+        taking = TakingApart(Look(can_be_opened, self._knows, same_objects=True, made_anew=True))
         changes = given.changes(taking)
         for change in changes:
             value, path = given.taken.objects[change.of.number]

@@ -114,7 +114,7 @@ class Look:
     opens: Callable[[Any], bool] = lambda value: False  # whether to look into an object whose state can be seen
     knows: Callable[[Any], Given | Around | None] = lambda value: None  # what is not to be made anew
     same_objects: bool = False  # what is met twice is one
-    makes_sets: bool = False  # sets of plain values are made anew
+    made_anew: bool = False  # as results are: sets of plain values too, and a tuple that is met twice is one
     subscript: Callable[[Any], str] = lambda key: f"[{key!r}]"  # the place of an item of a dict, in words
 
 
@@ -142,6 +142,7 @@ class TakingApart:
         self.shared: set[int] = set()  # numbers of what was met again
         self._look = look
         self._numbers: dict[int, int] = {}  # by id
+        self._tuples: dict[int, int] = {}  # those of tuples that are whole
 
     def take(self, value: Any, path: str) -> Tree:
         """The tree of a value; its leaves come to those before."""
@@ -150,8 +151,7 @@ class TakingApart:
             return known
         kind = type(value)
         if kind is tuple or kind is torch.Size:
-            number = self._number(value, path)
-            return Items(kind, self._take_all(value, [f"{path}[{i}]" for i in range(len(value))]), number)
+            return self._take_tuple(value, path)
         if self._look.same_objects and id(value) in self._numbers:
             self.shared.add(self._numbers[id(value)])
             return Again(self._numbers[id(value)])
@@ -168,9 +168,20 @@ class TakingApart:
             return Weak(self.take(value(), f"{path}()"))
         return self._take_rest(value, path)
 
+    def _take_tuple(self, value: tuple[Any, ...], path: str) -> Tree:
+        """A tuple that is made anew is known once it is whole: it may lead to itself."""
+        if id(value) in self._tuples:
+            self.shared.add(self._tuples[id(value)])
+            return Again(self._tuples[id(value)])
+        number = self._number(value, path)
+        items = self._take_all(value, [f"{path}[{i}]" for i in range(len(value))])
+        if self._look.made_anew:
+            self._tuples[id(value)] = number
+        return Items(type(value), items, number)
+
     def _take_rest(self, value: Any, path: str) -> Tree:
         """A leaf, or a container that is pytree's own affair."""
-        if self._look.makes_sets and type(value) in (set, frozenset) and is_plain(value):
+        if self._look.made_anew and type(value) in (set, frozenset) and is_plain(value):
             number = self._number(value, path)
             return Items(type(value), self._take_all([*value], [f"{path}{{{item!r}}}" for item in value]), number)
         has_objects_as_keys = self._look.same_objects and is_a(value, dict) and not has_lasting_keys(value)
