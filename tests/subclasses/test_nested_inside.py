@@ -85,18 +85,70 @@ def test_what_cannot_be_is_refused():
     assert torch.equal(foregrad.aot_function(lambda n: n.values().clone(), nop)(given), torch.ones(10, 4))
 
 
-def encoder(enable_nested_tensor):
+def encoder(**options):
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=enable_nested_tensor).eval().requires_grad_(False)
+    return nn.TransformerEncoder(layer, 2, nn.LayerNorm(8), **options).eval().requires_grad_(False)
 
 
-def test_strided_ones_are_refused_with_what_to_use_instead():
+def batch(*lengths):
+    """A padded batch, and where it is padding."""
+    return torch.randn(len(lengths), 5, 8), torch.arange(5) >= torch.tensor(lengths)[:, None]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_transformer_encoder_leaves_padding_out(dynamic):
+    """As by default in eval; its rows are counted by each call, and no program is made for each length."""
+    eager = encoder()
+    compiled = foregrad.aot_module(eager, nop, dynamic=dynamic)
+    for lengths in [(5, 3), (2, 4), (1, 5), (3, 3), (5, 0)]:
+        x, padding = batch(*lengths)
+        found = compiled(x, src_key_padding_mask=padding)
+        assert torch.equal(found, eager(x, src_key_padding_mask=padding)), lengths
+    assert len(compiled.specializations) == 1
+    x, padding = batch(5, 3)
+    padding[1] = torch.tensor([True, False, False, False, True])  # not on the right: nothing is left out
+    found = compiled(x, src_key_padding_mask=padding)
+    assert torch.equal(found, eager(x, src_key_padding_mask=padding)) and found[1].all()
+    assert len(compiled.specializations) == 2
+
+
+def test_a_transformer_encoder_between_training_and_evaluation():
+    """With gradients nothing is left out; without them the same module leaves padding out."""
+    eager = encoder().requires_grad_()
+    compiled = foregrad.aot_module(eager, nop)
+    x, padding = batch(5, 3)
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        with mode():
+            assert torch.equal(compiled(x, src_key_padding_mask=padding), eager(x, src_key_padding_mask=padding)), mode
+
+
+def made_by_a_mask(x):
+    return torch._nested_tensor_from_mask(x, torch.ones(2, 5, dtype=torch.bool), mask_check=False)
+
+
+STRIDED = {
+    "of a list": lambda x: torch.nested.as_nested_tensor([x[0], x[1, :3]]),
+    "as a result": made_by_a_mask,
+    "its size": lambda x: x * made_by_a_mask(x).size(1),
+    "another operator": lambda x: (made_by_a_mask(x) * 2).to_padded_tensor(0.0, x.shape),
+    "padded to the longest": lambda x: made_by_a_mask(x).to_padded_tensor(0.0),
+    "with a gradient": lambda x: made_by_a_mask(x.requires_grad_()).to_padded_tensor(0.0, x.shape),
+}
+
+
+@pytest.mark.parametrize("program", STRIDED.values(), ids=STRIDED)
+def test_other_strided_ones_are_refused_with_what_to_use_instead(program):
     with pytest.raises(UnsupportedError, match=r"layout=torch\.jagged"):
-        foregrad.aot_function(lambda x: torch.nested.as_nested_tensor([x[:5], x[5:]]), nop)(torch.zeros(10, 4))
-    x, hidden = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+        foregrad.aot_function(program, nop)(torch.zeros(2, 5, 8))
+
+
+def test_a_transformer_encoder_whose_layers_compute_on_nested_tensors():
+    """Torch has no kernel for a whole layer that has hooks."""
+    x, padding = batch(5, 3)
+    hooked, other = encoder(), encoder(enable_nested_tensor=False)
+    hooked.layers[0].register_forward_hook(lambda *_: None)
     with pytest.raises(UnsupportedError, match="enable_nested_tensor=False"):
-        foregrad.aot_module(encoder(True), nop)(x, src_key_padding_mask=hidden)
-    plain = encoder(False)
-    compiled = foregrad.aot_module(plain, nop)
-    assert torch.equal(compiled(x, src_key_padding_mask=hidden), plain(x, src_key_padding_mask=hidden))
+        foregrad.aot_module(hooked, nop)(x, src_key_padding_mask=padding)
+    compiled = foregrad.aot_module(other, nop)
+    assert torch.equal(compiled(x, src_key_padding_mask=padding), other(x, src_key_padding_mask=padding))

@@ -38,6 +38,7 @@ from .._torch import (
 )
 from ..abstract.engine import Engine, is_empty
 from ..abstract.kernel_checks import DOUBTFUL, can_be_asked, error_missed, error_of_eager, twin_of_refused
+from ..abstract.nested import AS_PADDED_BATCH, MAKES_STRIDED_NESTED, strided_nested
 from ..abstract.real_kernels import SIZED_BY_LISTS, given_by_kernel
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
 from ..functional_variants import call_of_variant
@@ -63,7 +64,7 @@ from .checked_reads import MASKS, SIZED_BY_DATA, WRITES_BY_MASK, CheckedReads, r
 from .host_state import HostState
 from .mutation_checks import ForeignMemory, MutationChecks, Mutations, lists_share_memory, one_after_another
 from .reads import Reads
-from .refusals import MAKES_STRIDED_NESTED, communicating, explained, has_no_inference, strided_nested
+from .refusals import communicating, explained, has_no_inference
 from .rng import Generators
 from .script_objects import ScriptObjects
 from .subclasses import PLAIN_TYPES, WrapperCalls
@@ -176,7 +177,7 @@ class Recorder(TorchDispatchMode):
         self._refusal: Exception | None = None
         self._run = engine.run
         self._twins_decompose = bool(decompositions)
-        self._decompositions = {**collective_decompositions(), **decompositions}
+        self._decompositions = {**collective_decompositions(), **AS_PADDED_BATCH, **decompositions}
         self._decomposed = {id(op) for op in self._decompositions}  # to hash an operator takes longer
         self._plain: set[int] = set()  # ids of operators that only have to be run and written down
         self._from_nodes = from_nodes  # the program is a graph whose nodes know the user's lines better than frames do

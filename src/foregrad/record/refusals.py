@@ -9,8 +9,7 @@ from torch import nn
 
 from .._torch import AboutFakes, said_of_fakes
 from ..errors import CaptureError, DataDependentError, ForegradError, UnsupportedError
-from ..ops import aten
-from ..stack_traces import Stack, errors_behind, source_of, user_stack, where
+from ..stack_traces import errors_behind, source_of, user_stack, where
 
 WAY_OUT = (
     "Compute with the tensor instead of reading it (torch.where for a condition), pass the value as a plain Python "
@@ -74,27 +73,6 @@ def explained(error: BaseException) -> ForegradError | None:
 def has_no_inference(error: BaseException) -> bool:
     """Whether an operator of the user's has no shape inference."""
     return said_of_fakes(error) is AboutFakes.NO_INFERENCE
-
-
-MAKES_STRIDED_NESTED = frozenset(
-    map(
-        id,
-        (
-            *(aten._nested_tensor_from_tensor_list.default, aten._nested_tensor_from_mask.default),
-            *(aten._nested_tensor_from_mask_left_aligned.default, aten._nested_from_padded.default),
-        ),
-    )
-)
-"""Operators, by their ids, that make a nested tensor whose sizes are data."""
-
-
-def strided_nested(stack: Stack) -> UnsupportedError:
-    """The refusal of a nested tensor of the strided layout."""
-    return UnsupportedError(
-        f"a nested tensor of the strided layout is made, at {where(stack)}: its sizes are data, which recorded tensors "
-        "do not have. Make one with layout=torch.jagged; of a TransformerEncoder, set enable_nested_tensor=False, or "
-        "compile with fallback='eager'."
-    )
 
 
 def communicating(module: nn.Module) -> UnsupportedError | None:

@@ -38,7 +38,7 @@ class WrapperCalls:
         self._views: dict[int, tuple[Tensor, Tensor, ViewStep]] = {}  # by id of the view: it, its source, and how
         self.reshapes: dict[int, list[Step]] = {}  # in-place changes of shape, by id of the wrapper
         self._families: list[list[Tensor]] = []  # inputs whose reals have one version counter
-        self.runs_user_code = False  # a subclass that is not torch's own has run operators
+        self.runs_user_code = False  # a subclass of the user's has run operators
         self._borrowed: dict[int, int] = {}  # versions that came from writes to another of the family, by id
 
     def run(
@@ -69,7 +69,7 @@ class WrapperCalls:
         self, op: OpOverload, kinds: Sequence[type], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         for kind in kinds:
-            self.runs_user_code |= not kind.__module__.startswith("torch.")
+            self.runs_user_code |= not kind.__module__.startswith(("torch.", "foregrad."))
             if dispatched_in_cpp(kind):  # there is no method to call: the operator is called again
                 self._stepping_aside = op
                 try:
