@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nested._internal import nested_tensor
 
+from .fake import _make_wrapper_subclass
 from .guards import Replaced, disable_modes
 from .operators import without_function_modes
 
@@ -51,3 +52,22 @@ def nested_tensors_made() -> Iterator[None]:
     """
     with _dummy_has_data, _jagged_sizes_named:
         yield
+
+
+class NestedStandIn(torch.Tensor):
+    """A tensor class of our own whose sizes its `__torch_dispatch__` tells, and which torch takes for a nested one."""
+
+    is_nested = True
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def like(cls, tensor: torch.Tensor) -> Any:
+        """One with the dtype and device of a tensor."""
+        return _make_wrapper_subclass(
+            cls, tensor.shape, dtype=tensor.dtype, device=tensor.device, dispatch_sizes_strides_policy="sizes"
+        )
+
+
+def nested_by_mask(batch: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The nested tensor of the strided layout that a padded batch is; which mask it is is not checked."""
+    return torch._nested_tensor_from_mask(batch, rows, mask_check=False)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._torch import NestedStandIn, nested_by_mask
 from ..errors import UnsupportedError
 from ..ops import aten
 from ..stack_traces import Stack, user_stack, where
@@ -40,8 +41,7 @@ library.define(
 
 
 def _encoder_layer_of_nested(src: Tensor, rows: Tensor, *others: Any) -> Tensor:
-    nested = torch._nested_tensor_from_mask(src, rows, mask_check=False)
-    return _LAYER(nested, *others).to_padded_tensor(0.0, src.shape)
+    return _LAYER(nested_by_mask(src, rows), *others).to_padded_tensor(0.0, src.shape)
 
 
 library.impl("encoder_layer_of_nested", _encoder_layer_of_nested, "CompositeExplicitAutograd")
@@ -59,19 +59,15 @@ def strided_nested(stack: Stack) -> UnsupportedError:
     )
 
 
-class PaddedBatch(Tensor):
+class PaddedBatch(NestedStandIn):
     """What a program sees of a nested tensor while it is recorded."""
 
     padded: Tensor
     rows: Tensor
-    is_nested = True
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, padded: Tensor, rows: Tensor) -> PaddedBatch:
-        made: PaddedBatch = torch.Tensor._make_wrapper_subclass(
-            cls, padded.shape, dtype=padded.dtype, device=padded.device, dispatch_sizes_strides_policy="sizes"
-        )
+        made: PaddedBatch = cls.like(padded)
         made.padded, made.rows = padded, rows
         return made
 
