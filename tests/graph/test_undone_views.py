@@ -47,6 +47,17 @@ def test_programs_give_what_they_give(program):
     foregrad.check(program, leaf(3, 4), compile=lambda fn: foregrad.compile(fn, "eager"))
 
 
+@pytest.mark.parametrize("verify", [False, True])
+def test_inputs_of_a_backward_are_no_views(verify):
+    """What a forward has saved is where a backward begins, also for a compiler that has seen no joint graph."""
+    given = leaf(3, 4), leaf(5, 4), leaf(5)
+    with foregrad.config.patch(verify=verify):
+        compiled = foregrad.aot_function(torch.nn.functional.linear, foregrad.backends.run_graph)
+        got = torch.autograd.grad(compiled(*given).sum(), given)
+    expected = torch.autograd.grad(torch.nn.functional.linear(*given).sum(), given)
+    assert all(map(torch.equal, got, expected))
+
+
 def test_gradients_do_not_become_one():
     """Two inputs whose gradients look at the same memory: each is a tensor of its own, and no input."""
     graph = joint_graph(lambda x, y: x.t().t() + y.t().t(), leaf(3, 4), leaf(3, 4))

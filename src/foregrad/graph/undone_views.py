@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ def without_undone_views(graph: Graph) -> Graph:
     Results of a forward stay tensors of their own, and a gradient becomes neither an input nor another result. Nodes
     whose arguments change are copies with the same names.
     """
+    inputs = set(graph.inputs)  # those of a backward are what the forward has computed
     own = set(nodes_in(value for _, value in graph.forward_outputs))
     taken = {*graph.inputs, *nodes_in(graph.results)}
     now: dict[Node, Node] = {}
@@ -32,7 +33,7 @@ def without_undone_views(graph: Graph) -> Graph:
         if any(item in now for item in node.inputs()):
             kwargs = {key: map_nodes(item, new_of) for key, item in node.kwargs.items()}
             new = now[node] = node.copy(map_nodes(node.args, new_of), kwargs)
-        same = next((seen for seen in _looked_at(new) if _lie_alike(seen.value, new.value)), None)
+        same = next((seen for seen in _looked_at(new, inputs) if _lie_alike(seen.value, new.value)), None)
         if same is None or node in own or (node in taken and same in taken):
             nodes.append(new)
             continue
@@ -45,9 +46,9 @@ def without_undone_views(graph: Graph) -> Graph:
     return Graph(graph.inputs, _without_dead_views(nodes, outputs), outputs, set(map(new_of, graph.overwritten)))
 
 
-def _looked_at(node: Node) -> Iterator[Node]:
-    """What a view looks at, and what that looks at in turn."""
-    while _is_view(node):
+def _looked_at(node: Node, inputs: Container[Node]) -> Iterator[Node]:
+    """What a view looks at, and what that looks at in turn, as far as it is in the graph."""
+    while node not in inputs and _is_view(node):
         node = node.inputs()[0]
         yield node
 
