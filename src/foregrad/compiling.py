@@ -79,7 +79,7 @@ def compile(
         num_params_buffers=0,
         keep_inference_input_mutations=inplace or found.writes == "to inputs",
         draws_in_order=found.draws_in_order,
-        follows_numbers=found.numbers == "inputs",
+        numbers=found.numbers,
         inplace=inplace and found.writes == "asked for",
         dynamic_shapes=bool(dynamic),
         symbols_once_changed=dynamic is None,

@@ -27,6 +27,7 @@ class Expression:
 
     op: Callable[..., Any] | None = None
     args: tuple[Any, ...] = ()  # expressions, and plain numbers
+    value: Any = None  # in the recording
 
 
 class HostNumbers:
@@ -45,19 +46,19 @@ class HostNumbers:
 
     def new(self, value: float) -> HostNumber:
         """A number that follows from no other."""
-        return HostNumber(self, value, Expression())
+        return HostNumber(self, value, Expression(value=value))
 
-    def expression(self, op: Callable[..., Any], args: tuple[Any, ...]) -> Expression:
+    def expression(self, op: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Expression:
         """What an operator gives for expressions and numbers, once for all who compute the same."""
         key = op, tuple([id(arg) if isinstance(arg, Expression) else frozen(arg) for arg in args])
         found = self._known.get(key)
         if found is None:  # its arguments are kept with it, and so are their ids
-            found = self._known[key] = Expression(op, args)
+            found = self._known[key] = Expression(op, args, value)
         return found
 
     def decide(self, op: Callable[..., Any], args: tuple[Any, ...], answer: Any) -> Any:
         """Note the answer to a question."""
-        self._decisions.setdefault(self.expression(op, args), answer)
+        self._decisions.setdefault(self.expression(op, args, answer), answer)
         return answer
 
     def require(self, number: HostNumber) -> None:
@@ -179,7 +180,7 @@ class HostNumber(SymFloat):
 
     def follow(self, op: Callable[..., Any], args: tuple[Any, ...], value: Any) -> Any:
         """A number that follows from this one; where it is no float, it is what it is."""
-        expression = self._numbers.expression(op, args)
+        expression = self._numbers.expression(op, args, value)
         if type(value) is float:
             return HostNumber(self._numbers, value, expression)
         self._numbers.decide(same_value, (expression, value), True)
@@ -233,6 +234,14 @@ def _value_of(value: Any) -> Any:
 
 def _part_of(value: Any) -> Any:
     return value.expression if type(value) is HostNumber else value
+
+
+def in_python(value: Any) -> Any:
+    """A value, nested in lists, with numbers of a recording as Python code is to see them, whatever C++ gives back."""
+    if type(value) in (list, tuple):
+        return type(value)(map(in_python, value))
+    number = host_number(value)
+    return value if number is None else number
 
 
 def host_number(value: Any) -> HostNumber | None:

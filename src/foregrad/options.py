@@ -21,6 +21,7 @@ from .errors import ConfigError, IgnoredOptionWarning
 Compiler = Callable[..., Any]
 Partitioner = Callable[..., Any]
 JointPass = Callable[[Any], Any]  # of a graph, which takes and returns the same values afterwards
+NumbersAre = Literal["constants", "inputs", "in a tensor"]  # what the host's numbers are to the graphs of a compiler
 Changing = Mapping[str, Literal[True] | frozenset[int]]  # the dimensions of inputs, by their names; True for an int
 
 
@@ -164,7 +165,7 @@ class AOTConfig:
     joint_pass: JointPass | None = None
     new_compilers: Callable[[], Compilers] | None = None  # for each program, where its graphs share something
     symbols_once_changed: bool = False  # sizes and ints become symbols at the first recording that finds others
-    follows_numbers: bool = False  # floats of optimizers, and what follows from them, are inputs of graphs
+    numbers: NumbersAre = "constants"  # what floats of optimizers, and what follows from them, are to graphs
     inplace: bool = False  # graphs that are not differentiated may write where the old value is dead
     release_gradients: bool | Literal["auto"] = "auto"  # such graphs let gradients go one by one
     changing: Changing | None = None  # the only sizes and ints that become symbols; None for all

@@ -90,8 +90,7 @@ def train_step(
 
     Args:
         fn: the step. It finds model and optimizers by itself.
-        backend: as for `foregrad.compile`. Graphs of "eager" take numbers; for others, a new learning rate is a new
-            program.
+        backend: as for `foregrad.compile`. For compilers of your own, a new learning rate is a new program.
         mode: as for `foregrad.compile`.
         release_gradients: let each gradient go before the next one comes, where nothing needs them all at once; "auto"
             does so where it saves more than a MiB of the peak.

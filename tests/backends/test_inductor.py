@@ -186,3 +186,32 @@ def test_what_is_frozen_is_compiled_again_once_it_has_changed(monkeypatch):
         m[0].bias = nn.Parameter(torch.ones(3))
     assert calls_agree() and len(compiled_for) == 3
     assert len(compiled.specializations) == 1
+
+
+def test_a_rate_that_changes_needs_no_other_program():
+    """F-2: Inductor's graphs look the numbers of an optimizer up in a tensor."""
+
+    def play(compile):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+        def step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        step(torch.ones(3, 4))  # the optimizer has state then
+        step = compile(step)
+        losses = []
+        for number in range(100):
+            optimizer.param_groups[0]["lr"] = 0.1 / (1 + number)
+            losses.append(step(torch.ones(3, 4) * number))
+        return [*losses, *model.parameters()], step
+
+    expected, _ = play(lambda step: step)
+    found, step = play(lambda step: foregrad.train_step(step, "inductor"))
+    torch.testing.assert_close(expected, found, rtol=1e-4, atol=1e-5)
+    assert len(step.specializations) == 1

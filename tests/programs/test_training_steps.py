@@ -5,6 +5,7 @@ learning rate is; RAdam, which decides by its count of steps, has two.
 """
 
 import copy
+import dataclasses
 import functools
 import inspect
 import math
@@ -16,6 +17,10 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import foregrad
+from foregrad import compiling
+from foregrad._torch import inductor_decompositions
+from foregrad.backends.backend import of_compiler
+from foregrad.backends.eager import run_graph
 
 STEPS = 10
 WAYS = {"for-loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -533,6 +538,62 @@ def test_a_number_that_the_step_writes(change):
     assert len(step.specializations) <= 2
 
 
+# ------------------------------------------------------------------------------------- numbers for other compilers
+@pytest.fixture
+def in_tensors(monkeypatch):
+    """`foregrad.compile` for a compiler like Inductor, whose graphs take tensors and nothing else."""
+
+    def takes_tensors(graph, examples):
+        assert all(isinstance(example, Tensor) for example in examples)
+        return run_graph(graph, examples)
+
+    backend = dataclasses.replace(
+        of_compiler("tensors", takes_tensors), numbers="in a tensor", decompositions=inductor_decompositions
+    )
+    monkeypatch.setattr(compiling, "named", lambda *args, **kwargs: backend)
+    return lambda step: foregrad.compile(step, takes_tensors, inplace=True)
+
+
+IN_TENSORS = {
+    "AdamW": lambda p: optim.AdamW(p, foreach=False),
+    "AdamW, lists": lambda p: optim.AdamW(p, foreach=True),
+    "AdamW, fused": lambda p: optim.AdamW(p, fused=True),
+    "Adam": lambda p: optim.Adam(p, weight_decay=0.01, amsgrad=True),
+    "SGD": lambda p: optim.SGD(p, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "Adagrad": lambda p: optim.Adagrad(p, lr_decay=0.1),
+    "ASGD": optim.ASGD,
+}
+
+
+@pytest.mark.parametrize("make", IN_TENSORS.values(), ids=IN_TENSORS)
+def test_a_hundred_learning_rates_in_a_tensor(make, in_tensors):
+    """F-2: graphs that take no floats look their numbers up in a tensor."""
+
+    def rate(optimizer, number):
+        optimizer.param_groups[0]["lr"] = 1e-2 / math.sqrt(1 + number)
+
+    expected, _ = trained(make, lambda step: step, steps=100, before=rate)
+    found, step = trained(make, in_tensors, steps=100, before=rate)
+    torch.testing.assert_close(expected[:3], found[:3], rtol=1e-5, atol=1e-6)
+    assert len(step.specializations) <= 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_number_in_a_tensor_is_not_rounded_to_the_type_of_a_parameter(dtype, in_tensors):
+    """0.997 is 0.99609 in bfloat16: kernels calculate in float32, and so do graphs."""
+    optimizer = optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+
+    @torch.no_grad()
+    def step(x):
+        return x * (1 - optimizer.param_groups[0]["lr"])
+
+    call, x = in_tensors(step), torch.linspace(1, 9, 500, dtype=dtype)
+    for rate in (0.003, 0.0017, 0.1):
+        optimizer.param_groups[0]["lr"] = rate
+        same(step(x), call(x))
+    assert len(call.specializations) == 1
+
+
 def decide_by_rate(optimizer, weight, x):
     rate = optimizer.param_groups[0]["lr"]
     if rate > 0.5:
@@ -576,6 +637,27 @@ def test_a_number_of_an_optimizer(program):
         same(step(x), call(x))
     assert optimizer.param_groups[0]["lr"] == 1.0
     assert type(optimizer.param_groups[0]["lr"]) is float
+
+
+@pytest.mark.parametrize("program", NUMBERS.values(), ids=NUMBERS)
+def test_a_number_of_an_optimizer_in_a_tensor(program, in_tensors):
+    """F-2: a number that an operator cannot take in a tensor is a constant, and another one another program."""
+    weight = nn.Parameter(torch.tensor([0.25, 0.75]))
+    optimizer = optim.AdamW([weight], lr=0.4)
+
+    @torch.no_grad()
+    def step(x):
+        return program(optimizer, weight, x)
+
+    call = in_tensors(step)
+    for rate in (0.4, 0.7, 0.4, 0.55, 1.0):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.param_groups[0]["weight_decay"] = 0.0 if rate == 1.0 else rate
+        expected, found = step(torch.ones(2)), call(torch.ones(2))
+        if isinstance(expected, tuple) and isinstance(expected[1], str):
+            assert expected[1] == found[1]
+            expected, found = expected[0], found[0]
+        torch.testing.assert_close(expected, found)
 
 
 def test_arithmetic_alone_needs_one_program():

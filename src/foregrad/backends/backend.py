@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import fx
 
-from ..options import Compiler, Compilers, Partitioner
+from ..options import Compiler, Compilers, NumbersAre, Partitioner
 from ..partition import min_cut_rematerialization_partition
 from ..runtime.compilers import make_boxed_func
 from ..slots import Buffer, FreeTensor, Input, Param, Slot, outermost
@@ -24,7 +24,7 @@ class Backend:
     name: str
     new_compilers: Callable[[], Compilers]  # called once for each program
     decompositions: Callable[[], Decompositions] | None = None
-    numbers: Literal["constants", "inputs"] = "constants"  # what floats of optimizers are to its graphs
+    numbers: NumbersAre = "constants"  # what floats of optimizers are to its graphs
     writes: Literal["asked for", "by the compiler", "to inputs"] = "asked for"
     """What graphs write in place: what they were asked to, what the compiler decides, and inputs of inference too."""
     draws_in_order: bool = True  # whether its graphs draw random numbers in the order of the program

@@ -36,6 +36,7 @@ def backend(
         "cudagraphs",
         functools.partial(_new_compilers, inner.new_compilers, fallback),
         inner.decompositions,
+        "constants" if inner.numbers == "constants" else "in a tensor",
         writes="asked for" if inner.writes == "asked for" else "by the compiler",
         draws_in_order=inner.draws_in_order,
         partition=inner.partition,

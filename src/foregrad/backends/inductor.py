@@ -41,13 +41,22 @@ def backend(mode: str | None, options: Mapping[str, Any] | None) -> Backend:
             raise ConfigError(f"Inductor's option {name!r} is a {expected.__name__}, and cannot be {value!r}.")
         settings[name] = value
     compilers = functools.partial(_compilers, settings)
-    return Backend("inductor", compilers, inductor_decompositions, writes="to inputs", draws_in_order=False)
+    return Backend("inductor", compilers, _decompositions, "in a tensor", writes="to inputs", draws_in_order=False)
 
 
 def _items(options: Mapping[str, Any] | None) -> Iterable[tuple[str, Any]]:
     if options is not None and not isinstance(options, Mapping):
         raise ConfigError(f"options is a dict of Inductor's settings, by their names, and not {options!r}.")
     return (options or {}).items()
+
+
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    return {**inductor_decompositions(), aten._foreach_add.Tensor: _add_one_by_one}
+
+
+def _add_one_by_one(tensors: Sequence[Any], other: Any, alpha: Any = 1) -> list[Any]:
+    """Counters of an optimizer that are counted on; Inductor fails for lists of values that it knows."""
+    return [torch.add(tensor, other, alpha=alpha) for tensor in tensors]
 
 
 def _require_known(what: str, name: object, known: Sequence[str]) -> None:

@@ -584,12 +584,12 @@ class _Recordings:
         snapshot = Snapshot(self._reachable.reached)
         self._reachable.tell(snapshot.add)
         session = self._new_session(engine, beginning, symbols)
-        follows = shown.follows_numbers and call.config.follows_numbers and call.given is not None
+        follows = shown.follows_numbers and call.config.numbers != "constants" and call.given is not None
         numbers = FollowedNumbers(session.follow_numbers)
         try:
             try:
                 if follows:
-                    session.begin_numbers()
+                    session.begin_numbers(late=call.config.numbers == "inputs")
                     numbers.add(self._reachable.reached)
                     self._reachable.tell(lambda reached: _note_and_follow(reached, snapshot, numbers))
                 run = self._schedules.around(call.run, session.steps)

@@ -95,7 +95,7 @@ class _DrawnNumbers(HostNumbers):
         self._draws = draws
 
     def decide(self, op: Callable[..., Any], args: tuple[Any, ...], answer: Any) -> Any:
-        asked = self.expression(op, args)
+        asked = self.expression(op, args, answer)
         self._draws.decisions.setdefault(asked, Decision(asked, answer, self._draws.last))
         return super().decide(op, args, answer)
 

@@ -12,10 +12,10 @@ from .reads import Read, item
 
 
 class HostPart(NamedTuple):
-    """What runs before a graph, and the numbers that the graph takes after its other inputs."""
+    """What runs before a graph, and gives the numbers that this one takes after its other inputs."""
 
     graph: Graph
-    numbers: Sequence[Node]
+    tensor: Node | None = None  # that the graph takes in their place, where it takes no floats
 
 
 def is_number(node: Node) -> bool:
@@ -67,7 +67,7 @@ def without_host_part(graph: Graph) -> tuple[HostPart | None, Graph]:
         [node for node in graph.nodes if node in first],
         [GraphOutput(Value(node.name), node) for node in taken],
     )
-    return HostPart(host, taken), _over_inputs(graph, [node for node in graph.nodes if node in kept], taken)
+    return HostPart(host), _over_inputs(graph, [node for node in graph.nodes if node in kept], taken)
 
 
 def _late_numbers(graph: Graph) -> set[Node]:

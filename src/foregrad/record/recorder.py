@@ -44,7 +44,7 @@ from ..errors import CaptureError, DataDependentError, ForegradError, Unsupporte
 from ..functional_variants import call_of_variant
 from ..graph.graph import Step
 from ..graph.reads import READ, Read
-from ..host_numbers import HostNumber, HostNumbers, host_number
+from ..host_numbers import HostNumber, HostNumbers, host_number, in_python
 from ..ops import Kind, OpInfo, aten, draws, op_info, tensors_in, written_arguments
 from ..stack_traces import (
     GRADIENT_SUM,
@@ -599,8 +599,7 @@ class Recorder(TorchDispatchMode):
         """Replace an operator by others: on the user's wish, or because it is a mere composition."""
         decomposition = self._decompositions.get(op)
         if decomposition is not None:
-            with self:
-                out = decomposition(*args, **kwargs)
+            out = self._taken_apart_by(decomposition, args, kwargs)
             return out if needs_no_gradient(args) or self._stands_for(op, args, kwargs, out) else NotImplemented
         if "composite" in info.traits and not (op in CHOOSES_BY_SUBCLASS and needs_no_gradient(args)):
             with self:
@@ -611,6 +610,12 @@ class Recorder(TorchDispatchMode):
                 one_after_another(op, args, kwargs)
             return None
         return NotImplemented
+
+    def _taken_apart_by(self, decomposition: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if self.meets_numbers:
+            args, kwargs = in_python(tuple(args)), {name: in_python(value) for name, value in kwargs.items()}
+        with self:
+            return decomposition(*args, **kwargs)
 
     def _stands_for(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> bool:
         """Whether a decomposition gives all that the operator gives, and not only what programs look at.
@@ -631,8 +636,7 @@ class Recorder(TorchDispatchMode):
         if call is None or decomposition is None:
             return None
         twin, given, named = call
-        with self:
-            computed = decomposition(*given, **named)
+        computed = self._taken_apart_by(decomposition, given, named)
         if computed is NotImplemented:
             return None
         return tuple(computed) if len(twin._schema.returns) > 1 else (computed,)

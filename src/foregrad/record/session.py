@@ -218,10 +218,10 @@ class Session:
             }
         )
 
-    def begin_numbers(self) -> None:
-        """Calls can work numbers of the host out."""
+    def begin_numbers(self, late: bool) -> None:
+        """Calls can work numbers of the host out, and graphs those that are read of what they compute, if `late`."""
         self.recorder.numbers, self.recorder.meets_numbers = HostNumbers(), True
-        if self.recorder.checked_reads is not None:
+        if late and self.recorder.checked_reads is not None:
             self.recorder.checked_reads.follow = self.recorder.numbers.new
         real_tensors = self.real_tensors
         self.recorder.host_state = HostState(

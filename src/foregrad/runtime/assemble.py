@@ -18,6 +18,7 @@ from ..errors import ForegradError, InternalError, UnsupportedError
 from ..graph.graph import Graph
 from ..graph.host_part import HostPart, is_number, without_host_part
 from ..graph.inplace import written_in_place
+from ..graph.numbers_in_a_tensor import with_numbers_in_a_tensor
 from ..graph.reads import DataRead, Read
 from ..graph.released import with_gradients_released
 from ..graph.verify import verify, verify_in_place
@@ -28,7 +29,7 @@ from ..logs import show_graph
 from ..ops import aten
 from ..options import AOTConfig, Compiler
 from ..partition.memory import simulate_alone
-from ..slots import Input, Output, Saved, Slot, Token, belongs_to_backward
+from ..slots import FreeNumber, Input, Output, Saved, Slot, Token, belongs_to_backward
 from . import rng, subclasses
 from .autograd_function import TrainingCore
 from .backward import Backward
@@ -181,6 +182,8 @@ def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, au
     edge = subclasses.InferenceEdge(joint) if joint.has_wrappers and joint.random.forward is None else None
     name = _around_forward(joint, writer, "inference_graph", joint.has_wrappers and edge is None)
     host_part, graph = without_host_part(joint.graph)
+    if config.numbers == "in a tensor":
+        host_part, graph = with_numbers_in_a_tensor(host_part, graph, joint.recording.engine)
     given = CompilerInput(graph, joint.module) if host_part is None else for_compiler(graph)
     if config.options.verify:
         verify(joint.graph)
@@ -286,7 +289,10 @@ def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, made: 
         numbers = () if made.host_part is None else write_host_part(writer, made.host_part, entry)
         for stage in stages:
             stage.enter(writer)
-        inputs: list[Slot] = [*(facts.recorded.slot for facts in joint.primals), *numbers]
+        taken = [facts.recorded.slot for facts in joint.primals]
+        if config.numbers == "in a tensor":
+            taken = [slot for slot in taken if not isinstance(slot, FreeNumber)]
+        inputs: list[Slot] = [*taken, *numbers]
         if has_reads(joint.graph):
             _write_or_miss(joint, made, entry, writer, stages, inputs)
         else:
