@@ -50,6 +50,54 @@ def test_gradients_are_released_by_themselves():
     assert memory[True].peak == memory[True].activations + memory[True].gradients
 
 
+class Dropping(nn.Module):
+    """Layers that draw, and that write buffers in the forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.2), nn.BatchNorm1d(32), nn.Linear(32, 16))
+            for _ in range(4)
+        )
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x).tanh()
+        return x
+
+
+def test_a_budget_computes_again(monkeypatch):
+    """P-6: the peak falls with the budget, in one graph; results are the same bits, and nothing is drawn again."""
+    monkeypatch.setattr(foregrad.config, "verify", True)
+
+    def play(compile):
+        torch.manual_seed(0)
+        model = Dropping()
+        optimizer = torch.optim.AdamW(model.parameters())
+        train = step_over(model, optimizer)
+
+        def step(x):
+            return train(x).detach()
+
+        step = compile(step)
+        losses = [step(torch.randn(128, 16)) for _ in range(4)]
+        return [*losses, *model.state_dict().values(), torch.get_rng_state()], step
+
+    expected, _ = play(lambda step: step)
+    peaks, draws = [], set()
+    for budget in (None, 0.5, 0.25, 0.0):
+        found, step = play(lambda step, budget=budget: foregrad.train_step(step, memory_budget=budget))
+        assert all(map(torch.equal, expected, found))
+        peaks.append(step.memory.peak)
+        draws.add(
+            sum("bernoulli" in str(node.target) or "dropout" in str(node.target) for node in step.graph.graph.nodes)
+        )
+    assert peaks == sorted(peaks, reverse=True) and peaks[-1] < 0.7 * peaks[0]
+    assert len(draws) == 1 and draws != {0}
+    with pytest.raises(foregrad.errors.InfeasibleBudgetError, match="cannot be met"):
+        play(lambda step: foregrad.train_step(step, memory_budget=1000))
+
+
 def test_a_small_step_keeps_one_operator_for_all():
     step = foregrad.train_step(step_over(*wide(layers=3, width=8)))
     for _ in range(2):

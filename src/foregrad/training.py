@@ -64,6 +64,7 @@ def train_step(
     backend: str | Compiler = "eager",
     *,
     mode: str | None = None,
+    memory_budget: float | None = None,
     release_gradients: bool | Literal["auto"] = "auto",
     cuda_graph: bool = False,
     fallback: Literal["error", "eager"] | None = None,
@@ -92,6 +93,9 @@ def train_step(
         fn: the step. It finds model and optimizers by itself.
         backend: as for `foregrad.compile`. For compilers of your own, a new learning rate is a new program.
         mode: as for `foregrad.compile`.
+        memory_budget: what may be alive at the peak beyond what the step is given, before operators write in place:
+            bytes (an int), or a fraction between the lowest and the highest peak (a float). What does not fit is
+            computed again.
         release_gradients: let each gradient go before the next one comes, where nothing needs them all at once; "auto"
             does so where it saves more than a MiB of the peak.
         cuda_graph: launch the compiled step as one CUDA graph, with the backend "cudagraphs" over this one.
@@ -102,6 +106,15 @@ def train_step(
         raise ConfigError(f"train_step takes a function that makes a whole step, not {type(fn).__name__}.")
     if cuda_graph:
         backend, options = "cudagraphs", {**(options or {}), "backend": backend}
-    compiled = compile(fn, backend, mode=mode, dynamic=False, fallback=fallback, inplace=True, options=options)
+    compiled = compile(
+        fn,
+        backend,
+        mode=mode,
+        dynamic=False,
+        memory_budget=memory_budget,
+        fallback=fallback,
+        inplace=True,
+        options=options,
+    )
     compiled.config = dataclasses.replace(compiled.config, release_gradients=release_gradients, differentiate=False)
     return TrainStep(compiled)

@@ -29,6 +29,7 @@ from ..logs import show_graph
 from ..ops import aten
 from ..options import AOTConfig, Compiler
 from ..partition.memory import simulate_alone
+from ..partition.one_graph import within_budget
 from ..slots import FreeNumber, Input, Output, Saved, Slot, Token, belongs_to_backward
 from . import rng, subclasses
 from .autograd_function import TrainingCore
@@ -184,11 +185,13 @@ def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, au
     host_part, graph = without_host_part(joint.graph)
     if config.numbers == "in a tensor":
         host_part, graph = with_numbers_in_a_tensor(host_part, graph, joint.recording.engine)
-    given = CompilerInput(graph, joint.module) if host_part is None else for_compiler(graph)
     if config.options.verify:
         verify(joint.graph)
     if config.inplace and not has_reads(graph):  # nothing is written before the last read
-        given = for_compiler(_written_in_place(joint, graph, config))
+        graph = _written_in_place(joint, graph, config)
+    else:
+        graph = _within_budget(joint, graph, config)
+    given = CompilerInput(graph, joint.module) if graph is joint.graph else for_compiler(graph)
     if config.options.unlift_effect_tokens:
         given = unlift_tokens(given)
     compiler = config.inference_compiler or config.fw_compiler
@@ -202,6 +205,7 @@ def _written_in_place(joint: Joint, graph: Graph, config: AOTConfig) -> Graph:
     ways = [graph] if config.release_gradients is not True else []
     if config.release_gradients and joint.recording.runs_backward:
         ways.append(with_gradients_released(graph))
+    ways = [_within_budget(joint, way, config) for way in ways]
     rewritten = [written_in_place(way, engine) for way in ways]
     if config.options.verify:
         written = {node.args[0] for node in graph.nodes if node.op is aten.copy_.default}
@@ -211,6 +215,13 @@ def _written_in_place(joint: Joint, graph: Graph, config: AOTConfig) -> Graph:
         peaks = [simulate_alone(way).peak for way in rewritten]
         return rewritten[peaks[0] - peaks[1] > _WORTH_RELEASING]
     return rewritten[0]
+
+
+def _within_budget(joint: Joint, graph: Graph, config: AOTConfig) -> Graph:
+    """What the backward inside of a program computes again, where a memory budget asks for it."""
+    if config.options.memory_budget is None or not joint.recording.runs_backward or has_reads(graph):
+        return graph
+    return within_budget(graph, config.options)
 
 
 def _training(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, autocast: bool) -> _Compiled:
