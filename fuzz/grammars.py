@@ -32,6 +32,7 @@ GRAMMARS: dict[str, Grammar] = {
     "tensors": Grammar(generate, examine, shrink),
     "state": Grammar(state.generate, state.examine, state.shrink),
     "reads": Grammar(state.reads.generate, state.examine, state.shrink),
+    "steps": Grammar(state.steps.generate, state.examine, state.shrink),
 }
 
 

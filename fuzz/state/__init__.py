@@ -5,15 +5,15 @@ passes, and events between them. Two worlds are made of it. One calls the progra
 each step both must be in the same state.
 
 The files in the order in which a program flows through them: `kinds`, `places`, `layers` and `rows` (the tables),
-`program` (one as data and as a script), `generate` (drawing one), `reads` (drawing one that reads data), `ambient`
-(what a process has only once), `world`, `same` (comparing two worlds), `alive` (what recording left behind), `examine`,
-`shrink`.
+`program` (one as data and as a script), `generate` (drawing one), `reads` (drawing one that reads data), `steps`
+(drawing a training step), `ambient` (what a process has only once), `world`, `same` (comparing two worlds), `alive`
+(what recording left behind), `examine`, `shrink`.
 """
 
-from . import reads
+from . import reads, steps
 from .examine import compare, examine
 from .generate import generate
 from .program import Part, StateProgram
 from .shrink import shrink
 
-__all__ = ["Part", "StateProgram", "compare", "examine", "generate", "reads", "shrink"]
+__all__ = ["Part", "StateProgram", "compare", "examine", "generate", "reads", "shrink", "steps"]

@@ -228,14 +228,7 @@ class ProgramGenerator:
 
     # --------------------------------------------------------------------------------------------- statements
     def _draw_statements(self, world: World) -> None:
-        drawing, rng = self._drawing, self._rng
-        scope = dict.fromkeys(drawing.arguments)
-        for name in scope:
-            # Not a leaf: it can be written, and have hooks.
-            scope[name] = eval(f"{self._argument(plain=True)}.requires_grad_() * 1", world.names)
-        if drawing.form in ("module", "method", "callable"):
-            program = world.names["program"]
-            scope["self"] = getattr(program, "__self__", program)
+        drawing, rng, scope = self._drawing, self._rng, self._scope(world)
         wanted = rng.randint(2, 7)
         for _ in range(_TRIES * wanted):
             if len(drawing.statements) >= wanted:
@@ -244,6 +237,18 @@ class ProgramGenerator:
             if statement is None or not self._fits(statement, world, scope):
                 continue
             drawing.statements.append(statement)
+
+    def _scope(self, world: World) -> dict[str, Any]:
+        """The variables that a program starts with."""
+        drawing = self._drawing
+        scope: dict[str, Any] = {}
+        for name in drawing.arguments:
+            # Not a leaf: it can be written, and have hooks.
+            scope[name] = eval(f"{self._argument(plain=True)}.requires_grad_() * 1", world.names)
+        if drawing.form in ("module", "method", "callable"):
+            program = world.names["program"]
+            scope["self"] = getattr(program, "__self__", program)
+        return scope
 
     def _fits(self, statement: Part, world: World, scope: dict[str, Any]) -> bool:
         before = dict(scope)

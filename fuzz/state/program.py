@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from .rows import SUPPORT
 
 MODULES = (
-    "argparse", "array", "collections", "contextvars", "dataclasses", "decimal", "enum", "fractions", "functools", "io",
-    "itertools", "math", "numpy", "operator", "pathlib", "queue", "random", "re", "threading", "torch.utils.checkpoint",
-    "types", "weakref",
+    "argparse", "array", "collections", "contextvars", "copy", "dataclasses", "decimal", "enum", "fractions",
+    "functools", "io", "itertools", "math", "numpy", "operator", "pathlib", "queue", "random", "re", "threading",
+    "torch.utils.checkpoint", "types", "weakref",
 )  # fmt: skip
 
 _NAME = re.compile(r"\b[a-z]\w*\d+\b")
@@ -62,7 +62,8 @@ class StateProgram:
         statements: The body.
         returned: The expression that it returns.
         steps: What the caller does.
-        options: Further arguments of `aot_function`, as Python.
+        options: Further arguments of what compiles it, as Python.
+        way: What compiles it; a key of `WAYS`.
     """
 
     name: str
@@ -74,6 +75,7 @@ class StateProgram:
     returned: str
     steps: tuple[Part, ...]
     options: str = ""
+    way: str = "aot"
 
     def function(self) -> str:
         """The Python of the program itself."""
@@ -86,8 +88,8 @@ class StateProgram:
         support = "\n\n".join(_support(world + steps))
         text = "\n".join([support, world, steps])
         imports = [*_imports(text), "import torch", "", "import foregrad", f"from {_COMPARE} import compare"]
-        compiler = "foregrad.aot_module" if self.form == "module" else "foregrad.aot_function"
-        compiling = _COMPILE.format(compiler=compiler, options=f", {self.options}" if self.options else "")
+        way = WAYS["aot_module" if self.form == "module" and self.way == "aot" else self.way]
+        compiling = f"def compile(program):\n    return {way.format(options=self.options and f', {self.options}')}"
         parts = [f"# program {self.name} of the fuzzer: run it to compare two worlds made of it", "\n".join(imports)]
         parts += [part for part in (support, world, compiling) if part]
         parts.append(f'STEPS = r"""\n{steps}\n"""')
@@ -100,14 +102,22 @@ class StateProgram:
     def covered(self) -> Iterator[tuple[str, str]]:
         """What the program covers, as kinds and names to be counted."""
         yield "state: form", self.form
+        yield "state: way", f"{self.way} {self.options}".strip()
         for part in (*self.objects, *self.statements, *self.steps):
             yield f"state: {part.kind}", part.name
 
 
 _COMPARE = "fuzz.state"
 
-_COMPILE = """def compile(program):
-    return {compiler}(program, lambda graph, inputs: foregrad.make_boxed_func(graph.forward){options})"""
+_BOXED = "lambda graph, inputs: foregrad.make_boxed_func(graph.forward)"
+
+# The calls that compile a program.
+WAYS = {
+    "aot": f"foregrad.aot_function(program, {_BOXED}{{options}})",
+    "aot_module": f"foregrad.aot_module(program, {_BOXED}{{options}})",
+    "compile": "foregrad.compile(program, 'eager'{options})",
+    "train_step": "foregrad.train_step(program{options})",
+}
 
 
 def _imports(text: str) -> Iterator[str]:

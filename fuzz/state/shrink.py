@@ -79,6 +79,8 @@ def _plainer(program: StateProgram, asked: _Asked) -> StateProgram:
 def _with_plainer_compilation(program: StateProgram) -> Iterator[StateProgram]:
     if program.options:
         yield replace(program, options="")
+    if program.way != "aot":
+        yield replace(program, options="", way="aot")
     if program.form in ("closure", "method", "callable"):
         yield _legal(_in_form(program, "function"))
 

@@ -490,3 +490,42 @@ def test_a_view_of_what_is_then_detached_in_place():
 
     with pytest.raises(UnsupportedError, match="detached in place after the view was taken"):
         foregrad.aot_function(program, nop)(leaf(3))
+
+
+def through_all_leaves(x, leaf):
+    (x * leaf).sum().backward()
+
+
+def through_one_leaf(x, leaf):
+    (x * leaf).sum().backward(inputs=[leaf])
+
+
+def a_gradient_for_what_it_was_made_of(x, leaf):
+    return torch.autograd.grad((x * x).sum(), leaf, allow_unused=True)
+
+
+@pytest.mark.parametrize("program", [through_all_leaves, through_one_leaf, a_gradient_for_what_it_was_made_of])
+def test_a_backward_that_goes_on_to_what_was_computed_before_the_call(program):
+    """In eager it adds to the gradients of the caller's leaves, which the call does not even see."""
+    leaf = result(3).detach().requires_grad_()
+    x = leaf * 2
+    with pytest.raises(UnsupportedError, match="goes on to what was computed before the call"):
+        foregrad.aot_function(program, nop)(x, leaf)
+    assert leaf.grad is None
+    program(x, leaf)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, leaf: torch.autograd.grad((x * x).sum(), x, create_graph=True),
+        lambda x, leaf: leaf.square().sum().backward(),
+        lambda x, leaf: (x.detach() * leaf).sum().backward(),
+    ],
+)
+def test_a_backward_that_ends_where_the_call_begins(program):
+    found = []
+    for call in (program, foregrad.aot_function(program, nop)):
+        leaf = result(3).detach().requires_grad_()
+        found.append((call(leaf * 2, leaf), leaf.grad))
+    torch.testing.assert_close(*found)

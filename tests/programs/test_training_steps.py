@@ -744,3 +744,50 @@ def test_counters_that_differ_between_parameters():
     found, step = play(compiled)
     same(expected, found)
     assert len(step.specializations) == 1
+
+
+def as_an_argument():
+    def step(x, model, optimizer):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def by_a_rate_in_a_tensor_and_a_number_that_is_read():
+    """Adafactor scales by the norm of a parameter: with a rate in a tensor, a number follows from a tensor of it."""
+
+    def step(x, model, optimizer):
+        loss = model(x).square().mean()
+        for parameter, gradient in zip(
+            model.parameters(), torch.autograd.grad(loss, [*model.parameters()]), strict=True
+        ):
+            parameter.grad = gradient
+        if loss.isfinite():  # batch norm's backward gives no gradient for its input
+            optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("write", "make"),
+    [
+        (as_an_argument, lambda model: optim.Adam(model.parameters(), lr=0.1)),
+        (as_an_argument, lambda model: optim.SGD(model.parameters(), lr=0.1, momentum=0.9)),
+        (by_a_rate_in_a_tensor_and_a_number_that_is_read, lambda m: optim.Adafactor(m.parameters(), torch.tensor(0.1))),
+    ],
+)
+def test_an_optimizer_that_is_an_argument(write, make):
+    found = []
+    for compile in (lambda step: step, foregrad.train_step):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4))
+        optimizer = make(model)
+        step = compile(write())
+        losses = [step(torch.linspace(-1.0, 2.0, 12).reshape(3, 4), model, optimizer) for _ in range(4)]
+        found.append([losses, [p.detach() for p in model.parameters()], optimizer.state_dict()])
+    same(*found)

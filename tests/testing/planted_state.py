@@ -240,3 +240,67 @@ def _(right):
             return right(*args)
 
     return wrong
+
+
+# ------------------------------------------------------------------------------------------------- of training steps
+PLANTED_IN_STEPS: dict[str, Planted] = {}
+
+
+def optimizers(world: dict[str, Any]) -> Iterator[torch.optim.Optimizer]:
+    yield from (value for value in objects(world) if isinstance(value, torch.optim.Optimizer))
+
+
+def rates(world: dict[str, Any]) -> Places:
+    return {
+        (id(group), name): (value, lambda new, group=group, name=name: group.__setitem__(name, new))
+        for optimizer in optimizers(world)
+        for group in optimizer.param_groups
+        for name, value in group.items()
+        if isinstance(value, float)
+    }
+
+
+PLANTED_IN_STEPS["rates are read once"] = Planted(read_once(rates), "value of an object")
+
+
+def state_is_new(right: Program) -> Program:
+    """Every step begins with empty state, as the first did."""
+    world = world_of(right)
+
+    def wrong(*args: Any) -> Any:
+        for optimizer in optimizers(world):
+            optimizer.state.clear()
+        return right(*args)
+
+    return wrong
+
+
+def gradients_are_released(right: Program) -> Program:
+    """Those that the step leaves, too."""
+    world = world_of(right)
+
+    def wrong(*args: Any) -> Any:
+        output = right(*args)
+        for optimizer in optimizers(world):
+            optimizer.zero_grad()
+        return output
+
+    return wrong
+
+
+def schedules_stand_still(right: Program) -> Program:
+    world = world_of(right)
+
+    def wrong(*args: Any) -> Any:
+        before = {key: value for key, (value, _) in rates(world).items()}
+        output = right(*args)
+        for key, (_, put) in rates(world).items():
+            put(before.get(key, 0.0))
+        return output
+
+    return wrong
+
+
+PLANTED_IN_STEPS["state is always new"] = Planted(state_is_new, "value of an object")
+PLANTED_IN_STEPS["gradients that the step leaves are gone"] = Planted(gradients_are_released, "type of a gradient")
+PLANTED_IN_STEPS["a schedule inside of the step has no effect"] = Planted(schedules_stand_still, "value of an object")

@@ -8,7 +8,7 @@ import torch
 
 from fuzz import fails_with, state
 from fuzz.state import Part, StateProgram
-from testing.planted_state import PLANTED
+from testing.planted_state import PLANTED, PLANTED_IN_STEPS
 
 SEED = "tests"
 WITHIN = 400
@@ -160,3 +160,23 @@ def test_programs_that_read_are_made_again_and_agree_with_eager_itself():
     assert {"loop over reads", "size that is read"} <= {part.kind for program in made_so for part in program.statements}
     assert any("nan" in step.source for program in made_so for step in program.steps)
     assert sum(step.kind == "call" for program in made_so for step in program.steps) > 5 * len(made_so) - 40
+
+
+@pytest.mark.parametrize("name", PLANTED_IN_STEPS)
+def test_a_fault_that_is_planted_in_a_training_step_is_found_and_made_small(name):
+    fault = PLANTED_IN_STEPS[name]
+    fails = functools.partial(fails_with, fault.aspect, compile=fault.plant)
+    found = next((program for n in range(WITHIN) if fails(program := state.steps.generate(SEED, n))), None)
+    assert found is not None
+    small = state.shrink(found, fails)
+    assert len(small.statements) <= 4 and len(small.steps) <= SMALL_STORY, str(small)
+    assert not state.examine(small, eager).failed
+
+
+def test_training_steps_are_made_again_and_agree_with_eager_itself():
+    made_so = [state.steps.generate(SEED, number) for number in range(40)]
+    assert made_so == [state.steps.generate(SEED, number) for number in range(40)]
+    assert [program.name for program in made_so if state.examine(program, eager).failed] == []
+    text = "".join(map(str, made_so))
+    assert all(word in text for word in ("train_step(", "lr_scheduler", "GradScaler", "AveragedModel", "clip_grad"))
+    assert sum(step.kind == "call" for program in made_so for step in program.steps) > 2.5 * len(made_so)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ..codegen.changes import Before, Change, change_between
 from ..codegen.objects import read_dict, shape_of
@@ -27,7 +28,12 @@ _VISIBLE = {kinds.OBJECT, kinds.DICT, kinds.LIST, kinds.TUPLE, kinds.FACTORY}
 
 
 def can_be_opened(value: Any) -> bool:
-    """Whether all of an object's state can be seen, so that it can be taken apart and made again."""
+    """Whether all of an object's state can be seen, so that it can be taken apart and made again.
+
+    An optimizer's will have tensors as keys, for which other tensors cannot stand.
+    """
+    if is_a(value, Optimizer):
+        return False
     shape = shape_of(type(value))
     found = None if shape is None or not shape.can_open(value) else kinds_of(value)
     return bool(found) and _VISIBLE.issuperset(found or ())

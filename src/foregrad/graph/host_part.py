@@ -72,12 +72,11 @@ def without_host_part(graph: Graph) -> tuple[HostPart | None, Graph]:
 
 def _late_numbers(graph: Graph) -> set[Node]:
     """Numbers that are read of what the graph computes, what follows from them, and what is decided by them."""
-    late: set[Node] = set()
+    behind: set[Node] = set()  # tensors among them: a rate may be a tensor, and read again
     for node in graph.nodes:
-        reads = node.read is not None or node.op is item or any(taken in late for taken in node.inputs())
-        if reads and (is_number(node) or node.op is decided):
-            late.add(node)
-    return late
+        if node.read is not None or node.op is item or any(taken in behind for taken in node.inputs()):
+            behind.add(node)
+    return {node for node in behind if is_number(node) or node.op is decided}
 
 
 def _over_inputs(graph: Graph, nodes: Sequence[Node], numbers: Sequence[Node]) -> Graph:

@@ -61,7 +61,7 @@ from .hooks import REGISTERING, Hooks, HooksLeft, kernels_seen
 from .lengths import READS_LENGTHS, TAKES_LISTS, assign_by_masks
 from .recorder import Recorder, needs_no_gradient
 from .refusals import WAY_OUT, explained
-from .tape import INNER_BACKWARDS
+from .tape import INNER_BACKWARDS, differentiated, tape_nodes
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Real tensors that the program finds by itself: parameters, closures, globals.
@@ -474,14 +474,34 @@ class LiftedTensors(TorchFunctionMode):
         if func in TAKES_LISTS:
             return TAKES_LISTS[func](*given, **kwargs)
         if func in INNER_BACKWARDS:
+            named = self._swap_named(kwargs)
+            if not self._recorder.backward:
+                self._require_own_tape(func, *differentiated(func, given, named))
             with self:
-                return INNER_BACKWARDS[func](*given, **self._swap_named(kwargs))
+                return INNER_BACKWARDS[func](*given, **named)
         if self._recorder.checked_reads is None:
             return NotImplemented
         if func is Tensor.__setitem__:
             return None if assign_by_masks(*given) else NotImplemented
         named = self._swap_named(kwargs)
         return READS_LENGTHS[func](lambda tensor: self._read(Tensor.tolist, (tensor,), {}), *given, **named)
+
+    def _require_own_tape(self, func: Any, results: tuple[Any, ...], inputs: tuple[Any, ...] | None) -> None:
+        """A backward of the program's own must end where the call begins: what was computed before is the caller's.
+
+        It may have been computed from any other tensor of the caller's, in this call or in the next one.
+        """
+        if not self._start_nodes:
+            return
+        nodes = set(tape_nodes(results))
+        for place, node in self._start_nodes.items():
+            others = inputs is None or any(id(one) != place and self._is_input(one) for one in inputs)
+            if node in nodes and others:
+                raise UnsupportedError(
+                    f"{func.__name__}(), at {where(user_stack(4))}, goes on to what was computed before the call: the "
+                    "program uses a tensor that is no leaf. This cannot be compiled yet. Pass x.detach(), or compile "
+                    "with fallback='eager'."
+                )
 
     def _before(self, func: Any, tensor: Tensor) -> None:
         """A method of a tensor is called, of which more than its operator counts."""

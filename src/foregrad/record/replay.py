@@ -130,7 +130,8 @@ class Replay:
     def bind(self, recorded: Any, real: Any) -> None:
         """From now on `recorded`, a tensor or several, has this value."""
         if isinstance(recorded, Tensor):
-            self._values[id(recorded)] = real
+            if real is not None:  # a gradient that a kernel was not asked for
+                self._values[id(recorded)] = real
         elif isinstance(recorded, (list, tuple)):
             for one, other in zip(recorded, real, strict=True):
                 self.bind(one, other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -275,3 +276,10 @@ INNER_BACKWARDS: dict[Any, Callable[..., Any]] = {
     torch.autograd.grad: _grad,
     Tensor.backward: _method,
 }
+
+
+def differentiated(func: Any, given: Sequence[Any], named: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    """Of which tensors such a call takes gradients, and for which; None stands for all leaves."""
+    arguments = inspect.signature(INNER_BACKWARDS[func]).bind(*given, **named).arguments
+    inputs = arguments.get("inputs")
+    return _as_tuple(next(iter(arguments.values()))), None if inputs is None else _as_tuple(inputs)
