@@ -75,6 +75,13 @@ def sizes_of_any_kind() -> contextlib.AbstractContextManager[Any]:
     return config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
 
 
+def sizes_told_apart() -> contextlib.AbstractContextManager[Any]:
+    """In this context, inside of the one above, torch asks again: it chooses a kernel by it."""
+    import torch.fx.experimental._config as config
+
+    return config.patch(backed_size_oblivious=False)  # type: ignore[attr-defined]
+
+
 def read_symbol(shape_env: ShapeEnv, name: str, value: int, is_size: bool) -> Any:
     """A symbolic number that a program has read."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic

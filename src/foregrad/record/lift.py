@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import weakref
@@ -35,6 +36,7 @@ from .._torch import (
     outside_transforms,
     run_on_stand_ins,
     set_version,
+    sizes_told_apart,
     without_function_modes,
 )
 from ..abstract.engine import (
@@ -546,7 +548,16 @@ class LiftedTensors(TorchFunctionMode):
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function with fakes in the places of real tensors; a fake that comes back is the real tensor again."""
         if func in _ATTENDS:
-            self.access.attention.add(func)
+            return self._attend(func, args, kwargs)
+        return self._call_any(func, args, kwargs)
+
+    def _attend(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Torch has several kernels of attention, and another one where there is nothing to attend to."""
+        self.access.attention.add(func)
+        with sizes_told_apart() if self._recorder.has_symbols_of_reads else contextlib.nullcontext():
+            return self._call_any(func, args, kwargs)
+
+    def _call_any(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._recorder.numbers is not None:
             func, args, kwargs = self._with_numbers(func, args, kwargs)
         given, named = self._swap(args), self._swap_named(kwargs)
