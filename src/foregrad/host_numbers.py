@@ -144,7 +144,8 @@ class HostNumber(SymFloat):
     __class__ = property(lambda self: float)  # what `isinstance` asks
 
     def __init__(self, numbers: HostNumbers, value: float, expression: Expression) -> None:
-        super().__init__(_Node(self))
+        node: Any = _Node(self)
+        super().__init__(node)
         self._numbers, self.value, self.expression = numbers, value, expression
 
     def exact(self) -> float:

@@ -507,15 +507,16 @@ def autograd_watched(watch: AutogradWatch) -> Iterator[None]:
 @contextlib.contextmanager
 def custom_functions_refused(refuse: Callable[[str], None]) -> Iterator[None]:
     """Call `refuse` where the running thread applies a custom function: no mode sees it without autograd."""
-    apply, thread = torch.autograd.Function.__dict__["apply"], threading.get_ident()
+    function: Any = torch.autograd.Function
+    apply, thread = function.__dict__["apply"], threading.get_ident()
 
     def refuse_here(cls: type, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == thread:
             refuse(cls.__name__)
         return apply.__get__(None, cls)(*args, **kwargs)
 
-    torch.autograd.Function.apply = classmethod(refuse_here)  # type: ignore[method-assign, assignment]
+    function.apply = classmethod(refuse_here)
     try:
         yield
     finally:
-        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+        function.apply = apply

@@ -141,7 +141,8 @@ def guards_noticed(shape_env: ShapeEnv) -> Iterator[Callable[[], bool]]:
 
 def hint_of(value: Any) -> int:
     """The number that a symbolic integer had while recording; asking for it adds no guard."""
-    return int(value.node.hint) if isinstance(value, torch.SymInt) else int(value)
+    known: Any = value.node.hint if isinstance(value, torch.SymInt) else value
+    return int(known)
 
 
 def equal_for_all_sizes(some: Sequence[Any], others: Sequence[Any]) -> bool:

@@ -155,7 +155,7 @@ def _lies_alike(before: Tensor, after: Tensor) -> bool:
     if _is_symbolic(before) or _is_symbolic(after):
         return False
     same_place = before.storage_offset() == after.storage_offset()
-    return same_place and before.shape == after.shape and before.stride() == after.stride()
+    return bool(same_place and before.shape == after.shape and before.stride() == after.stride())
 
 
 def extent(tensor: Tensor) -> int:

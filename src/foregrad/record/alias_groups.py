@@ -142,7 +142,7 @@ def may_overlap(a: Tensor, b: Tensor) -> bool:
     if rows and left.stride(0) == right.stride(0) >= max(left.shape[1], right.shape[1]):
         pitch = left.stride(0)
         shift = (right.storage_offset() - left.storage_offset()) % pitch
-        return shift < left.shape[1] or shift + right.shape[1] > pitch
+        return bool(shift < left.shape[1] or shift + right.shape[1] > pitch)
     return True
 
 
