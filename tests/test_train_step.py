@@ -98,6 +98,41 @@ def test_a_budget_computes_again(monkeypatch):
         play(lambda step: foregrad.train_step(step, memory_budget=1000))
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_step_that_looks_at_its_data_writes_in_place_after_it(scaled, monkeypatch):
+    """M-6: a call that finds other data than a program is for has written nothing by then."""
+    monkeypatch.setattr(foregrad.config, "verify", True)
+
+    def play(compile):
+        model, optimizer = wide(layers=2, width=8)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2, enabled=scaled)
+
+        def step(x):
+            loss = model(x).square().mean()
+            if not scaled and loss.isnan():
+                return loss.detach()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        step, seen = compile(step), []
+        for number in range(8):
+            x = torch.full((2, 8), torch.nan if number in (3, 6) else number + 1.0)
+            seen += [step(x).nan_to_num(), *(p.detach().clone() for p in model.parameters())]
+            seen += [value.clone() for state in optimizer.state.values() for value in state.values()]
+        return seen, [p._version for p in model.parameters()], step
+
+    expected, versions, _ = play(lambda step: step)
+    found, versions_found, step = play(foregrad.train_step)
+    assert len(expected) == len(found) and all(map(torch.equal, expected, found))
+    assert versions == versions_found
+    names = [str(node.op) for program in step.specializations for node in program.flat_graph.nodes]
+    assert any(name.startswith("aten._fused_adamw_.") for name in names)
+    assert sum(name.startswith("aten.copy_") for name in names) <= 4 * scaled  # of the scaler's own tensors
+
+
 def test_a_small_step_keeps_one_operator_for_all():
     step = foregrad.train_step(step_over(*wide(layers=3, width=8)))
     for _ in range(2):

@@ -20,6 +20,7 @@ from torch import Tensor
 from .._torch import OpOverload
 from ..abstract.engine import Engine
 from ..functional_variants import REORDERED, functional_variant, really_written
+from ..host_numbers import Expression, decided
 from ..ops import Kind, aten, op_info, written_arguments
 from .graph import Graph, GraphOutput, Node, map_nodes, name_nodes, nodes_in, same_number
 
@@ -41,7 +42,8 @@ def written_in_place(graph: Graph, engine: Engine) -> Graph:
     """The same graph with operators that write, wherever nobody can tell the difference.
 
     Args:
-        graph: of a program that is not differentiated. It writes to inputs by one `copy_` each, at its end.
+        graph: of a program that is not differentiated. It writes to inputs by one `copy_` each, at its end. Where it
+            reads data, nothing is written before the last read: what comes before may turn out to be for another call.
         engine: that its abstract values come from.
     """
     return _Rewriting(graph, engine).run()
@@ -110,7 +112,7 @@ class _Values:
             return self.of(node.args[0])
         if _has_own_results(node.op):
             return _Value(_Memory(_ALWAYS), node)
-        for item in node.inputs():  # results may share memory with these
+        for item in node.inputs() if not _gives_numbers(node) else ():  # results may share memory with these
             self.of(item).memory.open_until = -1
         return _Value(_Memory(-1), node)
 
@@ -140,6 +142,11 @@ class _Values:
         one.same_as = other
 
 
+def _gives_numbers(node: Node) -> bool:
+    """Whether a node reads data, or computes with what was read."""
+    return node.read is not None or isinstance(node.value, Expression) or node.op is decided
+
+
 def _is_view(op: Any) -> bool:
     return isinstance(op, OpOverload) and op_info(op).kind is Kind.VIEW
 
@@ -159,6 +166,7 @@ class _Rewriting:
         self._lists: dict[Node, Any] = {}  # what stands for results that are lists
         self._nodes: list[Node] = []
         self._returned = frozenset(nodes_in(graph.results))
+        self._last_read = max((place for place, node in enumerate(graph.nodes) if node.read is not None), default=-1)
 
     def run(self) -> Graph:
         for place, node in enumerate(self._graph.nodes):
@@ -242,7 +250,7 @@ class _Rewriting:
     def _may_write(self, node: Node, place: int, results: Any, kept: Sequence[Any]) -> bool:
         """Whether an operator may write its results over these arguments, of which it leaves some as they are."""
         untouched = nodes_in(kept)
-        targets = [item for item in nodes_in([results]) if item not in untouched]
+        targets = [item for item in nodes_in([results]) if item not in untouched and place > self._last_read]
         old = [self._values.of(target) for target in targets]
         read = [self._values.of(item) for item in node.inputs()]
         once = 2 if "pointwise" in op_info(node.op).traits and len(set(node.inputs())) == 1 else 1  # type: ignore[arg-type]

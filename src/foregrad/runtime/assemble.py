@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -187,7 +188,7 @@ def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, au
         host_part, graph = with_numbers_in_a_tensor(host_part, graph, joint.recording.engine)
     if config.options.verify:
         verify(joint.graph)
-    if config.inplace and not has_reads(graph):  # nothing is written before the last read
+    if config.inplace:
         graph = _written_in_place(joint, graph, config)
     else:
         graph = _within_budget(joint, graph, config)
@@ -202,8 +203,10 @@ def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, au
 
 def _written_in_place(joint: Joint, graph: Graph, config: AOTConfig) -> Graph:
     engine = joint.recording.engine
-    ways = [graph] if config.release_gradients is not True else []
-    if config.release_gradients and joint.recording.runs_backward:
+    if has_reads(graph):  # parts run one after the other
+        graph = Graph(graph.inputs, sorted(graph.nodes, key=_part), graph.outputs, graph.overwritten)
+    ways = [graph] if config.release_gradients is not True or has_reads(graph) else []
+    if config.release_gradients and joint.recording.runs_backward and not has_reads(graph):
         ways.append(with_gradients_released(graph))
     ways = [_within_budget(joint, way, config) for way in ways]
     rewritten = [written_in_place(way, engine) for way in ways]
@@ -215,6 +218,9 @@ def _written_in_place(joint: Joint, graph: Graph, config: AOTConfig) -> Graph:
         peaks = [simulate_alone(way).peak for way in rewritten]
         return rewritten[peaks[0] - peaks[1] > _WORTH_RELEASING]
     return rewritten[0]
+
+
+_part = operator.attrgetter("part")
 
 
 def _within_budget(joint: Joint, graph: Graph, config: AOTConfig) -> Graph:
