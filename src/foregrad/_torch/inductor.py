@@ -109,7 +109,7 @@ class InductorProgram:
         """Note in `meta["lowered"]` of each node what Inductor makes of its operator, if that is loops."""
         inductor = _inductor()
         with self._around(examples), inductor.config.patch(max_autotune=False, max_autotune_gemm=False):
-            asked = _Lowerings(graph, _mode_of(examples).shape_env)
+            asked = _Lowerings(_mode_of(examples).shape_env)
             for node in graph.graph.nodes:
                 found = asked.of(node) if isinstance(node.target, OpOverload) else None
                 if found is not None:
@@ -220,10 +220,12 @@ Lowered = Literal["inlined", "loops"]
 class _Lowerings:
     """What Inductor lowers operators to: its lowerings are asked, each for inputs that are memory."""
 
-    def __init__(self, graph: fx.GraphModule, shape_env: Any) -> None:
+    def __init__(self, shape_env: Any) -> None:
         from torch._inductor.graph import GraphLowering  # where lowerings find everything else
 
-        self._graph = GraphLowering(graph, shape_env=shape_env)
+        nothing = fx.Graph()  # it leaves notes on the nodes of the graph that it is given
+        nothing.output(())
+        self._graph = GraphLowering(fx.GraphModule(torch.nn.Module(), nothing), shape_env=shape_env)
         self._known: dict[Any, Lowered | None] = {}
 
     def of(self, node: fx.Node) -> Lowered | None:
