@@ -168,6 +168,7 @@ class AOTConfig:
     numbers: NumbersAre = "constants"  # what floats of optimizers, and what follows from them, are to graphs
     inplace: bool = False  # graphs that are not differentiated may write where the old value is dead
     release_gradients: bool | Literal["auto"] = "auto"  # such graphs let gradients go one by one
+    changing_reads: frozenset[str] = frozenset()  # places where whole numbers that are read become symbols
     changing: Changing | None = None  # the only sizes and ints that become symbols; None for all
     draws_in_order: bool = True  # compilers leave random numbers in the order in which graphs draw them
     front_end: FrontEnd | None = None  # the one that guards the calls, and knows the symbols of sizes

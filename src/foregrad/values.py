@@ -190,6 +190,7 @@ class Change:
     now: str
     owner: Any = field(default=None, compare=False, repr=False)  # whose name is looked up, if there is one
     argument: int = field(default=0, repr=False)  # which of the things that were compared
+    place: str = field(default="", compare=False, repr=False)  # in the user's code, where a whole number was read
 
     def __str__(self) -> str:
         return f"{self.path} was {self.was}, is {self.now}"

@@ -7,6 +7,7 @@ something else, its result is made anew, with strides that are computed from the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from .._torch import FakeTensor, OpOverload, hint_of, new_fake_mode
+from .._torch import FakeTensor, OpOverload, hint_of, new_fake_mode, sizes_told_apart
 from ..errors import ForegradError, UnsupportedError
 from ..ops import aten
 from .engine import WORKSPACE, Engine
@@ -22,6 +23,9 @@ from .lean_engine import LeanEngine, kept
 from .symbolic_results import SymbolicResults
 from .tensor_meta import Fresh, Other, Part, Result, Several, Shared, TensorMeta, described, interned, mixture
 from .trials import reconciled, strides_in_order
+
+# Whose results have sizes of no number, where nothing may be decided by the size of what they take a part of.
+_DECIDED = frozenset({aten.slice.Tensor, aten.slice_scatter.default, aten.select.int})
 
 
 class SymbolicEngine(Engine):
@@ -45,11 +49,13 @@ class SymbolicEngine(Engine):
             known = self._results.answer(question, functools.partial(self._seen_by_witness, op, args, kwargs))
             if known is not NotImplemented:
                 return known
-        out = self.infer(op, types, args, kwargs)
+        with sizes_told_apart() if op in _DECIDED else contextlib.nullcontext():
+            out = self.infer(op, types, args, kwargs)
         if kept(op).triable:
             out = self._witnessed(op, args, kwargs, out)
         if question is not None:
-            self._results.keep(question, out, described(out, question.tensors, _meta_of))
+            with contextlib.suppress(NoNumber):  # behind a size of the result
+                self._results.keep(question, out, described(out, question.tensors, _meta_of))
         return out
 
     def _seen_by_witness(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

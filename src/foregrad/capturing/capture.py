@@ -103,6 +103,12 @@ class Capture:
         return tuple(self.joint.recording.session.recorder.reads.checked)
 
     @property
+    def has_read_symbols(self) -> bool:
+        """Whether whole numbers that the program has read are symbols."""
+        checked = self.joint.recording.session.recorder.checked_reads
+        return checked is not None and any(read.symbols and not read.sized for read in checked.reads)
+
+    @property
     def joint_graph(self) -> fx.GraphModule:
         """Forward and backward as one graph; a program without gradients has its forward only."""
         return self.joint.module
@@ -633,7 +639,8 @@ class _Recordings:
             self._reachable.kernel_runs,
         )
         if self._call.given is not None and not config.is_export:
-            session.check_reads(symbols, config.options.max_reads if config.options.reads == "checked" else 0)
+            most = config.options.max_reads if config.options.reads == "checked" else 0
+            session.check_reads(symbols, most, config.changing_reads)
         self._sessions.append(session)
         return session
 

@@ -43,6 +43,7 @@ from .forward import Forward
 from .given import Opening, user_path
 from .guards import MISS, GuardedEntry
 from .kinds import Lifetime
+from .same_program import does_the_same
 
 _TRIES = 3  # another thread may change what the guards look at, between the recording and the call
 
@@ -216,6 +217,7 @@ class Compiled:
         self.recompiles: list[Recompile] = []
         self._calls: tuple[Callable[..., Any], ...] = ()
         self._sizes = SeenSizes()
+        self._changing_reads: set[str] = set()  # where calls have read different whole numbers
 
     @left_alone
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -263,6 +265,7 @@ class Compiled:
             if result is not MISS:
                 return result
             changes = tuple([known.why_not(args, kwargs) for known in reversed(self.specializations)])
+            self._changing_reads.update(change.place for change in changes if change.place)
             self._forget_those_gone()
             if len(self._calls) >= self.config.options.max_specializations:
                 return self._give_up(
@@ -366,7 +369,17 @@ class Compiled:
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
         """Record the program; where symbols lead into what torch cannot do with them, with fixed numbers instead."""
-        again, config = bool(self.specializations), self.config
+        if not self._changing_reads:
+            return self._capture_as(args, kwargs, self.config)
+        symbols = dataclasses.replace(self.config, changing_reads=frozenset(self._changing_reads))
+        captured = self._capture_as(args, kwargs, symbols)
+        if not captured.has_read_symbols:
+            return captured
+        exactly = self._capture_as(args, kwargs, self.config)
+        return captured if does_the_same(captured, exactly) else exactly
+
+    def _capture_as(self, args: tuple[Any, ...], kwargs: dict[str, Any], config: AOTConfig) -> Capture:
+        again = bool(self.specializations)
         if config.symbols_once_changed:
             changing = self._sizes.changing(args, kwargs)
             config = dataclasses.replace(config, dynamic_shapes=bool(changing), changing=changing)

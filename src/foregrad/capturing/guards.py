@@ -75,7 +75,8 @@ class Misses(threading.local):
     def note(self, missed: Missed) -> object:
         """The call is for another program."""
         read = missed.read
-        self.last = Change(f"{read.what} at {read.place}", shown(read.value), shown(missed.value))
+        place = "" if read.sized or type(missed.value) is bool else read.place
+        self.last = Change(f"{read.what} at {read.place}", shown(read.value), shown(missed.value), place=place)
         return MISS
 
     def note_draw(self, otherwise: Otherwise) -> object:
@@ -684,7 +685,9 @@ def _no_base_leaf(*tensors: Tensor) -> Change | None:
 
 def _read_found(read: Read, *inputs: Tensor) -> Change:
     now = read.work_out(inputs)
-    return Change(f", as to what is read of it at {read.place},", shown(read.value.tolist()), shown(now.tolist()))
+    place = read.place if read.value.dtype is not torch.bool else ""
+    what = f", as to what is read of it at {read.place},"
+    return Change(what, shown(read.value.tolist()), shown(now.tolist()), place=place)
 
 
 def _sizes_found(expression: str, *values: Any) -> Change:

@@ -130,6 +130,9 @@ class Functionalizer(Walk):
         self.results(node, step.out)
         for tensor in tensors_in([step.out] if read.symbols else []):
             graph.bind_sizes(self.node_of(tensor), tensor)
+        if read.symbols and step.op is READ and isinstance(step.out, list):
+            for i, number in enumerate(step.out):
+                graph.bind_number(graph.call(operator.getitem, (node, i), {}, number), number)
         if step.backward:
             graph.backward = True
             behind = ancestors([node])

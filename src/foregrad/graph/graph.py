@@ -232,8 +232,12 @@ class GraphBuilder:
         node.impure, node.read = True, read
         self.part += 1
         if isinstance(value, SymInt):
-            self._symbols[expression_of(value)] = node
+            self.bind_number(node, value)
         return node
+
+    def bind_number(self, node: Node, number: SymInt) -> None:
+        """A node gives a symbolic number."""
+        self._symbols[expression_of(number)] = node
 
     def constant(self, held: Any, value: Any) -> Node:
         """A tensor, or another object, that is part of the program."""
@@ -314,6 +318,7 @@ def _arithmetic_rules() -> dict[Any, Target]:
         functions.CleanDiv: operator.floordiv,
         functions.Mod: operator.mod,
         functions.PythonMod: operator.mod,
+        sympy.Abs: operator.abs,
         functions.Max: torch.sym_max,
         functions.Min: torch.sym_min,
         functions.ToFloat: torch.sym_float,

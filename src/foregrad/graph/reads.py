@@ -49,18 +49,19 @@ class DataRead:
     operator: str  # `bool()`, `item()`, `aten.nonzero.default`
     place: str  # in the user's code
     value: Any  # what it was while the program was recorded; for sizes, those of the results
-    symbol: str | None  # that stands for the size: any size is for the program that meets the condition
+    symbol: str | None  # that stands for the size or the number: any is for the program that meets the condition
     condition: str | None  # on this symbol and those before it
 
     @classmethod
     def of(cls, read: Read, condition: str | None = None) -> DataRead:
         """What a user sees of a read."""
-        return cls(read.what, read.place, read.value, next((name for name, _ in read.symbols), None), condition)
+        return cls(read.what, read.place, read.value, ", ".join(name for name, _ in read.symbols) or None, condition)
 
     def __str__(self) -> str:
         if self.symbol is not None:
             where = "" if self.condition is None else f" where {self.condition}"
-            return f"{self.operator} has the size {self.symbol}{where}, at {self.place}"
+            verb = "has the size" if isinstance(self.value, tuple) else "is"
+            return f"{self.operator} {verb} {self.symbol}{where}, at {self.place}"
         verb = "has the size" if isinstance(self.value, tuple) else "is"
         return f"{self.operator} {verb} {shown(self.value)}, at {self.place}"
 

@@ -102,7 +102,9 @@ def _refused_later(what: str, stack: Stack) -> DataDependentError:
 class CheckedReads:
     """What a program has read so far."""
 
-    def __init__(self, replay: Replay, engine: Engine, symbols: Symbols, most: int) -> None:
+    def __init__(
+        self, replay: Replay, engine: Engine, symbols: Symbols, most: int, changing: frozenset[str] = frozenset()
+    ) -> None:
         """Nothing was read yet.
 
         Args:
@@ -110,7 +112,9 @@ class CheckedReads:
             engine: That the recording is made on.
             symbols: Whether sizes are symbols.
             most: So many reads.
+            changing: Places where other calls have read other whole numbers.
         """
+        self.changing = changing
         self._replay, self._engine, self._symbols, self._most = replay, engine, symbols, most
         self.reads: list[Read] = []
         self._known: dict[Any, Any] = {}  # values that were read, by what was read of which tensors
@@ -144,7 +148,7 @@ class CheckedReads:
         origins = (what, *map(self._replay.origin, tensors)) if backward else None
         if self._replay.is_over and origins in self._of_backward:
             return self._of_backward[origins], None
-        found = self._number(what, look, tensors, stack, None if backward else self.follow)
+        found = self._number(what, look, tensors, stack, None if backward else self.follow, backward)
         if origins is not None:
             self._of_backward[origins] = found[0]
         return found
@@ -156,6 +160,7 @@ class CheckedReads:
         tensors: Sequence[Tensor],
         stack: Stack,
         follow: Callable[[float], Any] | None,
+        backward: bool,
     ) -> tuple[Any, Read | None]:
         if what == "tolist()" and tensors[0].numel() > MOST_ELEMENTS:
             raise DataDependentError(
@@ -171,9 +176,39 @@ class CheckedReads:
             self._known.clear()
         self._writes = self._replay.writes
         is_number = what == "item()" and type(value) is float and follow is not None
-        read = self._add(what, look, value, stack, is_number=is_number)
-        self._known[key] = follow(value) if is_number and follow is not None else value
-        return self._known[key], read
+        found, symbols = value, ()
+        if is_number and follow is not None:
+            found = follow(value)
+        elif not backward and self._become_symbols(what, value, stack):
+            found, symbols = self._in_symbols(value)
+        read = self._add(what, look, value, stack, is_number=is_number, symbols=symbols)
+        self._known[key] = found
+        return found, read
+
+    def changes(self, stack: Stack) -> bool:
+        """Whether whole numbers that are read there are to be symbols."""
+        return bool(self.changing) and self._symbols != "refused" and where(stack) in self.changing
+
+    def _become_symbols(self, what: str, value: Any, stack: Stack) -> bool:
+        """Whether a value consists of whole numbers for which other calls have read others."""
+        numbers = value if what == "tolist()" and type(value) is list else [value] if what == "item()" else []
+        if not numbers or any(type(number) is not int for number in numbers) or not self.changes(stack):
+            return False
+        if self._symbols == "wanted":
+            raise Retrace(SizesAreRead())
+        return True
+
+    def _in_symbols(self, value: Any) -> tuple[Any, Any]:
+        """Symbols for whole numbers, and how each is found in what is read."""
+        assert self._engine.shape_env is not None
+        name, several = f"read {len(self.reads)}", type(value) is list
+        made = [
+            read_symbol(self._engine.shape_env, f"{name}[{i}]" if several else name, number, is_size=False)
+            for i, number in enumerate(value if several else [value])
+        ]
+        places = [f"[{i}]" if several else "" for i in range(len(made))]
+        found = tuple((str(expression_of(number)), place) for number, place in zip(made, places, strict=True))
+        return (made if several else made[0]), found
 
     def results(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack, backward: bool

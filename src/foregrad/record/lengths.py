@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import SymInt, Tensor
 from torch.nn import functional as F
 
 from .._torch import PACKS, PADS, RECURRENT, disable_modes, without_function_modes
@@ -95,6 +95,23 @@ def _mean_ctc_loss(
 
 TAKES_LISTS: dict[Any, Callable[..., Any]] = {torch.ctc_loss: _mean_ctc_loss, F.ctc_loss: _mean_ctc_loss}
 """By function that makes a tensor of a list in C++: what does the same; `NotImplemented` where there is no list."""
+
+
+def select_by_symbols(tensor: Tensor, where: Any) -> Any:
+    """`tensor[where]` for symbols among slices and numbers, of which Python's own way would make numbers."""
+    items = where if type(where) is tuple else (where,)
+    kinds = {type(item) for item in items}
+    if SymInt not in kinds or not kinds <= {SymInt, int, slice} or len(items) > tensor.dim():
+        return NotImplemented
+    dim, found = 0, tensor
+    for item in items:
+        if type(item) is not slice:
+            found = found.select(dim, item)
+            continue
+        if item != slice(None):
+            found = found[(*[slice(None)] * dim, item)]
+        dim += 1
+    return found
 
 
 def assign_by_masks(tensor: Tensor, where: Any, value: Any) -> bool:

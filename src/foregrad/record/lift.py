@@ -60,7 +60,7 @@ from ..values import PLAIN
 from .borrowed import Borrowed, Caches
 from .checked_reads import MOST_ELEMENTS
 from .hooks import REGISTERING, Hooks, HooksLeft, kernels_seen
-from .lengths import READS_LENGTHS, TAKES_LISTS, assign_by_masks
+from .lengths import READS_LENGTHS, TAKES_LISTS, assign_by_masks, select_by_symbols
 from .recorder import Recorder, needs_no_gradient
 from .refusals import WAY_OUT, explained
 from .tape import INNER_BACKWARDS, differentiated, tape_nodes
@@ -109,6 +109,7 @@ _GIVES_NUMBERS = frozenset(
         Tensor.__index__,
     }
 )
+_MAY_GIVE_SYMBOLS = frozenset({Tensor.item, Tensor.tolist})  # Python makes whole numbers of what others give
 _GIVES_ARRAYS: tuple[Any, ...] = (Tensor.numpy, Tensor.__array__)
 _GIVES_TEXT = frozenset({Tensor.__repr__, Tensor.__format__})
 
@@ -355,6 +356,9 @@ class LiftedTensors(TorchFunctionMode):
         if not self._abstract(tensor):
             return None
         if func in _GIVES_NUMBERS:
+            reads = self._recorder.checked_reads
+            if func in _MAY_GIVE_SYMBOLS and reads is not None and reads.changes(user_stack(3)):
+                return self._recorder.reads.constant(tensor)
             return self._recorder.value_of(tensor)
         if func in _GIVES_TEXT:
             return self._recorder.reads.constant(tensor)
@@ -561,9 +565,9 @@ class LiftedTensors(TorchFunctionMode):
         if self._recorder.numbers is not None:
             func, args, kwargs = self._with_numbers(func, args, kwargs)
         given, named = self._swap(args), self._swap_named(kwargs)
-        if func in FUNCTIONS_THAT_CHOOSE and needs_no_gradient((*given, *named.values())):
-            with below_autograd():
-                return func(*given, **named)
+        found = self._another_way(func, given, named)
+        if found is not NotImplemented:
+            return found
         values_read = self._recorder.reads.count
         try:
             result = self._run_extension(func, given, named) if is_extension(func) else func(*given, **named)
@@ -583,6 +587,15 @@ class LiftedTensors(TorchFunctionMode):
         ):
             refuse_plain_result(func, result)
         return result
+
+    def _another_way(self, func: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """What a function gives that would do something else to recorded tensors than it does in eager."""
+        if func in FUNCTIONS_THAT_CHOOSE and needs_no_gradient((*given, *named.values())):
+            with below_autograd():
+                return func(*given, **named)
+        if func is Tensor.__getitem__ and self._recorder.has_symbols_of_reads:
+            return select_by_symbols(*given)
+        return NotImplemented
 
     def _number_of(self, func: Any, tensor: Tensor) -> float | None:
         """What `item()` gives of a tensor on the host, if calls can work it out before their graphs run."""

@@ -393,7 +393,8 @@ class Recorder(TorchDispatchMode):
         self.reads.count += 1
         if read is not None:
             self._read = read
-            self._note(READ, (list(tensors),), {}, found if read.is_number else None, stack, origin)
+            followed = read.is_number or bool(read.symbols)
+            self._note(READ, (list(tensors),), {}, found if followed else None, stack, origin)
         return found
 
     def _read_data(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Stack) -> Any:

@@ -206,10 +206,10 @@ class Session:
         as_in_eager = self.recorder.reads.can_be_checked
         return questions_answered_as_in_eager(self.engine.own_mode) if as_in_eager else contextlib.nullcontext()
 
-    def check_reads(self, symbols: Symbols, most: int) -> None:
+    def check_reads(self, symbols: Symbols, most: int, changing: frozenset[str]) -> None:
         """Calls can check what the program reads; so many reads at most, beside those that inputs determine."""
         if most:
-            self.recorder.checked_reads = CheckedReads(self._replay(), self.engine, symbols, most)
+            self.recorder.checked_reads = CheckedReads(self._replay(), self.engine, symbols, most, changing)
         self.recorder.reads.check(
             lambda: {
                 id(recorded.seen): (recorded.slot, self.real_tensors[recorded.slot])

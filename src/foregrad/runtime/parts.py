@@ -260,6 +260,9 @@ def _write_read(writer: Writer, node: Node, names: Mapping[Node, str], condition
     writer.line(f"{value} = {look}({', '.join(names[item] for item in node.inputs())})")
     if read.is_number:
         return
+    if read.symbols:
+        _write_symbols(writer, read, value, conditions)
+        return
     if type(read.value) is bool:
         differs = f"{value} is not {read.value}"
     elif type(read.value) is int:
@@ -321,7 +324,7 @@ def _write_symbols(writer: Writer, read: Read, value: str, conditions: Condition
         given = ", ".join(writer.variables["symbol", symbol] for symbol in symbols)
         holds = writer.bind(condition_on_symbols(text, symbols), "sizes_fit")
         missed, known = writer.bind(Missed, "Missed"), writer.bind(read, f"read_{read.number}")
-        seen = f"{writer.bind(sizes_of, 'sizes_of')}({value})"
+        seen = f"{writer.bind(sizes_of, 'sizes_of')}({value})" if read.sized else value
         writer.line(f"if not {holds}({given}): raise {missed}({known}, {seen})  # {text}")
 
 
