@@ -131,3 +131,20 @@ def test_layers_that_are_alike_are_worked_out_once(monkeypatch):
         counts.append(len(asked))
         asked.clear()
     assert counts[0] == counts[1]
+
+
+def test_a_view_of_another_dtype_is_one_each_time():
+    """`view_as_real` looks at memory of another dtype: what was said of it is not said of its argument's."""
+
+    def program(x):
+        z = torch.complex(x, x.sin())
+        return torch.view_as_real(z).sum() + torch.view_as_real(z).cos().sum(), z.abs()
+
+    compiled = foregrad.aot_function(program, nop, dynamic=True)
+    for n in (3, 4):
+        x, y = (torch.linspace(0.1, 1, n).requires_grad_() for _ in range(2))
+        for run, given in ((program, x), (compiled, y)):
+            total, size = run(given)
+            (total + size.sum()).backward()
+        assert torch.equal(x.grad, y.grad)
+    assert len(compiled.specializations) == 1

@@ -29,6 +29,11 @@ class Geometry(NamedTuple):
     stride: tuple[int | SymInt, ...]
     offset: int | SymInt
 
+    @property
+    def has_numbers(self) -> bool:
+        """Whether there is a number behind each symbol; the user may ask for symbols that have none."""
+        return all(map(_has_number, (*self.size, *self.stride, self.offset)))
+
     def as_numbers(self) -> None:
         """Let the front end compile again for other numbers: each symbol is guarded to be what it is."""
         for number in (*self.size, *self.stride, self.offset):
@@ -65,11 +70,11 @@ class FrontEnd:
         """Let it compile again for other sizes and ints; whether there were any symbols."""
         found = False
         for value in inputs:
-            if isinstance(value, SymInt) and isinstance(number_of(value), SymInt):
+            if isinstance(value, SymInt) and isinstance(number_of(value), SymInt) and _has_number(value):
                 int(value)
                 found = True
             known = self.geometry(value) if isinstance(value, torch.Tensor) else None
-            if known is not None:
+            if known is not None and known.has_numbers:
                 known.as_numbers()
                 found = True
         return found
@@ -106,6 +111,12 @@ class FrontEnd:
 def number_of(number: int | SymInt) -> int | SymInt:
     """A symbolic number, or the plain one that it is known to be."""
     return int(number) if isinstance(number, SymInt) and number.node.expr.is_number else number
+
+
+def _has_number(number: int | SymInt) -> bool:
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return not free_unbacked_symbols(number)
 
 
 def _is_static(context: Any) -> bool:
@@ -241,6 +252,12 @@ def counts_aot(outcome: str) -> None:
     from torch._dynamo.utils import counters
 
     counters["aot_autograd"][outcome] += 1
+
+
+def reads_are_captured() -> bool:
+    """Whether Dynamo leaves reads of data in its graphs, instead of breaking them there."""
+    config: Any = sys.modules.get("torch._dynamo.config")
+    return config is not None and bool(config.capture_scalar_outputs or config.capture_dynamic_output_shape_ops)
 
 
 def compiled_autograd_is_on() -> bool:

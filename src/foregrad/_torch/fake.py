@@ -187,8 +187,10 @@ def fake_attributes(mode: FakeTensorMode, device: torch.device) -> dict[str, Any
 
 @functools.cache
 def fake_attribute_names() -> frozenset[str]:
-    """The names of what torch itself puts on fake tensors."""
-    return frozenset(fake_attributes(_static_mode(), torch.device("cpu")))
+    """The names of what torch itself puts on fake tensors, also once C++ has asked for sizes that are symbols."""
+    capsules = itertools.product(("", "sym_"), ("sizes", "strides"), ("", "_len"))
+    sizes = (f"_{kind}{what}_capsule{length}" for kind, what, length in capsules)
+    return frozenset((*fake_attributes(_static_mode(), torch.device("cpu")), *sizes))
 
 
 def fake_shell(meta: torch.Tensor, device: torch.device) -> Any:

@@ -137,7 +137,7 @@ class SymbolicResults:
         again: list[FakeTensor] = []
         if op_info(question.op).written and self._written(question.given, again) != question.args:
             return  # an argument has changed its shape
-        entry = _in_symbols(words, out)
+        entry = _in_symbols(words, out, question.tensors)
         if entry is not NotImplemented:
             self._known[question.key] = entry
 
@@ -200,18 +200,21 @@ Testimony = Callable[[], Result | Several | None]
 """What the witness says to a question, for the numbers behind the symbols; None if it cannot tell."""
 
 
-def _in_symbols(result: Result | Several, tensor: Any) -> Any:
-    """A result with its geometry in symbols; `NotImplemented` where it lies in a way that there is no word for."""
+def _in_symbols(result: Result | Several, tensor: Any, arguments: Sequence[Tensor]) -> Any:
+    """A result with its geometry in symbols; `NotImplemented` where it lies in a way that there is no word for.
+
+    That of `view_as_real` looks at memory of another dtype.
+    """
     if isinstance(tensor, Tensor) and WORKSPACE in vars(tensor):
         return NotImplemented
     match result:
         case Several(kind, results):
-            return _several(kind, map(_in_symbols, results, tensor))
+            return _several(kind, (_in_symbols(*each, arguments) for each in zip(results, tensor, strict=True)))
         case None | Same():
             return result
         case Fresh(meta) if not meta.has_bits:
             return New(_geometry(tensor, meta))
-        case Shared(argument, meta) if not meta.has_bits and meta.dtype is tensor.dtype:
+        case Shared(argument, meta) if not meta.has_bits and meta.dtype is arguments[argument].dtype:
             return ViewOf(argument, _geometry(tensor, meta))
     return NotImplemented
 

@@ -22,6 +22,7 @@ from .._torch import (
 from ..errors import CompilerError, ConfigError, UnsupportedError, did_you_mean
 from ..ops import Kind, aten, op_info
 from ..options import Compilers
+from ..record.fakify import Object
 from ..runtime.compilers import through_fx
 from ..slots import Saved, Size
 from .backend import Backend, at_line_of, stays_in_place
@@ -74,11 +75,13 @@ def _compilers(settings: Mapping[str, Any]) -> Compilers:
             slots = graph.meta["slots"]
             fixed = [i for i, slot in enumerate(slots.inputs) if stays_in_place(slot)]
             visible = [i for i, slot in enumerate(slots.outputs) if not isinstance(slot, (Saved, Size))]
+            # Objects among the arguments are inputs that no graph reads, and of no kind that Inductor knows.
+            known = [0 if isinstance(example, Object) else example for example in examples]
             if phase == "inference":
                 _refuse_crosswise_writes(graph)
                 if program.freezes:
-                    return FrozenGraph(program, graph, examples, _never_written(graph, fixed), visible)
-            return program.compile(graph, examples, phase, fixed, visible)
+                    return FrozenGraph(program, graph, known, _never_written(graph, fixed), visible)
+            return program.compile(graph, known, phase, fixed, visible)
 
         return compile_graph
 

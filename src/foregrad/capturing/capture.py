@@ -254,7 +254,13 @@ def _known_sizes(value: Any, config: AOTConfig) -> bool | Geometry:
     if is_wrapper(value):
         front_end.require_numbers(value, leaves_of)
         return False
-    return front_end.geometry(value) or False
+    found = front_end.geometry(value)
+    if found is not None and not found.has_numbers:
+        raise UnsupportedError(
+            "an input has a size without a number behind it (mark_unbacked), which cannot be compiled yet. Mark it "
+            "with mark_dynamic, or leave it to Dynamo."
+        )
+    return found or False
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 from torch import fx
 
-from .._torch import FrontEnd, counts_aot, never_traced, passes_through
+from .._torch import FrontEnd, counts_aot, never_traced, passes_through, reads_are_captured
 from ..api import flat_call, resolve
 from ..backends import named
 from ..capturing.capture import state_of
 from ..capturing.graph_programs import run_graph_program
 from ..compiling import Asked, decomposition_table, partitioner
-from ..errors import CompilerError, ConfigError, EagerFallbackWarning, ForegradError
+from ..errors import CompilerError, ConfigError, DataDependentError, EagerFallbackWarning, ForegradError
 from ..options import AOTConfig, Compiler, Partitioner, config
 from .graphs import inputs_of
 
@@ -109,6 +109,13 @@ def _compiled(graph: fx.GraphModule, inputs: Sequence[Any], resolved: AOTConfig)
     resolved = replace(resolved, num_params_buffers=len(state_of(graph, dynamic=False)))
     try:
         return never_traced(flat_call(graph, given, resolved.for_program(), slots))
+    except DataDependentError as error:
+        if not reads_are_captured():
+            raise
+        raise DataDependentError(
+            f"{error} Or leave torch._dynamo.config.capture_scalar_outputs and capture_dynamic_output_shape_ops off: "
+            "Dynamo breaks the graph there, and the read runs as it is."
+        ) from error
     except Exception as error:
         if isinstance(error, (CompilerError, ConfigError)) or passes_through(error):
             raise

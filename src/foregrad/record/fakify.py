@@ -129,7 +129,8 @@ def engine_for(
         if mode is not None:
             return SymbolicEngine(mode, "a front end has a fake mode of its own")
     elif any(isinstance(given.dynamic, Geometry) or _is_symbol(given.value) for given in inputs):
-        return SymbolicEngine(front_end.mode, "the front end has symbols for sizes")
+        mode = without_own_cache(new_fake_mode(front_end.mode.shape_env))
+        return SymbolicEngine(mode, "the front end has symbols for sizes", own=True)
     if dynamic:
         return SymbolicEngine(new_fake_mode(new_shape_env()), "sizes are symbols", own=True)
     if reads:

@@ -333,8 +333,7 @@ class Recorder(TorchDispatchMode):
             self.mutation_checks.after(op, args, kwargs, shapes)
         if get_default_dtype() is not self._default_dtype and info.kind is Kind.PURE:
             kwargs = self._with_its_dtype(op, types, args, kwargs, out)
-        drawn = random and computed is None and draws(op, args, kwargs)
-        repeats, follows = self._draw(op, kwargs, args) if drawn else (None, None)
+        repeats, follows = self._draw(op, kwargs, args) if random and computed is None else (None, None)
         if info.is_plain and self._is_plain(op):
             self._plain.add(id(op))
         self._note(op, args, kwargs, out, stack, origin, repeats, follows)
@@ -704,6 +703,8 @@ class Recorder(TorchDispatchMode):
 
     def _draw(self, op: OpOverload, kwargs: dict[str, Any], args: tuple[Any, ...]) -> tuple[int | None, int | None]:
         """The earlier step whose draw this random operator replays, if it does, and the one that it follows."""
+        if not draws(op, args, kwargs):
+            return None, None
         generator = kwargs.get("generator") or self.default_generator(args, kwargs)
         if not self.backward:
             self.follow_seeds([generator], drawing=op)
