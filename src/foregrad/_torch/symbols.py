@@ -76,7 +76,7 @@ def sizes_of_any_kind() -> contextlib.AbstractContextManager[Any]:
 
 
 def sizes_told_apart() -> contextlib.AbstractContextManager[Any]:
-    """In this context, inside of the one above, torch asks again, and notes a guard: it chooses a kernel by it, or a size."""
+    """In this context, inside of the one above, torch asks again, and guards: it chooses a kernel by it, or a size."""
     import torch.fx.experimental._config as config
 
     return config.patch(backed_size_oblivious=False)  # type: ignore[attr-defined]
