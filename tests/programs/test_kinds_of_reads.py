@@ -727,6 +727,12 @@ class ReadsInBackward(torch.autograd.Function):
         return g * m * (2 if k[0] else 1), None
 
 
+@program(lambda n: (values(n, 4),), 1)
+def constants_selected_by_constants(x):
+    places, chosen = torch.tensor([1, 2, 3]), torch.tensor([True, False, True])
+    return x[places[chosen]] * x[torch.tensor([True, False, True, True])].sum()
+
+
 @program(lambda n: (values(n, 3), (values(n, 3).detach() > 0).float()), 8)
 def backward_reads_forward(x, m):
     return ReadsInBackward.apply(x, m)

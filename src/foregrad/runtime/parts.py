@@ -183,7 +183,9 @@ def _names(graph: Graph, writer: Writer, parts: Sequence[Part]) -> dict[Node, st
     shown = [*graph.inputs, *(node for part in parts for node in (*part.gives, *part.unpacked, *part.decides))]
     shown += [part.read for part in parts if part.read is not None]
     names = {node: writer.fresh(node.name) for node in shown}
-    return names | {n: writer.bind(n.args[0], "constant") for n in nodes_in(graph.results) if n.op is get_constant}
+    read = [node for part in parts if part.read is not None for node in part.read.inputs()]
+    constants = [n for n in (*nodes_in(graph.results), *read) if n.op is get_constant]
+    return names | {node: writer.bind(node.args[0], "constant") for node in constants}
 
 
 def _write_what_follows(
