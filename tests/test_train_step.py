@@ -133,6 +133,49 @@ def test_a_step_that_looks_at_its_data_writes_in_place_after_it(scaled, monkeypa
     assert sum(name.startswith("aten.copy_") for name in names) <= 4 * scaled  # of the scaler's own tensors
 
 
+def train(x, model, optimizer, schedule=None, *, scale=1.0):
+    loss = scale * model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if schedule is not None:
+        schedule.step()
+    return loss.detach()
+
+
+def test_models_and_optimizers_as_arguments():
+    """Each combination of them has programs of its own, and rates are no reason for more."""
+
+    def play(step):
+        seen = []
+        pairs = [wide(layers=2, width=8) for _ in range(2)]
+        schedules = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) for _, optimizer in pairs]
+        for number in range(8):
+            model, optimizer = pairs[number % 2]
+            named = {"schedule": schedules[number % 2], "scale": 2.0}
+            seen.append(step(torch.ones(2, 8) * number, model, optimizer=optimizer, **named))
+        return [*seen, *(p.detach() for model, _ in pairs for p in model.parameters())]
+
+    step = foregrad.train_step(train)
+    assert all(map(torch.equal, play(train), play(step)))
+    assert len(step.specializations) <= 4
+    assert step.memory.peak > 0
+    with pytest.raises(TypeError, match="multiple values for argument 'model'"):
+        step(torch.ones(2, 8), wide()[0], model=wide()[0])
+    with pytest.raises(ConfigError, match="by the names of its parameters"):
+        foregrad.train_step(lambda *args: train(*args))(torch.ones(2, 8), *wide(layers=2, width=8))
+
+
+def test_gradients_are_released_where_there_are_none():
+    model, optimizer = wide(layers=1, width=8)
+
+    def step(x):
+        optimizer.step()
+        return model(x).sum().detach()
+
+    assert torch.equal(foregrad.train_step(step, release_gradients=True)(torch.ones(2, 8)), step(torch.ones(2, 8)))
+
+
 def test_a_small_step_keeps_one_operator_for_all():
     step = foregrad.train_step(step_over(*wide(layers=3, width=8)))
     for _ in range(2):

@@ -133,9 +133,12 @@ def idle_arguments(op: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
 def really_written(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """What a call writes to; a fused optimizer says that it writes to the gradients, and does so if it scales them.
 
-    None stands in the place of what is not written.
+    None stands in the place of what is not written: by batch norm, too, which only reads its averages in evaluation.
     """
     written = written_arguments(op, args, kwargs)
+    names = op_info(op).names
+    if "running_mean" in names and "training" in names and args[names.index("training")] is False:
+        return [None for _ in written]
     if "grad_scale" not in op_info(op).names or kwargs.get("grad_scale") is not None:
         return written
     return [None if argument is args[1] else argument for argument in written]

@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import torch
 from torch import fx, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from .capturing.compiled import Compiled, Recompile, Specialization
 from .compiling import compile
 from .errors import ConfigError, ForegradError
-from .options import Compiler
+from .options import AOTConfig, Compiler
 from .partition.memory import StepMemory, step_memory
+
+_MOST_OBJECTS = 8  # combinations of them, which are kept alive
+_STATE = (nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler)
+
+
+def _is_state(value: Any) -> bool:
+    """Whether an argument holds what steps change, so that a program is for this very object."""
+    return isinstance(value, _STATE)
+
+
+def _names_of(fn: Callable[..., Any]) -> list[str]:
+    """The parameters of a function that are given in order, and can be given by name."""
+    parameters = inspect.signature(fn).parameters.values()
+    return [p.name for p in itertools.takewhile(lambda p: p.kind is p.POSITIONAL_OR_KEYWORD, parameters)]
 
 
 class TrainStep:
@@ -22,25 +41,53 @@ class TrainStep:
     What else is compiled, and why, is in `specializations` and `recompiles`.
     """
 
-    def __init__(self, compiled: Compiled) -> None:
-        functools.update_wrapper(self, compiled, updated=())
-        self._compiled = compiled
+    def __init__(self, fn: Callable[..., Any], config: AOTConfig) -> None:
+        functools.update_wrapper(self, fn, updated=())
+        self._fn, self._config = fn, config
+        self._over: dict[Any, Compiled] = {}  # by the objects that it was called with
+        self._alone = Compiled(fn, None, config)
+
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        return _names_of(self._fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._compiled(*args, **kwargs)
+        if any(map(_is_state, args)) or any(map(_is_state, kwargs.values())):
+            return self._call_over_objects(args, kwargs)
+        return self._alone(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return repr(self._compiled).replace("<compiled", "<training step", 1)
+        return repr(self._alone).replace("<compiled", "<training step", 1)
+
+    def _call_over_objects(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that is given models and optimizers: a step of its own for each of them, which finds them itself."""
+        if not kwargs.keys().isdisjoint(self._names[: len(args)]):
+            inspect.signature(self._fn).bind(*args, **kwargs)  # which raises what the call would
+        if len(args) > len(self._names):
+            raise ConfigError(f"{self!r} takes models and optimizers by the names of its parameters: {self._names}.")
+        given = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        objects = {name: value for name, value in given.items() if _is_state(value)}
+        key = tuple([(name, id(value)) for name, value in objects.items()])
+        compiled = self._over.get(key)
+        if compiled is None:
+            if len(self._over) >= _MOST_OBJECTS:
+                del self._over[next(iter(self._over))]
+            compiled = self._over[key] = Compiled(functools.partial(self._fn, **objects), None, self._config)
+        return compiled(**{name: value for name, value in given.items() if name not in objects})
+
+    @property
+    def _all(self) -> list[Compiled]:
+        return [self._alone, *self._over.values()]
 
     @property
     def specializations(self) -> list[Specialization]:
-        """The programs, in the order in which they were compiled."""
-        return self._compiled.specializations
+        """The programs, in the order in which they were compiled; those for one model after those for another."""
+        return [program for compiled in self._all for program in compiled.specializations]
 
     @property
     def recompiles(self) -> list[Recompile]:
         """Why each program but the first was compiled."""
-        return self._compiled.recompiles
+        return [recompile for compiled in self._all for recompile in compiled.recompiles]
 
     @property
     def graph(self) -> fx.GraphModule:
@@ -90,7 +137,7 @@ def train_step(
     inside. Numbers in `param_groups` are read at each call, and a schedule that the step steps is stepped at its end.
 
     Args:
-        fn: the step. It finds model and optimizers by itself.
+        fn: the step. It finds models and optimizers by itself, or is given them as arguments.
         backend: as for `foregrad.compile`. For compilers of your own, a new learning rate is a new program.
         mode: as for `foregrad.compile`.
         memory_budget: what may be alive at the peak beyond what the step is given, before operators write in place:
@@ -116,5 +163,5 @@ def train_step(
         inplace=True,
         options=options,
     )
-    compiled.config = dataclasses.replace(compiled.config, release_gradients=release_gradients, differentiate=False)
-    return TrainStep(compiled)
+    config = dataclasses.replace(compiled.config, release_gradients=release_gradients, differentiate=False)
+    return TrainStep(fn, config)

@@ -615,6 +615,10 @@ NUMBERS = {
     "the greatest": lambda o, w, x: w * max(o.param_groups[0]["lr"], 0.6),
     "floor division": lambda o, w, x: w * (o.param_groups[0]["lr"] // 0.3),
     "clamped": lambda o, w, x: (w * x).clamp(-o.param_groups[0]["lr"], o.param_groups[0]["lr"]),
+    "a power": lambda o, w, x: (w ** o.param_groups[0]["lr"]) + (o.param_groups[0]["lr"] ** w),
+    "between": lambda o, w, x: torch.lerp(w, x, o.param_groups[0]["lr"]),
+    "lists": lambda o, w, x: torch._foreach_lerp([w], [x], 0.7)[0] * o.param_groups[0]["lr"],
+    "lists to a power": lambda o, w, x: torch._foreach_pow([w], 2)[0] / o.param_groups[0]["lr"],
     "norm": lambda o, w, x: nn.functional.layer_norm(w, (2,), eps=o.param_groups[0]["eps"] + o.param_groups[0]["lr"]),
 }
 

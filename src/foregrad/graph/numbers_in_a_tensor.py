@@ -75,11 +75,16 @@ class _Term:
     def __truediv__(self, other: Any) -> _Term:
         return self._with(aten.div.Tensor, other)
 
-    def __pow__(self, other: Any) -> _Term:
-        return self._with(aten.pow.Tensor_Tensor, other)
+    def __pow__(self, other: _Term) -> _Term:
+        if not isinstance(self.value, Node):
+            return self._with(aten.pow.Scalar, other)
+        return self._with(aten.pow.Tensor_Tensor if isinstance(other.value, Node) else aten.pow.Tensor_Scalar, other)
 
 
 def _lerp(start: _Term, end: _Term, weight: _Term) -> _Term:
+    if not isinstance(weight.value, Node):
+        near_start = abs(weight.value) < 0.5
+        return start + (end - start) * weight if near_start else end - (end - start) * _Term(end.emit, 1 - weight.value)
     near = weight._with(aten.abs.default)._with(aten.lt.Scalar, 0.5)
     from_start = start + (end - start) * weight
     from_end = end - (end - start) * (weight._with(aten.neg.default) + 1)

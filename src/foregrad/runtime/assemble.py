@@ -205,8 +205,9 @@ def _written_in_place(joint: Joint, graph: Graph, config: AOTConfig) -> Graph:
     engine = joint.recording.engine
     if has_reads(graph):  # parts run one after the other
         graph = Graph(graph.inputs, sorted(graph.nodes, key=_part), graph.outputs, graph.overwritten)
-    ways = [graph] if config.release_gradients is not True or has_reads(graph) else []
-    if config.release_gradients and joint.recording.runs_backward and not has_reads(graph):
+    release = config.release_gradients if joint.recording.runs_backward and not has_reads(graph) else False
+    ways = [graph] if release is not True else []
+    if release:
         ways.append(with_gradients_released(graph))
     ways = [_within_budget(joint, way, config) for way in ways]
     rewritten = [written_in_place(way, engine) for way in ways]
