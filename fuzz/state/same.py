@@ -32,7 +32,7 @@ from torch import Tensor
 MODULE_NAME = "fuzzed_world"
 
 _PLAIN = (str, bytes, int, type(None), type(...), type(NotImplemented), range, slice, decimal.Decimal)
-# Python does not say which equal numbers are one object; a compiled call may give one that an earlier call gave, too.
+# Python does not say which equal numbers are one object.
 _NUMBERS = (float, complex)
 _TORCH_FACTS = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 # What Python and torch keep for themselves, in classes and in modules.
@@ -126,8 +126,10 @@ class Walk:
             if eager != compiled:
                 self._unlike("value", where, eager, compiled)
             return
-        known = id(eager) in self._partners
-        if known or (id(compiled) in self._taken and not isinstance(eager, _NUMBERS)):
+        if isinstance(eager, _NUMBERS):
+            _float(self, where, eager, compiled)
+            return
+        if id(eager) in self._partners or id(compiled) in self._taken:
             if self._partners.get(id(eager), _MISSING) is not compiled:
                 self._unlike("identity", where, eager, compiled)
             return
@@ -487,7 +489,6 @@ def _object(walk: Walk, where: str, eager: Any, compiled: Any) -> None:
 _ITERATORS = tuple(type(iter(kind())) for kind in (list, tuple, dict, set, str, bytes, bytearray))
 _KINDS: tuple[tuple[Any, Rule], ...] = (
     (Tensor, _tensor),
-    (_NUMBERS, _float),
     (enum.Enum, _object),
     ((list, tuple), _list),
     (collections.deque, _deque),

@@ -93,13 +93,14 @@ _LOSSES = (
     "{l} = {a}.abs().mean() + sum(q.square().sum() for q in {m}.parameters()) * 0.1",
     "{l} = ({a} / {x}.detach()).sum()",  # infinite for some
 )
+_DIFFERENTIABLE = "{l}.backward(create_graph=True); {m}.zero_grad(); {l}.backward()"
 _BACKWARD = (
     *("{l}.backward()",) * 6,
     "({l} / 2).backward()",
     "{l}.backward(retain_graph=True); {l}.backward()",
     "for q, g in zip({m}.parameters(), torch.autograd.grad({l}, [*{m}.parameters()])): q.grad = g",
     "torch.autograd.backward({l}, inputs=[q for q in {m}.parameters() if q.requires_grad])",
-    "{l}.backward(create_graph=True); {m}.zero_grad(); {l}.backward()",
+    _DIFFERENTIABLE,
 )
 _SCALED = ("{k}.scale({l}).backward()", "{k}.scale({l} / 2).backward()")
 _GRADIENTS = (
@@ -279,7 +280,9 @@ class StepGenerator(ProgramGenerator):
         self._take(world, scope, _FORWARD)
         self._more(world, scope)
         self._take(world, scope, _LOSSES)
-        self._take(world, scope, _SCALED if scaled else _BACKWARD)
+        # What `train_step` leaves in gradients cannot be differentiated.
+        backward = [how for how in _BACKWARD if how != _DIFFERENTIABLE or self._way != "train_step"]
+        self._take(world, scope, _SCALED if scaled else tuple(backward))
         self._take(world, scope, _GRADIENTS if rng.random() < 0.4 else ())
         self._more(world, scope)
         self._take(world, scope, _STEPS_SCALED if scaled else _STEPS)

@@ -427,11 +427,18 @@ class CodeThatRan(Scope):
         if self.reads_everything:
             return None
         if kind not in self._named:
-            bases = filter(is_library_class, kind.__mro__)
-            files = {getattr(sys.modules.get(base.__module__), "__file__", None) for base in bases}
+            files = set[str | None]().union(*map(_files_of, filter(is_library_class, kind.__mro__)))
             inner = (names_in(code).attributes for code in self.code.values() if code.co_filename in files)
             self._named[kind] = self._named_by_user.union(self.named_beside, *inner)
         return self._named[kind]
+
+
+@functools.cache
+def _files_of(kind: type) -> frozenset[str | None]:
+    """Where the code of a library's class stands; it may say that it is of another module (`torch.optim.Adafactor`)."""
+    methods = [member for member in vars(kind).values() if type(member) is types.FunctionType]
+    own = {method.__code__.co_filename for method in methods}
+    return frozenset({getattr(sys.modules.get(kind.__module__), "__file__", None), *own})
 
 
 def reads_itself(kind: type) -> bool:
