@@ -594,6 +594,28 @@ def test_a_number_in_a_tensor_is_not_rounded_to_the_type_of_a_parameter(dtype, i
     assert len(call.specializations) == 1
 
 
+def test_numbers_that_are_given_back_are_in_no_graph(in_tensors):
+    """F-2: what the step returns, and puts into its optimizer, the host has worked out."""
+
+    def play(compile):
+        model = mlp()
+        optimizer = optim.AdamW(model.parameters(), lr=0.02)
+        train = whole_step(model, optimizer)
+
+        def step(x):
+            train(x)
+            optimizer.param_groups[0]["lr"] *= 0.9
+            return optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["betas"]
+
+        step = compile(step)
+        return [(step(torch.ones(3, 4)), optimizer.param_groups[0]["lr"]) for _ in range(STEPS)], step
+
+    expected, _ = play(lambda step: step)
+    found, step = play(in_tensors)
+    same(expected, found)
+    assert len(step.specializations) <= 2
+
+
 def decide_by_rate(optimizer, weight, x):
     rate = optimizer.param_groups[0]["lr"]
     if rate > 0.5:

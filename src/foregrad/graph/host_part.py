@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..host_numbers import Expression, decided
-from ..slots import Value
+from ..slots import Slot, Value
 from .graph import Graph, GraphBuilder, GraphOutput, Node, ancestors, map_nodes, nodes_in
 from .reads import Read, item
 
@@ -16,6 +16,7 @@ class HostPart(NamedTuple):
 
     graph: Graph
     tensor: Node | None = None  # that the graph takes in their place, where it takes no floats
+    returned: Mapping[Slot, Slot] = {}  # results of the program that are numbers, which such a graph does not give
 
 
 def is_number(node: Node) -> bool:

@@ -33,17 +33,24 @@ def with_numbers_in_a_tensor(part: HostPart | None, graph: Graph, engine: Engine
     host = Graph([], [], []) if part is None else part.graph
     worked_out: dict[Slot | None, Node] = {output.slot: output.value for output in host.outputs}
     given = {node: worked_out.get(node.slot, node) for node in graph.inputs if is_number(node)}
+    returned = {slot: given[value] for slot, value in graph.outputs if value in given}
+    outputs = [GraphOutput(slot, None if slot in returned else value) for slot, value in graph.outputs]
+    graph = Graph(graph.inputs, graph.nodes, outputs, graph.overwritten)
     read = {item for node in graph.nodes for item in node.inputs()}.union(nodes_in(graph.results))
     constant = _constants(graph, given.keys(), _device(graph))
     moved = [node for node in given if node in read and node not in constant]
     compared = [node for number in constant for node in _comparison(given[number])]
     nodes = [*host.nodes, *compared]
-    inputs = dict.fromkeys((*host.inputs, *(found for node, found in given.items() if found is node and node in read)))
+    wanted = [*(given[node] for node in given if node in read), *returned.values()]
+    inputs = dict.fromkeys((*host.inputs, *(node for node in wanted if node in given)))
     name_nodes(nodes, [node.name for node in (*inputs, *nodes) if node.name])
-    outputs = [GraphOutput(Value(f"number {i}"), given[node]) for i, node in enumerate(moved)]
+    numbers = [*(given[node] for node in moved), *returned.values()]
+    slots = [Value(f"number {i}") for i, _ in enumerate(numbers)]
+    results = dict(zip(returned, slots[len(moved) :], strict=True))
     values = {node: number.value.value for node, number in given.items()}
     graph = _Rewriting(graph, moved, values, engine).run()
-    return HostPart(Graph([*inputs], nodes, outputs), graph.inputs[-1] if moved else None), graph
+    host = Graph([*inputs], nodes, [*map(GraphOutput, slots, numbers)])
+    return HostPart(host, graph.inputs[-1] if moved else None, results), graph
 
 
 def _comparison(number: Node) -> list[Node]:
@@ -118,7 +125,7 @@ def _with_rate_in_a_tensor(op: Any) -> OpOverload | None:
 
 
 def _constants(graph: Graph, numbers: Collection[Node], device: torch.device) -> list[Node]:
-    """Numbers that some operator cannot take in a tensor, or that the graph gives back."""
+    """Numbers that some operator cannot take in a tensor."""
     found = dict.fromkeys(node for node in nodes_in(graph.results) if node in numbers)
     for node in graph.nodes:
         taken = [item for item in node.inputs() if item in numbers]

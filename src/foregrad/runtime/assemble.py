@@ -39,7 +39,7 @@ from .call import Entry, InferenceCore
 from .compilers import Boxed, CompilerInput, checked, compile_graph, example_values, for_compiler, partitioned
 from .double_backward import Orders
 from .effect_tokens import unlift_tokens, without_first_tokens
-from .host_part import write_host_part
+from .host_part import write_host_part, write_numbers_returned
 from .parts import (
     Conditions,
     Missed,
@@ -315,6 +315,8 @@ def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, made: 
             _write_or_miss(joint, made, entry, writer, stages, inputs)
         else:
             made.core.write(writer, inputs)
+        if made.host_part is not None:
+            write_numbers_returned(writer, made.host_part)
         for stage in reversed(stages):
             stage.leave(writer)
         entry.leave(writer, joint.visible)

@@ -58,8 +58,15 @@ def write_host_part(writer: Writer, part: HostPart, entry: Entry) -> Sequence[Sl
     errors = tuple_of([writer.bind(OtherNumbers, "OtherNumbers"), "ArithmeticError", "ValueError"])
     writer.line(f"except {errors}: {entry.other_numbers(writer)}")
     if part.tensor is None:
-        return slots
+        return slots[: len(slots) - len(part.returned)]
     assert part.tensor.slot is not None
     put = writer.bind(_InATensor(part.tensor.value.device), "in_a_tensor")
-    writer.line(f"{writer.variable(part.tensor.slot)} = {put}({tuple_of(names)})")
+    taken = names[: len(names) - len(part.returned)]
+    writer.line(f"{writer.variable(part.tensor.slot)} = {put}({tuple_of(taken)})")
     return [part.tensor.slot]
+
+
+def write_numbers_returned(writer: Writer, part: HostPart) -> None:
+    """Lines that give results of the program which are numbers their variables."""
+    for slot, number in part.returned.items():
+        writer.line(f"{writer.variable(slot)} = {writer.variable(number)}")
