@@ -11,6 +11,7 @@ from foregrad.graph.fx import from_fx, to_fx
 from foregrad.partition.costs import UNKNOWN
 from foregrad.partition.model import Model
 from foregrad.partition.plan import Plan
+from foregrad.partition.search import Frontier, with_less_work
 from helpers import leaf, nop
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what Inductor says about itself
@@ -93,6 +94,22 @@ def test_an_operator_that_is_fused_costs_what_it_reads():
     place = {node.name: model.index[node] for node in graph.nodes}
     assert model.flops[place["halve"]] == UNKNOWN and model.flops[place["sin"]] == 0
     assert model.moved[place["sin"]] == SIZE
+
+
+def test_below_the_peak_kernels_find_what_they_read():
+    """Gradients of weights peak at the end: until then there is room for what would be written again."""
+
+    def program(x, *weights):
+        for w in weights:
+            x = (x @ w).exp() + 1
+        return x.sum()
+
+    graph = asked(program, leaf(16, 64), *(leaf(64, 64) for _ in range(4)))
+    smallest = Frontier(Model(graph)).smallest
+    found = with_less_work(smallest)
+    assert found.peak <= smallest.peak and len(found.recomputed) < len(smallest.recomputed)
+    smallest.model.fusion = None
+    assert with_less_work(smallest) is smallest  # whatever is computed again is a kernel of its own
 
 
 @pytest.mark.skipif(__import__("shutil").which("g++") is None, reason="Inductor needs a C++ compiler")

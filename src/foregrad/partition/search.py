@@ -77,6 +77,31 @@ def _worth_saving(plan: Plan) -> list[int]:
     return sorted(worth, key=lambda i: (model.bytes(i), i))
 
 
+def with_less_work(plan: Plan) -> Plan:
+    """The plan, with what kernels read in the backward saved where the peak does not rise for it.
+
+    What a compiler fuses is worked out again where it is read; what a kernel reads has to be written again.
+    """
+    model = plan.model
+    if model.fusion is None:
+        return plan
+    kernels = [i for i in plan.backward_order if model.lowered[i] is None and model.base[i] == i]
+    read = {model.base[item] for i in kernels for item in model.inputs[i]}
+    worth = [i for i in sorted(plan.again & read, reverse=True) if model.savable[i] and model.lowered[i] is not None]
+    return _saving_too(plan, worth, plan.peak)
+
+
+def _saving_too(plan: Plan, more: Sequence[int], peak: int) -> Plan:
+    """A plan that saves as many of some values as stay within a peak, looked for by halves."""
+    other = replace(plan, kept=frozenset({*plan.kept, *more}))
+    if not more or other.peak <= peak:
+        return other
+    if len(more) == 1:
+        return plan
+    middle = len(more) // 2
+    return _saving_too(_saving_too(plan, more[:middle], peak), more[middle:], peak)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Other orders for the backward's own operators, in which what frees memory runs early.
 #
@@ -181,7 +206,7 @@ class Frontier:
         rounds = self._rounds(self.smallest, None, _ROUNDS)
         best = min((self.smallest, *rounds), key=lambda plan: (plan.peak + plan.saved_bytes, plan.saved_bytes))
         found = lower_peak(best, 24)
-        return found if found.peak + found.saved_bytes < best.peak + best.saved_bytes else best
+        return with_less_work(found if found.peak + found.saved_bytes < best.peak + best.saved_bytes else best)
 
     @cached_property
     def plans(self) -> list[Plan]:
