@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import foregrad
 from fidelity import CheckedEngine, Unfaithful, run_twice
+from foregrad._torch import FakeTensor, new_fake_mode
 from foregrad.abstract import lean_engine as lean
 from foregrad.abstract.lean_engine import LeanEngine
 from foregrad.abstract.shape_rules import LOOSE_RULES, RULES
@@ -317,3 +318,18 @@ def test_a_kernel_is_asked_about_arguments_that_lie_in_different_orders(large):
     recorded = [engine.fake(tensor, Input("x"), False) for tensor in (gradient, x)]
     found = engine.run(backward, (), (*recorded, 1, 20), {})
     assert found.stride() == backward(gradient, x, 1, 20).stride() == gradient.stride()
+
+
+def test_a_view_that_was_seen_in_other_memory_is_not_kept(monkeypatch):
+    """What is known of an operator serves the whole process: a write to the next view would be lost."""
+    engine, op = LeanEngine(new_fake_mode(None)), torch.ops.aten.detach.default
+    tensor = engine.laid_out((3, 1, 57), (57, 57, 1), torch.float32, torch.device("cpu"))
+
+    def elsewhere(self, op, types, args, kwargs):
+        return engine.like(args[0], dense=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LeanEngine, "_direct", elsewhere)
+        engine.run(op, (FakeTensor,), (tensor,), {})
+    result = engine.run(op, (FakeTensor,), (tensor,), {})
+    assert result.untyped_storage()._cdata == tensor.untyped_storage()._cdata

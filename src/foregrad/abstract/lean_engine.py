@@ -95,6 +95,11 @@ class Kept:
         return len(metas) > 1 and self.op not in LOOSE_RULES and lie_in_different_orders(metas)
 
 
+def _no_view(op: OpOverload, entry: Any) -> str | None:
+    """Why nothing is kept of a view whose result was seen in other memory: of the next one, writes would be lost."""
+    return "a view in other memory" if op_info(op).kind is Kind.VIEW and isinstance(entry, (Fresh, Part)) else None
+
+
 def _dtypes_and_layouts(metas: Sequence[TensorMeta]) -> tuple[Any, ...]:
     return tuple((meta.dtype, meta.layout_class, order_of(meta)) for meta in metas)
 
@@ -379,7 +384,7 @@ class LeanEngine(Engine):
             entry = settle(_case(op, args, kwargs), inferred, self._inferred)
             if entry == inferred:
                 key[0].confirm(metas)
-        reason = why_unkept(entry)
+        reason = _no_view(op, entry) or why_unkept(entry)
         if reason is None:
             self.results.add(key, entry)
         else:
