@@ -63,10 +63,7 @@ def compile(
             value is dead. It takes less memory; a program that fails half-way has written some of it, as in eager.
         options: settings of Inductor, by the names that `torch.compile` takes; for "cudagraphs", "backend" as well.
     """
-    if not callable(fn_or_module):
-        raise ConfigError(f"foregrad.compile compiles a function or a module, not {fn_or_module!r}.")
-    if dynamic not in (None, True, False):
-        raise ConfigError(f"dynamic must be True, False or None, not {dynamic!r}.")
+    _require_program(fn_or_module, dynamic)
     found = named(backend, mode, options, fallback or config.fallback)
     resolved = resolve(
         None,
@@ -88,6 +85,13 @@ def compile(
     if isinstance(fn_or_module, nn.Module):
         return module_with(fn_or_module, resolved)
     return Compiled(fn_or_module, None, resolved)
+
+
+def _require_program(fn_or_module: object, dynamic: object) -> None:
+    if not callable(fn_or_module):
+        raise ConfigError(f"foregrad.compile compiles a function or a module, not {fn_or_module!r}.")
+    if dynamic not in (None, True, False):
+        raise ConfigError(f"dynamic must be True, False or None, not {dynamic!r}.")
 
 
 def decomposition_table(backend: Backend, asked: Asked) -> Decompositions | None:

@@ -74,6 +74,7 @@ _DEVICE_OF = torch.ops.prim.device.default
 _SIZES_OF = torch.ops.aten.size.default
 _COPY = torch.ops.aten.copy_.default
 _ZERO = torch.ops.aten.zero_.default
+_CHANGES = (Kind.WRITE, Kind.RESHAPE)  # an argument, in place
 _GIVES_NUMBERS = {
     aten._local_scalar_dense.default: "item()",
     aten.is_nonzero.default: "bool()",
@@ -318,7 +319,7 @@ class Recorder(TorchDispatchMode):
         stack, origin = self._stack(), self._origin
         if "device" in kwargs:
             self._require_device(kwargs["device"])
-        random, changes = "random" in info.traits, info.kind is Kind.WRITE or info.kind is Kind.RESHAPE
+        random, changes = "random" in info.traits, info.kind in _CHANGES
         if random and info.kind is Kind.WRITE and 0 in info.written and is_empty(args[0]):
             # Abstract kernels look at the dtype even where there is nothing to draw; it is a write all the same.
             return self._note(_ZERO, args[:1], {}, args[0], stack, origin)
