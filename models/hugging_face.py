@@ -184,7 +184,9 @@ CAUSAL = """
     falcon_mamba gemma gemma2 gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gptj granite helium llama
     mamba mamba2 ministral mistral mpt nemotron olmo olmo2 openai-gpt opt persimmon phi phi3 qwen2 qwen3
     recurrent_gemma rwkv seed_oss smollm3 stablelm starcoder2 xglm xlnet gpt_oss granitemoe mixtral olmoe
-    qwen2_moe qwen3_moe deepseek_v2 deepseek_v3 lfm2
+    qwen2_moe qwen3_moe deepseek_v2 deepseek_v3 lfm2 afmoe bert-generation bitnet cpmant deepseek_v4 ernie4_5_moe
+    flex_olmo glm4_moe gpt_neox_japanese granitemoeshared hunyuan_v1_dense hunyuan_v1_moe jais2 jetmoe llama4_text
+    minimax minimax_m2 moshi nanochat nemotron_h olmo3 phimoe roc_bert solar_open trocr vaultgemma xlm-roberta-xl
 """.split()
 MASKED = """
     albert bert camembert convbert data2vec-text deberta deberta-v2 distilbert electra ernie esm flaubert fnet
@@ -193,7 +195,7 @@ MASKED = """
 """.split()
 TRANSLATING = """
     bart blenderbot blenderbot-small led longt5 m2m_100 marian mbart mt5 mvp pegasus plbart prophetnet
-    switch_transformers t5 umt5
+    switch_transformers t5 umt5 bigbird_pegasus nllb-moe pegasus_x seamless_m4t_v2
 """.split()
 SEEING = """
     beit convnext convnextv2 data2vec-vision dinov2 focalnet hiera ijepa mobilenet_v1 mobilenet_v2 mobilevit

@@ -102,6 +102,59 @@ DIFFUSERS: dict[str, tuple[dict[str, Any], Callable[[], Call]]] = {
             },
         ),
     ),
+    "FluxTransformer2DModel": (
+        {
+            "patch_size": 1,
+            "in_channels": 4,
+            "num_layers": 1,
+            "num_single_layers": 1,
+            "attention_head_dim": 16,
+            "num_attention_heads": 2,
+            "joint_attention_dim": 16,
+            "pooled_projection_dim": 16,
+            "axes_dims_rope": (4, 4, 8),
+        },
+        lambda: Call(
+            (torch.randn(2, 16, 4),),
+            {
+                "encoder_hidden_states": torch.randn(2, 5, 16),
+                "pooled_projections": torch.randn(2, 16),
+                "timestep": torch.tensor([0.3, 0.7]),
+                "img_ids": torch.randn(16, 3),
+                "txt_ids": torch.zeros(5, 3),
+            },
+        ),
+    ),
+    "UNetMotionModel": (
+        {
+            "sample_size": 8,
+            "in_channels": 4,
+            "out_channels": 4,
+            "down_block_types": ("CrossAttnDownBlockMotion", "DownBlockMotion"),
+            "up_block_types": ("UpBlockMotion", "CrossAttnUpBlockMotion"),
+            "cross_attention_dim": 16,
+            "num_attention_heads": 2,
+            "motion_num_attention_heads": 2,
+            "block_out_channels": (16, 32),
+            "layers_per_block": 1,
+            "norm_num_groups": 4,
+        },
+        lambda: Call((torch.randn(1, 4, 2, 8, 8), torch.tensor([3])), {"encoder_hidden_states": torch.randn(2, 5, 16)}),
+    ),
+    "PriorTransformer": (
+        {
+            "num_attention_heads": 2,
+            "attention_head_dim": 8,
+            "num_layers": 1,
+            "embedding_dim": 16,
+            "num_embeddings": 5,
+            "additional_embeddings": 4,
+        },
+        lambda: Call(
+            (torch.randn(2, 16), torch.tensor([3, 7]), torch.randn(2, 16)),
+            {"encoder_hidden_states": torch.randn(2, 5, 16)},
+        ),
+    ),
     "ControlNetModel": (
         {
             "in_channels": 4,
@@ -147,6 +200,21 @@ PEFT: dict[str, dict[str, Any]] = {
     "PromptTuningConfig": {"num_virtual_tokens": 3},
     "PrefixTuningConfig": {"num_virtual_tokens": 3},
     "PromptEncoderConfig": {"num_virtual_tokens": 3, "encoder_hidden_size": 8},
+    "LoraConfig, all layers, rank-stabilized": {"r": 4, "use_rslora": True, "target_modules": "all-linear"},
+    "LoraConfig, PiSSA": {"r": 4, "init_lora_weights": "pissa", "target_modules": ["q_proj"]},
+    "LoraConfig, embedding": {"r": 4, "target_modules": ["embed_tokens"], "modules_to_save": ["lm_head"]},
+    "BOFTConfig": {"boft_block_size": 4, "target_modules": ["q_proj"]},
+    "C3AConfig": {"block_size": 8, "target_modules": ["q_proj"]},
+    "FourierFTConfig": {"n_frequency": 10, "target_modules": ["q_proj"]},
+    "HRAConfig": {"r": 4, "target_modules": ["q_proj"]},
+    "LNTuningConfig": {"target_modules": ["input_layernorm"]},
+    "MissConfig": {"r": 4, "target_modules": ["q_proj"]},
+    "RandLoraConfig": {"r": 4, "target_modules": ["q_proj"]},
+    "RoadConfig": {"group_size": 8, "target_modules": ["q_proj"]},
+    "ShiraConfig": {"r": 4, "target_modules": ["q_proj"]},
+    "TrainableTokensConfig": {"token_indices": [1, 2], "target_modules": ["embed_tokens"]},
+    "VBLoRAConfig": {"num_vectors": 8, "vector_length": 8, "topk": 2, "target_modules": ["q_proj"]},
+    "AdaptionPromptConfig": {"adapter_len": 3, "adapter_layers": 1},
 }
 
 
@@ -202,6 +270,18 @@ CONVOLUTIONS: dict[str, tuple[Any, ...]] = {
     "ResGatedGraphConv": (8, 8),
     "GeneralConv": (8, 8),
     "ClusterGCNConv": (8, 8),
+    "AGNNConv": (),
+    "AntiSymmetricConv": (8,),
+    "CGConv": (8,),
+    "FeaStConv": (8, 8),
+    "FiLMConv": (8, 8),
+    "GatedGraphConv": (8, 2),
+    "GENConv": (8, 8),
+    "HypergraphConv": (8, 8),
+    "LGConv": (),
+    "MFConv": (8, 8),
+    "SSGConv": (8, 8, 0.1),
+    "SuperGATConv": (8, 8),
 }
 
 
