@@ -215,3 +215,16 @@ def test_a_rate_that_changes_needs_no_other_program():
     found, step = play(lambda step: foregrad.train_step(step, "inductor"))
     torch.testing.assert_close(expected, found, rtol=1e-4, atol=1e-5)
     assert len(step.specializations) == 1
+
+
+def test_copies_of_copies_have_memory_of_their_own():
+    """M-6: Inductor leaves out both, and what is written to one result showed in the other."""
+
+    def program(x):
+        y = (x @ x).t().clone()
+        return y, y.clone()
+
+    with torch.no_grad():
+        one, other = foregrad.compile(program, "inductor")(torch.eye(3))
+    one.zero_()
+    assert torch.equal(other, torch.eye(3))

@@ -185,9 +185,11 @@ class InductorProgram:
 
     def _joint_passes(self, graph: fx.GraphModule, examples: Sequence[Any]) -> fx.GraphModule:
         devices = [value.device for value in examples if isinstance(value, torch.Tensor)]
+        before = _memory_of_outputs(graph)
         passed: fx.GraphModule = _inductor()._recursive_joint_graph_passes(
             graph, skip_invoke_subgraph=True, input_device=next(iter(devices), torch.device("cpu"))
         )
+        _keep_outputs_apart(passed, before)
         return passed
 
     @contextlib.contextmanager
@@ -277,6 +279,34 @@ def _metadata(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.dtype, value.device, str(value.size()), str(value.stride())
     return type(value), str(value)
+
+
+def _memory_of_outputs(graph: fx.GraphModule) -> list[int | None]:
+    values: Any = graph.graph.output_node().args[0]
+    tensors = [value.meta.get("val") if isinstance(value, fx.Node) else None for value in values]
+    return [
+        t.untyped_storage()._cdata if isinstance(t, torch.Tensor) and t.layout is torch.strided else None
+        for t in tensors
+    ]
+
+
+def _keep_outputs_apart(graph: fx.GraphModule, before: Sequence[int | None]) -> None:
+    """Copy outputs that have come to share memory: of copies of copies, Inductor's passes leave out all.
+
+    What is written to one of them would show in the other.
+    """
+    output = graph.graph.output_node()
+    values: list[Any] = [*output.args[0]]  # type: ignore[misc]
+    now, first = _memory_of_outputs(graph), dict[int, int]()
+    for i, memory in enumerate(now):
+        if memory is None or before[i] is None or first.setdefault(memory, i) == i:
+            continue
+        if before[i] != before[first[memory]]:
+            with graph.graph.inserting_before(output):
+                copied = graph.graph.call_function(torch.ops.aten.clone.default, (values[i],))
+            copied.meta = {**values[i].meta, "val": values[i].meta["val"].clone()}
+            values[i] = copied
+    output.args = (tuple(values),)
 
 
 @contextlib.contextmanager
