@@ -1,11 +1,16 @@
 """What holds for every test: graphs are verified after each pass, and no test leaves torch's state changed."""
 
+import logging
 import random
 
 import pytest
 import torch
 
 import foregrad
+
+# Pytest listens to loggers that pass nothing on, and whoever listens to this one is shown every graph: the way without
+# torch.fx, which users take, would not be tested.
+logging.getLogger("torch.__trace").propagate = True
 
 
 def _ambient():
