@@ -39,6 +39,13 @@ class Make:
     number: int
     grammar: str = "tensors"
 
+    @property
+    def name(self) -> str:
+        """As its program will be called."""
+        return (
+            f"{self.seed}/{self.number}" if self.grammar == "tensors" else f"{self.grammar}/{self.seed}/{self.number}"
+        )
+
 
 @dataclass(frozen=True)
 class Examine:
@@ -164,7 +171,7 @@ class _Worker:
     def _broken(self, how: str) -> Result:
         assert self.task is not None
         task, self.done = self.task, _TASKS_PER_PROCESS
-        name = self.program.name if self.program else f"{task.seed}/{task.number}" if isinstance(task, Make) else "?"
+        name = self.program.name if self.program else task.name if isinstance(task, Make) else "?"
         return Result(task, self.program, Outcome(name, broken=how))
 
     def end(self) -> None:

@@ -677,6 +677,22 @@ def test_masks_and_branches_under_all_partitions(options):
     )
 
 
+def test_gradients_of_gradients_that_are_zero():
+    """Autograd's zeros without memory."""
+
+    def program(x):
+        return x.view(3, -1).abs() * (2 if (x > 0.3).nonzero().shape[0] else 3)
+
+    compiled = foregrad.aot_function(program, nop)
+    for n in (3, 6):
+        found = []
+        for f in (compiled, program):
+            x, tangent = values(n, n), torch.ones(3, n // 3, requires_grad=True)
+            (first,) = torch.autograd.grad(f(x), x, tangent, create_graph=True)
+            found.append(torch.autograd.grad(first.sum(), (x, tangent), allow_unused=True))
+        assert same(*found)
+
+
 def test_gradients_of_gradients_of_what_a_mask_selects():
     compiled = foregrad.aot_function(masked_and_branched, nop)
     for n in range(4):

@@ -135,6 +135,7 @@ def with_added(
         before = [leaf.grad if leaf.is_leaf else None for leaf in leaves]
     found = list(gradients_of(targets, tangents, leaves, create_graph))
     with without_function_modes():
+        found = list(map(_with_memory, found, leaves))
         for i, (leaf, gradient) in enumerate(zip(leaves, before, strict=True)):
             added = leaf.grad if leaf.is_leaf else None
             if added is gradient or not (engine.is_abstract(leaf) or engine.is_abstract(added)):
@@ -148,6 +149,13 @@ def with_added(
             known = found[i]
             found[i] = added if known is None or added is None else known + added
     return found
+
+
+def _with_memory(gradient: Tensor | None, leaf: Tensor) -> Tensor | None:
+    """Zeros that autograd makes without memory, in C++, where a tensor of FakeTensorMode is on no device."""
+    if gradient is None or not gradient._is_zerotensor() or gradient.device == leaf.device:
+        return gradient
+    return torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
