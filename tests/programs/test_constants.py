@@ -252,3 +252,27 @@ def test_a_tensor_whose_array_the_program_can_reach_may_not_be_written(array, te
 def test_an_array_that_is_copied_may_be_written():
     check_core(from_an_array(copied_then_written), leaf(3))
     check_core(from_an_array(lambda x, array: x * torch.from_numpy(array)), leaf(3))
+
+
+def added_by_foreach(x, constant, other):
+    torch._foreach_add_([constant, other], 1.0)
+
+
+def by_another_constant(x, constant, other):
+    torch._foreach_add_([other, constant], torch.tensor(1.0), alpha=2.0)
+
+
+def through_a_view(x, constant, other):
+    torch._foreach_sub_([constant.view(1), other.view(1)], [other.view(1), other.view(1)])
+
+
+@pytest.mark.parametrize("write", [added_by_foreach, by_another_constant, through_a_view])
+def test_a_constant_that_is_written_in_a_list_with_others_is_read_as_it_is(write):
+    def program(x):
+        constant, other = torch.tensor(0.0), x.detach().sum()
+        write(x, constant, other)
+        return x * constant.item()
+
+    compiled = foregrad.aot_function(program, nop)
+    for x in (plain(2), plain(2) + 1):
+        assert torch.equal(compiled(x), program(x))

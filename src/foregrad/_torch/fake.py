@@ -357,6 +357,12 @@ def looking_at(storage: torch.UntypedStorage, dtype: torch.dtype, offset: Any, s
         return plain.set_(storage, offset, size, stride)
 
 
+def forget_constant(tensor: torch.Tensor) -> None:
+    """A fake tensor that stood for a known value, and all that look at its memory, stand for none from now on."""
+    if isinstance(tensor, FakeTensor) and tensor.constant is not None:
+        tensor.fake_mode.fake_tensor_converter.invalidate_constant_aliases(tensor.constant)
+
+
 def put_gate(mode: FakeTensorMode, gate: Callable[..., Any]) -> None:
     """Let a gate see every operator of a fake mode, with the mode's own `dispatch`.
 

@@ -23,6 +23,7 @@ from .._torch import (
     argument_symbol,
     data_allowed,
     dispatch_with_symbols,
+    forget_constant,
     is_static,
     local_source,
     make_fake,
@@ -33,7 +34,7 @@ from .._torch import (
     symbolic_context,
 )
 from ..errors import MissingInputError, UnsupportedError
-from ..ops import Kind, aten, op_info, tensors_in
+from ..ops import Kind, aten, op_info, tensors_in, written_arguments
 from ..slots import Primal
 from ..stack_traces import user_stack, where
 from ..subclasses.layout import is_wrapper, leaves_of, require_traceable
@@ -254,8 +255,17 @@ def _with_storages_open(
         opened = withheld.paused()
     else:
         opened = data_allowed(*(tensor.untyped_storage() for tensor in given if tensor.layout is torch.strided))
+    if any(map(_has_value, given)) and not all(map(_has_value, given)):
+        _forget_values(op, args, kwargs)
     with opened:
         return dispatch(op, types, args, kwargs)
+
+
+def _forget_values(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A constant that is written among other tensors is none any more; FakeTensorMode does not look into lists."""
+    lists = [written for written in written_arguments(op, args, kwargs) if isinstance(written, (list, tuple))]
+    for tensor in tensors_in(lists):
+        forget_constant(tensor)
 
 
 def _has_value(tensor: Tensor) -> bool:
