@@ -383,9 +383,11 @@ class StateGuard:
                 return False
             if any(empty):
                 return False
-            # By identity: defaults that are equal may be of another type.
-            parts = chain.from_iterable(map(_made_of, map(_find, functions)))
-            if not all(map(operator.is_, parts, made_of)) or list(map(_derived, classes)) != derived:
+            if functions:  # by identity: defaults that are equal may be of another type
+                parts = chain.from_iterable(map(_made_of, map(_find, functions)))
+                if not all(map(operator.is_, parts, made_of)):
+                    return False
+            if classes and list(map(_derived, classes)) != derived:
                 return False
             return not holds_more or self._others_hold()
 

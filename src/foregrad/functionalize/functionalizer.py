@@ -44,10 +44,12 @@ from .view_inverses import Carry, carry_back, carry_past_repetition, takes_any_l
 class Functionalizer(Walk):
     """Walks over the steps of a recording and writes a graph without side effects."""
 
+    draws_in_order = True  # the compiler leaves random operators as they come
+
     # What few programs need is made on first use.
     @functools.cached_property
     def draws(self) -> Draws:
-        return Draws(self)
+        return Draws(self, self.draws_in_order)
 
     @functools.cached_property
     def tokens(self) -> Tokens:

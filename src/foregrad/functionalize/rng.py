@@ -59,12 +59,12 @@ class _Draw:
 class Draws:
     """Writes random operators, and remembers them for replays."""
 
-    def __init__(self, walk: Walk) -> None:
+    def __init__(self, walk: Walk, in_order: bool) -> None:
         self._walk = walk
+        self._in_order = in_order  # the compiler leaves them as they come
         self._made: dict[int, _Draw] = {}  # by their step's position
         self._states_after: dict[int, Node] = {}  # after replayed draws, by their step's position
         self._states_used: dict[int, Node] = {}  # by this backward, for replays of the draw at a position
-        self.in_order = True  # the compiler leaves them as they come
         self.forward: RandomInputs | None = None
         self.backward: RandomInputs | None = None
 
@@ -113,7 +113,7 @@ class Draws:
             return self._more(at_offset(op), (*known.source, *args), kwargs, value, known.source[1].value)[0]
         assert step.repeats is not None
         saved = self._state_before(known, step)  # in any case: no compiler may draw otherwise than the replay does
-        state = self._states_used.get(step.repeats) if self.in_order else saved
+        state = self._states_used.get(step.repeats) if self._in_order else saved
         if state is None and step.follows is not None:
             state = self._states_after.get(step.follows)
         if state is None:

@@ -111,6 +111,11 @@ def map_nodes(value: Any, of: Callable[[Node], Any]) -> Any:
     return value
 
 
+def is_number(node: Node) -> bool:
+    """Whether a node gives a number that the host works out."""
+    return isinstance(node.value, Expression)
+
+
 def same_number(one: Any, other: Any) -> bool:
     """Whether numbers are equal as they stand: symbols are compared without a guard."""
     if isinstance(one, int) and isinstance(other, int):
@@ -158,6 +163,11 @@ class Graph:
     def inputs_of(self, *kinds: type) -> list[Node]:
         """The same for inputs."""
         return [node for node in self.inputs if _is_of(node.slot, kinds)]
+
+    @property
+    def has_reads(self) -> bool:
+        """Whether it reads data."""
+        return any(node.read is not None for node in self.nodes)
 
     @property
     def forward_outputs(self) -> list[GraphOutput]:

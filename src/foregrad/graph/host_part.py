@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..host_numbers import Expression, decided
+from ..host_numbers import decided
 from ..slots import Slot, Value
-from .graph import Graph, GraphBuilder, GraphOutput, Node, ancestors, map_nodes, nodes_in
+from .graph import Graph, GraphBuilder, GraphOutput, Node, ancestors, is_number, map_nodes, nodes_in
 from .reads import Read, item
 
 
@@ -17,11 +17,6 @@ class HostPart(NamedTuple):
     graph: Graph
     tensor: Node | None = None  # that the graph takes in their place, where it takes no floats
     returned: Mapping[Slot, Slot] = {}  # results of the program that are numbers, which such a graph does not give
-
-
-def is_number(node: Node) -> bool:
-    """Whether a node gives a number that the host works out."""
-    return isinstance(node.value, Expression)
 
 
 def compare_decisions_only(graph: GraphBuilder) -> None:
@@ -51,6 +46,8 @@ def without_host_part(graph: Graph) -> tuple[HostPart | None, Graph]:
 
     Numbers that follow from what the graph computes stay where they are.
     """
+    if not any(node.op is decided or is_number(node) for node in graph.nodes):
+        return None, graph
     late = _late_numbers(graph)
     decisions = [node for node in graph.nodes if node.op is decided and node not in late]
     numbers = {node for node in graph.nodes if is_number(node) and node not in late}

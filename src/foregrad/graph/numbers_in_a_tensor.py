@@ -20,8 +20,8 @@ from ..host_numbers import decided
 from ..ops import aten
 from ..slots import Slot, Value
 from ..values import same_value
-from .graph import Graph, GraphOutput, Node, map_nodes, name_nodes, nodes_in
-from .host_part import HostPart, is_number
+from .graph import Graph, GraphOutput, Node, is_number, map_nodes, name_nodes, nodes_in
+from .host_part import HostPart
 
 prims = torch.ops.prims
 

@@ -16,8 +16,8 @@ from .._torch import any_autocast_enabled, deterministic_enabled, passes_through
 from ..codegen.writer import Stage, Writer
 from ..compat import ViewAndMutationMeta, describe
 from ..errors import ForegradError, InternalError, UnsupportedError
-from ..graph.graph import Graph
-from ..graph.host_part import HostPart, is_number, without_host_part
+from ..graph.graph import Graph, is_number
+from ..graph.host_part import HostPart, without_host_part
 from ..graph.inplace import written_in_place
 from ..graph.numbers_in_a_tensor import with_numbers_in_a_tensor
 from ..graph.reads import DataRead, Read
@@ -46,7 +46,6 @@ from .parts import (
     States,
     conditions_of,
     generators_before,
-    has_reads,
     require_all_reads,
     write_parts,
 )
@@ -203,9 +202,9 @@ def _inference(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, au
 
 def _written_in_place(joint: Joint, graph: Graph, config: AOTConfig) -> Graph:
     engine = joint.recording.engine
-    if has_reads(graph):  # parts run one after the other
+    if graph.has_reads:  # parts run one after the other
         graph = Graph(graph.inputs, sorted(graph.nodes, key=_part), graph.outputs, graph.overwritten)
-    release = config.release_gradients if joint.recording.runs_backward and not has_reads(graph) else False
+    release = config.release_gradients if joint.recording.runs_backward and not graph.has_reads else False
     ways = [graph] if release is not True else []
     if release:
         ways.append(with_gradients_released(graph))
@@ -226,7 +225,7 @@ _part = operator.attrgetter("part")
 
 def _within_budget(joint: Joint, graph: Graph, config: AOTConfig) -> Graph:
     """What the backward inside of a program computes again, where a memory budget asks for it."""
-    if config.options.memory_budget is None or not joint.recording.runs_backward or has_reads(graph):
+    if config.options.memory_budget is None or not joint.recording.runs_backward or graph.has_reads:
         return graph
     return within_budget(graph, config.options)
 
@@ -257,7 +256,7 @@ def _compile_forward(
     name: str,
 ) -> tuple[tuple[fx.GraphModule, ...], Sequence[Any] | None]:
     """Compile a forward and install it under a name, in parts if it reads data: its parts, and reported strides."""
-    if has_reads(joint.graph):
+    if joint.graph.has_reads:
         require_all_reads(joint.graph, given.graph)
         return _compile_parts(joint, given.graph, compiler, phase, config, writer, name)
     compiled, strides = compile_graph(compiler, given, _forward_examples(joint, given.graph), phase, config)
@@ -311,7 +310,7 @@ def _write(joint: Joint, config: AOTConfig, entry: Entry, writer: Writer, made: 
         if config.numbers == "in a tensor":
             taken = [slot for slot in taken if not isinstance(slot, FreeNumber)]
         inputs: list[Slot] = [*taken, *numbers]
-        if has_reads(joint.graph):
+        if joint.graph.has_reads:
             _write_or_miss(joint, made, entry, writer, stages, inputs)
         else:
             made.core.write(writer, inputs)

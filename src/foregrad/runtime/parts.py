@@ -54,11 +54,6 @@ class Part:
         return bool(self.gives) or any(node.impure for node in self.nodes)
 
 
-def has_reads(graph: Graph) -> bool:
-    """Whether a graph reads data."""
-    return any(node.read is not None for node in graph.nodes)
-
-
 def require_all_reads(joint: Graph, forward: Graph) -> None:
     """A partitioner of the user's must keep the reads: what follows them depends on their values."""
     wanted = [node.read for node in joint.nodes if node.read is not None]
