@@ -334,7 +334,8 @@ def _behind(member: Any) -> Any:
 
 def _order(member: Any) -> tuple[Any, ...]:
     if isinstance(member, Tensor):
-        return f"tensor {type(member).__name__} {tuple(member.shape)}", member.requires_grad, str(_values(member))
+        facts = f"{type(member).__name__} {tuple(member.shape)} {member.is_inference()}"
+        return f"tensor {facts}", member.requires_grad, str(_values(member))
     return (f"{type(member).__name__} {_shown(member)}",)
 
 
