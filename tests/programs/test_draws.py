@@ -3,7 +3,7 @@
 import pickle
 import random
 import threading
-from random import uniform
+from random import getstate, setstate, uniform
 
 import pytest
 import torch
@@ -210,3 +210,31 @@ def test_a_warning_names_the_draw_that_keeps_changing():
     compiled(leaf(4)), compiled(leaf(4))
     with pytest.warns(EagerFallbackWarning, match=r"What keeps changing is random.randrange\(\) at .*randint"):
         compiled(leaf(4))
+
+
+def test_draws_without_a_trace_are_refused():
+    """A name for a method in C tells of nothing, and where the generator is put back nothing seems to have happened."""
+
+    def by_names_of_the_module(x):
+        state, number = random.getstate(), uniform_in_c()
+        random.setstate(state)
+        return x * number
+
+    def by_names_of_its_own(x):
+        state, number = getstate(), uniform_in_c()
+        setstate(state)
+        return x * number
+
+    def seeded(x):
+        number = uniform_in_c()
+        random.seed(3)
+        return x * number
+
+    before = random.getstate()
+    for fn in (by_names_of_the_module, by_names_of_its_own, seeded):
+        with pytest.raises(StateChangeError, match="from a generator that it changes"):
+            foregrad.aot_function(fn, nop)(leaf(2))
+        assert random.getstate() == before
+
+
+uniform_in_c = super(random.Random, uniform.__self__).random

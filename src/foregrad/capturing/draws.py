@@ -34,6 +34,7 @@ _WHOLE = frozenset(
     }
 )
 _STATES = frozenset({"getstate", "get_state"})
+_OVERWRITES = frozenset({"seed", "setstate", "set_state"})  # where the generator was is lost
 _IN_PLACE = frozenset({"shuffle"})  # of numpy's: what it writes to is not drawn
 _MOST_NUMBERS = 4096  # in an array
 
@@ -147,7 +148,13 @@ class Draws:
         def method(name: str) -> Callable[..., Any]:
             return lambda owner, *args, **kwargs: self._draw(owner, name, getattr(kind, name), args, kwargs)
 
+        def set_attribute(owner: Any, name: str, value: Any) -> None:
+            if threading.get_ident() == self._thread:  # in a method that was bound before, such as `setstate`
+                self._require_explained(owner)
+            object.__setattr__(owner, name, value)
+
         methods: dict[str, Any] = {name: method(name) for name in (*_WHOLE, "seed", "getstate", "setstate")}
+        methods["__setattr__"] = set_attribute
         return type(kind.__name__, (kind,), {"__slots__": (), "__module__": kind.__module__, **methods})
 
     def _stand_ins(self) -> Iterator[StandIn]:
@@ -173,6 +180,8 @@ class Draws:
         """Draw, and note what came of it: a number that is followed, or a value that is compared."""
         if threading.get_ident() != self._thread:
             return method(owner, *args, **kwargs)
+        if name in _OVERWRITES:
+            self._require_explained(owner)
         thread, self._thread = self._thread, 0
         try:
             value = method(owner, *map(_itself, args), **{key: _itself(arg) for key, arg in kwargs.items()})
@@ -210,10 +219,20 @@ class Draws:
         way_out = "Draw with torch, pass the number as an argument, or compile with fallback='eager'."
         return self._recorder.refuse(StateChangeError(f"the program draws {what} {way_out}"))
 
+    def _require_explained(self, owner: Any) -> None:
+        """Note a draw that nobody has told of, as by a name for it in C, before there is no trace of it."""
+        thread, self._thread = self._thread, 0
+        try:
+            if not self._explains(owner):
+                self._unknown = self._unknown or f"a number from a generator that it changes at {_users_line()}"
+        finally:
+            self._thread = thread
+
     def explain(self, owner: Any) -> bool:
-        """Whether a generator is where the draws have brought it that are known."""
-        if id(owner) not in self._before or not self.taken:
-            return False
+        """Whether a generator that has moved is where the draws have brought it that are known."""
+        return id(owner) in self._before and bool(self.taken) and self._explains(owner)
+
+    def _explains(self, owner: Any) -> bool:
         now, known = {key: state_of(generator) for key, (generator, _) in self._before.items()}, dict[Expression, Any]()
         try:
             for generator, before in self._before.values():
