@@ -78,6 +78,10 @@ class _Called(Exception):
 class _NotCalled(TorchDispatchMode):
     """Operators say with what they are called, and are not."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would load Dynamo, half a second, at the first call
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise _Called(func, args, kwargs or {})
 
