@@ -8,7 +8,7 @@ number that an operator cannot take in a tensor stays a constant: a call that ha
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,14 +33,11 @@ def with_numbers_in_a_tensor(part: HostPart | None, graph: Graph, engine: Engine
     host = Graph([], [], []) if part is None else part.graph
     worked_out: dict[Slot | None, Node] = {output.slot: output.value for output in host.outputs}
     given = {node: worked_out.get(node.slot, node) for node in graph.inputs if is_number(node)}
-    returned = {slot: given[value] for slot, value in graph.outputs if value in given}
-    outputs = [GraphOutput(slot, None if slot in returned else value) for slot, value in graph.outputs]
-    graph = Graph(graph.inputs, graph.nodes, outputs, graph.overwritten)
-    read = {item for node in graph.nodes for item in node.inputs()}.union(nodes_in(graph.results))
+    returned, graph = _without_returned(graph, given)
+    read = set(nodes_in(graph.results)).union(*(node.inputs() for node in graph.nodes))
     constant = _constants(graph, given.keys(), _device(graph))
     moved = [node for node in given if node in read and node not in constant]
-    compared = [node for number in constant for node in _comparison(given[number])]
-    nodes = [*host.nodes, *compared]
+    nodes = [*host.nodes, *(node for number in constant for node in _comparison(given[number]))]
     wanted = [*(given[node] for node in given if node in read), *returned.values()]
     inputs = dict.fromkeys((*host.inputs, *(node for node in wanted if node in given)))
     name_nodes(nodes, [node.name for node in (*inputs, *nodes) if node.name])
@@ -51,6 +48,13 @@ def with_numbers_in_a_tensor(part: HostPart | None, graph: Graph, engine: Engine
     graph = _Rewriting(graph, moved, values, engine).run()
     host = Graph([*inputs], nodes, [*map(GraphOutput, slots, numbers)])
     return HostPart(host, graph.inputs[-1] if moved else None, results), graph
+
+
+def _without_returned(graph: Graph, given: Mapping[Any, Node]) -> tuple[dict[Slot, Node], Graph]:
+    """The numbers that the host gives back by itself, and the graph without them."""
+    returned = {slot: given[value] for slot, value in graph.outputs if value in given}
+    outputs = [GraphOutput(slot, None if slot in returned else value) for slot, value in graph.outputs]
+    return returned, Graph(graph.inputs, graph.nodes, outputs, graph.overwritten)
 
 
 def _comparison(number: Node) -> list[Node]:
