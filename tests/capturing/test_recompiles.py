@@ -157,9 +157,14 @@ def test_tensors_that_are_one_or_share_memory():
         x.add_(1)
         return x * y
 
-    storage = plain(4).untyped_storage()
-    views = [torch.empty(0).set_(storage, 0, (2,), (1,)) for _ in range(2)]
-    assert reasons(written, (x, y), views) == ["which of args[0], args[1] share memory was (0, 1), is (0, 0)"]
+    def parts(offset, *storages):
+        return [torch.empty(0).set_(storage, offset, (2,), (1,)) for storage in storages]
+
+    one, other = (plain(4).untyped_storage() for _ in range(2))
+    [reason] = reasons(written, (x, y), parts(0, one, one))
+    assert reason == "args[1], its memory, was its own, is shared with another input"
+    [reason] = reasons(written, parts(2, one, other), parts(2, one, one))
+    assert reason == "which of args[0], args[1] share memory was (0, 1), is (0, 0)"
 
 
 def test_attributes_and_gradients_of_tensors():

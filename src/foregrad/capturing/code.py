@@ -12,12 +12,14 @@ import sysconfig
 import types
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
 from ..values import SETTLED
+
+T = TypeVar("T")
 
 _LIBRARIES = frozenset({"torch", "foregrad", "numpy", *sys.stdlib_module_names})
 
@@ -433,7 +435,20 @@ class CodeThatRan(Scope):
         return self._named[kind]
 
 
-@functools.cache
+def _once_for_each_class(function: Callable[[type], T]) -> Callable[[type], T]:
+    """Remember what a function says of classes, which are not kept alive: some are made for one object."""
+    known: weakref.WeakKeyDictionary[type, T] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(function)
+    def remembered(kind: type) -> T:
+        if kind not in known:
+            known[kind] = function(kind)
+        return known[kind]
+
+    return remembered
+
+
+@_once_for_each_class
 def _files_of(kind: type) -> frozenset[str | None]:
     """Where the code of a library's class stands; it may say that it is of another module (`torch.optim.Adafactor`)."""
     methods = [member for member in vars(kind).values() if type(member) is types.FunctionType]
@@ -446,7 +461,7 @@ def reads_itself(kind: type) -> bool:
     return any(is_library_class(base) and _has_python_code(base) for base in kind.__mro__)
 
 
-@functools.cache
+@_once_for_each_class
 def _has_python_code(kind: type) -> bool:
     """Whether a class of a library is written in Python."""
     return any(type(member) is types.FunctionType for member in vars(kind).values())
