@@ -239,7 +239,8 @@ class Stash:
     """
 
     def __init__(self, values: Sequence[Any], kept: set[int], freed: frozenset[Any]) -> None:
-        self._values: list[Any] = [value if i in kept else None for i, value in enumerate(values)]
+        stays = (i in kept or not isinstance(value, Tensor) for i, value in enumerate(values))  # sizes are not freed
+        self._values: list[Any] = [value if stay else None for value, stay in zip(values, stays, strict=True)]
         self._versions = [value._version if isinstance(value, Tensor) else None for value in self._values]
         self.freed = freed  # nodes of the recording's tape
 
