@@ -186,6 +186,14 @@ def test_what_is_frozen_is_compiled_again_once_it_has_changed(monkeypatch):
         m[0].bias = nn.Parameter(torch.ones(3))
     assert calls_agree() and len(compiled_for) == 3
     assert len(compiled.specializations) == 1
+    with torch.inference_mode():  # whose tensors do not count what is written to them
+        model, other = copy.deepcopy(model), copy.deepcopy(other)
+        compiled = foregrad.compile(other, options={"freezing": True})
+        for _ in range(2):
+            assert close(compiled(x), model(x))
+            for m in (model, other):
+                m[0].weight.mul_(2)
+    assert len(compiled_for) == 4 and not compiled_for[3]
 
 
 def test_a_rate_that_changes_needs_no_other_program():

@@ -95,7 +95,7 @@ class FrozenGraph:
     """An inference graph, compiled for the parameters that it is first called with, and again for others.
 
     Torch compiles it once, whatever becomes of the parameters. Here each call compares them with those that it was
-    compiled for: the objects, where they lie, and their versions.
+    compiled for: the objects, where they lie, and their versions. Inference tensors have no versions, and stay inputs.
     """
 
     _boxed_call = True
@@ -111,26 +111,25 @@ class FrozenGraph:
         self._program = program
         self._graph = graph
         self._examples = examples
-        self._frozen = frozen
-        self._rest = sorted({*range(len(examples))} - {*frozen})
+        self._may_be_frozen = frozen
         self._visible = visible
-        self._tensors: list[torch.Tensor] = []
-        self._seen: list[tuple[int, int, int]] | None = None
+        self._frozen: dict[int, torch.Tensor] = {}
+        self._seen: dict[int, tuple[int, int, int]] | None = None
         self._run: Callable[[list[Any]], Any] | None = None
 
     def __call__(self, args: list[Any]) -> Any:
-        tensors = [args[i] for i in self._frozen]
-        seen = [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+        frozen = {i: args[i] for i in self._may_be_frozen if not args[i].is_inference()}
+        seen = {i: (id(t), t.data_ptr(), t._version) for i, t in frozen.items()}
         if self._run is None or seen != self._seen:
-            self._compile(tensors)
-            self._tensors, self._seen = tensors, seen
+            self._compile(frozen)
+            self._frozen, self._seen = frozen, seen
         assert self._run is not None
-        rest = [args[i] for i in self._rest]
+        rest = [arg for i, arg in enumerate(args) if i not in frozen]
         args.clear()
         return self._run(rest)
 
-    def _compile(self, tensors: Sequence[torch.Tensor]) -> None:
-        frozen = {i: tensor.detach() for i, tensor in zip(self._frozen, tensors, strict=True)}
+    def _compile(self, tensors: Mapping[int, torch.Tensor]) -> None:
+        frozen = {i: tensor.detach() for i, tensor in tensors.items()}
         try:
             graph = copy.deepcopy(self._graph)
             self._run = self._program.compile_frozen(graph, self._examples, frozen, self._visible)
