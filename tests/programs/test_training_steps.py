@@ -396,6 +396,16 @@ def looks_at_weights(model):
     return lambda epoch: 0.1 + float(model[2].weight.detach().abs().sum())
 
 
+def looks_at_a_weight(model):
+    weight = model[2].weight
+    return lambda epoch: 0.1 + float(weight.detach().abs().sum())
+
+
+def looks_at_one_of_several(model):
+    weights = [*model.parameters()]
+    return lambda epoch: 0.1 + float(weights[0].detach().abs().sum())
+
+
 def draws(model):
     return lambda epoch: torch.rand(()).item()
 
@@ -414,7 +424,7 @@ def writes_afterwards(train, optimizer, scheduler):
     return step
 
 
-@pytest.mark.parametrize("lambda_of", [looks_at_weights, draws])
+@pytest.mark.parametrize("lambda_of", [looks_at_weights, looks_at_a_weight, looks_at_one_of_several, draws])
 def test_code_of_the_users_in_a_schedule(lambda_of):
     """M-1: it runs after the graphs, so nothing that it might see may come after it in the program."""
     model = mlp()

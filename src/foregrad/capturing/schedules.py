@@ -164,13 +164,13 @@ class Schedules:
         pending, seen = [scheduler], set[int]()
         while pending:
             value = pending.pop()
-            if id(value) in seen or is_plain(value) or isinstance(value, (Optimizer, Tensor)):
+            if id(value) in seen or is_plain(value):
                 continue
             seen.add(id(value))
             if isinstance(value, LRScheduler):
                 if not is_library_class(type(value)):
                     return False
-                pending += attributes_of(value).values()
+                pending += [one for one in attributes_of(value).values() if not _is_of_rates(one)]
             elif type(value) in (list, tuple):
                 pending += value
             elif type(value) is dict:
@@ -184,6 +184,12 @@ class Schedules:
 
 
 _CALCULATE = frozenset(map(id, (abs, bool, divmod, float, int, len, max, min, pow, range, round, sum)))
+
+
+def _is_of_rates(value: Any) -> bool:
+    """Whether an attribute of a scheduler is what torch's own code works rates out of: only that may hold tensors."""
+    values = value if type(value) is list else [value]
+    return all(isinstance(one, (Optimizer, Tensor)) or is_plain(one) for one in values)
 
 
 def _reached_by(value: Any) -> list[Any] | None:
