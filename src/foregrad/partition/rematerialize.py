@@ -91,7 +91,7 @@ def min_cut_rematerialization_partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Cut a joint graph so that little memory is alive at any moment, and cheap operators are computed again.
 
-    >>> import foregrad
+    >>> import torch, foregrad
     >>> joint = foregrad.capture(lambda x: (x.cos() * 3).sinh().cos(), torch.ones(2, requires_grad=True))
     >>> forward, backward = min_cut_rematerialization_partition(
     ...     joint.joint_graph, joint.example_inputs, num_fwd_outputs=1
