@@ -109,6 +109,22 @@ def a_number_made_whole(x, i):
     return x[: int(i)]
 
 
+class ByTypeInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, n):
+        ctx.factor_of = lambda: 10.0 if type(n) is int else 1.0
+        return x[:n].clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return F.pad(grad, (0, 10 - grad.shape[0])) * ctx.factor_of(), None
+
+
+@program(CALLS)
+def a_backward_that_asks_for_the_type(x, i):
+    return ByTypeInBackward.apply(x, i.item())
+
+
 @program(3, lambda n: torch.tensor(n + 6))
 def an_index_out_of_range(x, i):
     return x[i.item()] * 2

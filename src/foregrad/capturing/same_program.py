@@ -13,7 +13,7 @@ from typing import Any
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 from .._torch import hint_of
-from ..graph.graph import Step
+from ..graph.graph import Node, Step
 from ..graph.reads import READ
 from ..host_numbers import host_number
 from ..values import same_value
@@ -21,9 +21,14 @@ from .capture import Capture
 
 
 def does_the_same(one: Capture, other: Capture) -> bool:
-    """Whether two recordings of a call have the same operators, results and effects."""
+    """Whether two recordings of a call have the same operators, forward and backward, results and effects."""
     described = [[*_Described().of(capture)] for capture in (one, other)]
     return same_value(*described)
+
+
+def _is_of_numbers(node: Node) -> bool:
+    """Whether it reads, or computes with symbols where the other program has nothing to compute."""
+    return node.op is READ or isinstance(node.value, (int, float, SymInt, SymFloat, SymBool))
 
 
 class _Described:
@@ -33,11 +38,12 @@ class _Described:
         self._numbers: dict[int, int] = {}
 
     def of(self, capture: Capture) -> Iterator[Any]:
-        """Its operators, its results, and what it puts into objects."""
+        """Its operators, those of the backward as they are in the graph, its results, what it puts into objects."""
         joint = capture.joint
         for step in joint.recording.steps:
             if step.op is not READ and not step.backward:
                 yield self._of_step(step)
+        yield from (self._of_node(node) for node in joint.graph.nodes if node.backward and not _is_of_numbers(node))
         yield [*capture.result.paths]
         yield self._value(capture.result.leaves)
         yield [(type(effect).__name__, self._value(getattr(effect, "key", None))) for effect in joint.effects]
@@ -46,7 +52,13 @@ class _Described:
         given = self._value(step.args), [*step.kwargs], self._value([*step.kwargs.values()])
         return str(step.op), given, self._value(step.out), step.grad_enabled
 
+    def _of_node(self, node: Node) -> Any:
+        given = self._value(node.args), [*node.kwargs], self._value([*node.kwargs.values()])
+        return str(node.op), given, self._value(node)
+
     def _value(self, value: Any) -> Any:
+        if isinstance(value, Node):
+            return self._value(value.value)
         number = host_number(value)
         if number is not None:
             return number.value
