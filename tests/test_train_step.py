@@ -98,6 +98,40 @@ def test_a_budget_computes_again(monkeypatch):
         play(lambda step: foregrad.train_step(step, memory_budget=1000))
 
 
+def test_a_budget_leaves_draws_in_their_order_and_results_that_are_written():
+    """R-4: what is drawn after a backward, and does not follow from it, is drawn after what the backward draws."""
+
+    class Noisy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad + torch.randn_like(grad)
+
+    def play(compile):
+        torch.manual_seed(0)
+        model, seen = Dropping(), torch.zeros(8, 16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x):
+            seen.add_(x)
+            loss = Noisy.apply(model(x + seen)).square().mean()
+            loss.backward()
+            noise = torch.randn(3)
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach(), noise, seen
+
+        step = compile(step)
+        results = [result.clone() for _ in range(3) for result in step(torch.randn(8, 16))]
+        return [*results, *model.state_dict().values(), torch.get_rng_state()]
+
+    expected = play(lambda step: step)
+    assert all(map(torch.equal, expected, play(lambda step: foregrad.train_step(step, memory_budget=0.0))))
+
+
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_step_that_looks_at_its_data_writes_in_place_after_it(scaled, monkeypatch):
     """M-6: a call that finds other data than a program is for has written nothing by then."""

@@ -38,12 +38,18 @@ def within_budget(graph: Graph, options: Config) -> Graph:
 
 
 def _with_sides(graph: Graph) -> tuple[dict[Node, Node], set[Node]]:
-    """Copies of all nodes that know on which side they are, and the nodes that follow from a backward."""
+    """Copies of all nodes that know on which side they are, and the nodes that follow from a backward.
+
+    Draws and effects after a backward has begun stay behind those that it makes.
+    """
     new: dict[Node, Node] = {}
     late: set[Node] = set()
+    has_begun = False
     for node in graph.nodes:
         copied = new[node] = _over(node, new)
-        if of_backward(node) or _is_last_write(node) or not late.isdisjoint(node.inputs()):
+        has_begun = has_begun or of_backward(node)
+        follows = of_backward(node) or (has_begun and node.impure) or not late.isdisjoint(node.inputs())
+        if follows or _is_last_write(node):
             late.add(node)
         copied.backward = node in late
     return new, late
@@ -68,7 +74,8 @@ def _joined(graph: Graph, forward: Graph, backward: Graph, slots: Sequence[Slot]
         if node in first and node.op is get_constant:
             continue
         if _is_last_write(node):
-            writes.append(_over(node, moved))
+            written = moved[node] = _over(node, moved)  # which may be a result
+            writes.append(written)
             continue
         copied = again[node] = _over(node, again)
         if node in first:
