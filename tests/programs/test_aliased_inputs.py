@@ -459,3 +459,24 @@ def test_a_tensor_found_outside_that_the_program_makes_require_grad_by_assignmen
             call(x).backward()
         seen.append([weight.requires_grad, weight.grad.tolist(), x.grad.tolist()])
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("has_a_program", [False, True])
+def test_one_memory_with_two_storages(has_a_program):
+    """The storages do not tell that a write to one input shows in the other; eager's result does."""
+
+    def program(x, y):
+        x.mul_(2)
+        return x + y
+
+    def pair():
+        x = torch.ones(4)
+        return x, torch.from_numpy(x.numpy())
+
+    compiled = foregrad.aot_function(program, nop)
+    if has_a_program:
+        assert torch.equal(compiled(torch.ones(4), torch.ones(4)), program(torch.ones(4), torch.ones(4)))
+    with pytest.raises(foregrad.errors.UnsupportedError, match="a storage of its own"):
+        compiled(*pair())
+    unwritten = foregrad.aot_function(lambda x, y: x * y, nop)
+    assert torch.equal(unwritten(*pair()), torch.ones(4))

@@ -42,6 +42,7 @@ def plan_memories(session: Session, changes: Changes, whole: Set[Primal]) -> lis
             raise UnsupportedError(f"{names} share memory that is written, and are fake: this cannot be compiled yet.")
         plan.append(share(len(plan), group, flat=flat))
     _refuse_sharing_with_sparse(session.real_tensors, changes)
+    _refuse_memory_of_two_storages(session.real_tensors, changes)
     return plan
 
 
@@ -54,6 +55,35 @@ def _refuse_sharing_with_sparse(tensors: Mapping[Primal, Tensor], changes: Chang
                 f"the program writes to memory that the sparse {slot} shares: this cannot be compiled yet. Pass a "
                 "clone of it."
             )
+
+
+class _Span(NamedTuple):
+    start: int
+    stop: int
+    of: Primal
+    is_written: bool
+
+
+def _refuse_memory_of_two_storages(tensors: Mapping[Primal, Tensor], changes: Changes) -> None:
+    """Refuse a write to memory for which another input has a storage of its own, as `from_numpy` makes one."""
+    found: dict[int, _Span] = {}
+    for slot, tensor in tensors.items() if changes.written else ():
+        for leaf in leaves_of(tensor):
+            if leaf.device.type == "cpu" and leaf.layout is torch.strided and not isinstance(leaf, FakeTensor):
+                memory = leaf.untyped_storage()
+                start, is_written = memory.data_ptr(), slot in changes.written
+                if is_written or memory._cdata not in found:
+                    found[memory._cdata] = _Span(start, start + memory.nbytes(), slot, is_written)
+    before: list[_Span] = []
+    for span in sorted(found.values(), key=lambda span: span.start):
+        before = [other for other in before if other.stop > span.start]
+        for other in before:
+            if span.is_written or other.is_written:
+                raise UnsupportedError(
+                    f"the program writes to memory of {other.of} and {span.of}, each of which has a storage of its own "
+                    "over it (torch.from_numpy makes such): this cannot be compiled yet. Pass a clone of one of them."
+                )
+        before.append(span)
 
 
 def refuse_sharing_with_arrays(holders: Sequence[Holder], tensors: Mapping[Primal, Tensor], changes: Changes) -> None:
