@@ -1,8 +1,11 @@
 """The functional twin of an operator that writes."""
 
+import functools
+
 import pytest
 import torch
 
+import foregrad
 from checking import check_core
 from foregrad.errors import UnsupportedError
 from foregrad.functional_variants import functional_variant
@@ -102,3 +105,49 @@ def test_batch_norm_that_writes_mean_and_variance_to_one_place_is_refused():
     grab(batch_norm(True))[0](x, statistics[0], statistics[1])  # side by side
     batch_norm(True)(x, expected[0], expected[1])
     assert torch.allclose(statistics, expected)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_numbers_beside_tensors_of_16_bits(dtype, inplace):
+    """On the CPU, operators that write read a number in the dtype of what they write, and others in more."""
+    number = -0.0024503534490411933
+
+    def of_a_list(x):
+        torch._foreach_mul_([x], [number])
+        return x + 1
+
+    def of_itself(x):
+        return torch.ops.aten.mul_.Scalar(x.clone(), number)
+
+    def not_in_place(x):
+        return torch._foreach_mul([x.clone()], number)[0]
+
+    for program in (of_a_list, of_itself, not_in_place):
+        x = torch.linspace(-0.5, 0.5, 200).to(dtype)
+        compiled = foregrad.compile(program, backend="eager", inplace=inplace)
+        mine, theirs = x.clone(), x.clone()
+        assert torch.equal(compiled(mine), program(theirs)) and torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("compile", [functools.partial(foregrad.compile, backend="eager"), foregrad.train_step])
+def test_rates_of_parameters_of_16_bits(compile):
+    def step_of(parameter):
+        optimizer = torch.optim.AdamW([parameter], foreach=True)
+
+        def step(x, rate):
+            optimizer.param_groups[0]["lr"] = rate
+            (parameter * x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    start = torch.linspace(-1, 1, 64, dtype=torch.bfloat16)
+    one, other = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    compiled, eager = compile(step_of(one)), step_of(other)
+    for i in range(4):
+        x = torch.linspace(-1, i, 64, dtype=torch.bfloat16)
+        compiled(x, 0.1 * (i + 1))
+        eager(x, 0.1 * (i + 1))
+        assert torch.equal(one, other)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ._torch import OpOverload
+from .host_numbers import host_number
 from .ops import aten, op_info, written_arguments
 
 # Operators whose variant is not found by name.
@@ -32,6 +35,10 @@ _BY_HAND: dict[OpOverload, OpOverload] = {
 REORDERED = {aten.polygamma_.default: (1, 0)}
 # Operators that compute in the dtype of the written tensor, where the variant would widen integers.
 IN_OWN_DTYPE = frozenset({aten.cumsum_.default, aten.cumprod_.default})
+# Operators that read a number in the dtype of the written tensor, if that has 16 bits and is on the CPU; their variants
+# read it in more.
+ROUNDING = frozenset({aten.mul_.Scalar, aten._foreach_mul_.Scalar, aten._foreach_mul_.ScalarList})
+NARROW = (torch.bfloat16, torch.float16)
 # Arguments that the functional operator takes for granted.
 _TAKEN_FOR_GRANTED = {aten.cudnn_batch_norm.default: frozenset({"training"})}
 # Batch norm writes to its running statistics only if it has them and trains: position of the flag.
@@ -174,11 +181,44 @@ def variant_arguments(
             given.append(default)
     if op in IN_OWN_DTYPE and named.get("dtype") is None and not _is_inexact(given[0]):
         named["dtype"] = given[0].dtype
+    if op in ROUNDING:
+        given[1] = as_written(given[0], given[1], device_of)
     if variant.makes_tensor:
         target = written_arguments(op, args, kwargs)[0]
         named |= {"dtype": target.dtype, "device": device_of(target)}
     order = REORDERED.get(op)
     return (given if order is None else [given[i] for i in order]), named
+
+
+def as_written(tensors: Any, numbers: Any, device_of: Callable[[Tensor], torch.device]) -> Any:
+    """Numbers as an operator that writes reads them, beside the tensors to which it writes."""
+    if isinstance(numbers, (list, tuple)):
+        return [as_written(tensor, number, device_of) for tensor, number in zip(tensors, numbers, strict=True)]
+    tensor = tensors[0] if isinstance(tensors, (list, tuple)) else tensors
+    if tensor.dtype not in NARROW or device_of(tensor).type != "cpu":
+        return numbers
+    number = host_number(numbers)
+    if number is not None:
+        return number.follow(rounded, (number.expression, tensor.dtype), rounded(number.value, tensor.dtype))
+    return rounded(numbers, tensor.dtype) if type(numbers) is float else numbers
+
+
+def rounded(number: float, dtype: torch.dtype) -> float:
+    """A number as tensors of 16 bits hold it.
+
+    >>> rounded(0.1, torch.bfloat16), rounded(1e5, torch.float16)
+    (0.10009765625, inf)
+    """
+    try:
+        single = struct.pack("<f", number)
+        if dtype is torch.float16:
+            return float(struct.unpack("<e", struct.pack("<e", *struct.unpack("<f", single)))[0])
+    except OverflowError:
+        return math.copysign(math.inf, number)
+    bits = int.from_bytes(single, "little")
+    if math.isfinite(number):
+        bits += 0x7FFF + (bits >> 16 & 1)  # to the nearest, or the even one
+    return float(struct.unpack("<f", (bits >> 16 << 16).to_bytes(4, "little"))[0])
 
 
 def _is_inexact(tensor: Tensor) -> bool:

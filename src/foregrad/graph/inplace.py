@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .._torch import OpOverload
 from ..abstract.engine import Engine
-from ..functional_variants import REORDERED, functional_variant, really_written
+from ..functional_variants import NARROW, REORDERED, ROUNDING, functional_variant, really_written, rounded
 from ..host_numbers import Expression, decided
 from ..ops import Kind, aten, op_info, written_arguments
 from .graph import Graph, GraphOutput, Node, map_nodes, name_nodes, nodes_in, same_number
@@ -215,7 +215,7 @@ class _Rewriting:
         results = written if len(written) > 1 else written[0]
         really = really_written(twin, node.args, node.kwargs)
         kept = [item for item, changed in zip(written, really, strict=True) if changed is None]
-        if not self._may_write(node, place, results, kept):
+        if not self._may_write(node, place, results, kept) or (twin in ROUNDING and _rounds(node.args)):
             self._emit(node, node.op, node.args, node.kwargs)
             return
         self._emit(node, twin, node.args, node.kwargs)
@@ -310,6 +310,19 @@ class _Rewriting:
             and same_number(whole.numel(), node.value.numel())
             and self._lie_alike(original, node)
         )
+
+
+def _rounds(args: Sequence[Any]) -> bool:
+    """Whether the operator that writes would read other numbers than the functional one does."""
+    tensors, numbers = (arg if isinstance(arg, (list, tuple)) else [arg] for arg in args[:2])
+    narrow = {node.value.dtype for node in tensors if node.value.dtype in NARROW and node.value.device.type == "cpu"}
+    return not all(_is_rounded(number, dtype) for number in numbers for dtype in narrow)
+
+
+def _is_rounded(number: Any, dtype: torch.dtype) -> bool:
+    if isinstance(number, Node):
+        return number.op is rounded and number.args[1] is dtype
+    return type(number) is float and rounded(number, dtype) == number
 
 
 @functools.cache
