@@ -199,7 +199,7 @@ def test_another_thread_draws_by_itself():
         return random.getrandbits(3)
 
     drawn, draws = [], Draws(True)
-    draws.around(program, None)([])
+    draws.around(program)([])
     assert type(drawn[0]) is float and [draw.name for draw in draws.taken] == ["getrandbits"]
 
 

@@ -605,7 +605,8 @@ class _Recordings:
                     numbers.add(self._reachable.reached)
                     self._reachable.tell(lambda reached: _note_and_follow(reached, snapshot, numbers))
                 run = self._schedules.around(call.run, session.steps)
-                run = self.draws.around(run, session.recorder)
+                self.draws = self.draws.of_another(session.recorder)
+                run = self.draws.around(run)
                 session.run(run, arguments, state, shown.shared, shown.late, shown.with_grads)
             finally:
                 numbers.put_back()

@@ -119,9 +119,12 @@ class Draws:
         self.taken: list[Draw] = []
         self.decisions: dict[Expression, Decision] = {}
 
-    def around(self, run: Callable[[list[Any]], Any], recorder: Recorder) -> Callable[..., Any]:
+    def of_another(self, recorder: Recorder) -> Draws:
+        """Those of another recording, of which nothing is known yet."""
+        return Draws(self._performed, recorder)
+
+    def around(self, run: Callable[[list[Any]], Any]) -> Callable[..., Any]:
         """A program whose draws are noted."""
-        self.__init__(self._performed, recorder)  # type: ignore[misc]
         return functools.partial(self._run, run) if self._performed else run
 
     def _run(self, run: Callable[[list[Any]], Any], seen: list[Any]) -> Any:
