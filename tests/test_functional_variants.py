@@ -120,10 +120,14 @@ def test_numbers_beside_tensors_of_16_bits(dtype, inplace):
     def of_itself(x):
         return torch.ops.aten.mul_.Scalar(x.clone(), number)
 
+    def by_a_whole_number(x):
+        torch._foreach_mul_([x], 1001)
+        return x + 1
+
     def not_in_place(x):
         return torch._foreach_mul([x.clone()], number)[0]
 
-    for program in (of_a_list, of_itself, not_in_place):
+    for program in (of_a_list, of_itself, by_a_whole_number, not_in_place):
         x = torch.linspace(-0.5, 0.5, 200).to(dtype)
         compiled = foregrad.compile(program, backend="eager", inplace=inplace)
         mine, theirs = x.clone(), x.clone()
@@ -151,3 +155,12 @@ def test_rates_of_parameters_of_16_bits(compile):
         compiled(x, 0.1 * (i + 1))
         eager(x, 0.1 * (i + 1))
         assert torch.equal(one, other)
+
+
+def test_one_number_beside_tensors_of_16_bits_and_others():
+    def program(x, y):
+        torch._foreach_mul_([x, y], 0.1)
+        return x.float() + y
+
+    with pytest.raises(UnsupportedError, match="tensors of one dtype at a time"):
+        foregrad.compile(program, backend="eager")(torch.ones(3, dtype=torch.bfloat16), torch.ones(3))

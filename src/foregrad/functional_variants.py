@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ._torch import OpOverload
+from .errors import UnsupportedError
 from .host_numbers import host_number
 from .ops import aten, op_info, written_arguments
 
@@ -194,13 +195,20 @@ def as_written(tensors: Any, numbers: Any, device_of: Callable[[Tensor], torch.d
     """Numbers as an operator that writes reads them, beside the tensors to which it writes."""
     if isinstance(numbers, (list, tuple)):
         return [as_written(tensor, number, device_of) for tensor, number in zip(tensors, numbers, strict=True)]
-    tensor = tensors[0] if isinstance(tensors, (list, tuple)) else tensors
-    if tensor.dtype not in NARROW or device_of(tensor).type != "cpu":
-        return numbers
+    written = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+    dtypes = {t.dtype if t.dtype in NARROW and device_of(t).type == "cpu" else None for t in written}
+    if len(dtypes) > 1:
+        raise UnsupportedError(
+            "torch._foreach_mul_ by one number, of a list with tensors of 16 bits and others: torch rounds it for "
+            "some of them, which cannot be compiled yet. Give it tensors of one dtype at a time."
+        )
+    [dtype] = dtypes or {None}
     number = host_number(numbers)
+    if dtype is None:
+        return numbers
     if number is not None:
-        return number.follow(rounded, (number.expression, tensor.dtype), rounded(number.value, tensor.dtype))
-    return rounded(numbers, tensor.dtype) if type(numbers) is float else numbers
+        return number.follow(rounded, (number.expression, dtype), rounded(number.value, dtype))
+    return rounded(numbers, dtype) if type(numbers) in (int, float) else numbers
 
 
 def rounded(number: float, dtype: torch.dtype) -> float:

@@ -322,7 +322,7 @@ def _rounds(args: Sequence[Any]) -> bool:
 def _is_rounded(number: Any, dtype: torch.dtype) -> bool:
     if isinstance(number, Node):
         return number.op is rounded and number.args[1] is dtype
-    return type(number) is float and rounded(number, dtype) == number
+    return type(number) in (int, float) and rounded(number, dtype) == number
 
 
 @functools.cache
